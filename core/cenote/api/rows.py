@@ -1,0 +1,145 @@
+"""Packed rows: the columns that travel inside messages instead of one message per key.
+
+All are little-endian, unaligned NumPy structured types; `docs/internals/protocol.md` gives the
+layouts as tables for other languages. A batch of n keys is `n * ITEMSIZE` bytes and is read with
+`np.frombuffer(data, ROW)` without a copy. The scalar `struct.Struct` beside each type serves n = 1,
+where NumPy costs more than the work itself.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+from typing import Final
+
+import numpy as np
+
+DIGEST_BYTES: Final = 16
+UNIT_BYTES: Final = 64
+"""Allocation unit of DRAM segments; every extent starts and ends on a multiple of its segment's."""
+KEY_BYTES_MAX: Final = 512
+KEY_INLINE_BYTES: Final = 64
+"""Longer keys are stored behind the payload; the slot then holds their digest only."""
+EXTENTS_PER_OBJECT_MAX: Final = 64
+
+
+class ObjectStatus(IntEnum):
+    """Status of an OBJECT row."""
+
+    MISS = 0
+    LEASED = 1
+    UNLEASED = 2
+    """Present, but no lease was given (not asked for, or the leased share is used up)."""
+
+
+class PutStatus(IntEnum):
+    """Status of a PUT row."""
+
+    EXISTS = 0
+    DEDUPLICATED = 1
+    GRANTED = 2
+    NO_SPACE = 3
+    TOO_LARGE = 4
+    REPLICAS_UNAVAILABLE = 5
+    QUOTA_EXCEEDED = 6
+    DUPLICATE_IN_BATCH = 7
+    """The same key stands earlier in this very batch; that position decides."""
+    INVALID = 8
+
+
+class CommitStatus(IntEnum):
+    """One byte for each committed key."""
+
+    DECIDED = 1
+    EXISTS_SAME = 2
+    """Another writer was first, with the same size and checksum."""
+    EXISTS_DIFFERENT = 3
+    NOT_GRANTED = 4
+    """No such grant (any more): revoked, aborted, or decided before."""
+
+
+EXTENT = np.dtype(
+    [("segment", "<u4"), ("slot", "<u4"), ("offset", "<u8"), ("length", "<u8")]
+)
+"""One contiguous piece. `offset` and `length` in bytes. `slot`: in a grant the slot number in the
+segment's table; in a location the replica number. Lengths of a location add up to the object's
+size (per replica); lengths of a grant add up to payload plus key tail."""
+EXTENT_STRUCT: Final = Struct("<IIQQ")
+
+OBJECT = np.dtype(
+    [
+        ("size", "<u8"),
+        ("checksum", "<u8"),
+        ("seq", "<u8"),
+        ("epoch", "<u4"),
+        ("extents", "<u2"),
+        ("replicas", "u1"),
+        ("status", "u1"),
+    ]
+)
+"""One looked-up key. `extents`: EXTENT rows that follow for it, over all `replicas`.
+`checksum`: XXH3-64 of the payload."""
+OBJECT_STRUCT: Final = Struct("<QQQIHBB")
+
+PUT = np.dtype([("status", "u1"), ("replicas", "u1"), ("extents", "<u2"), ("reserved", "<u4")])
+"""Answer to one key of a PutStart; `extents` EXTENT rows follow for it (0 unless GRANTED)."""
+PUT_STRUCT: Final = Struct("<BBHI")
+
+SEAL = np.dtype(
+    [
+        ("segment", "<u4"),
+        ("slot", "<u4"),
+        ("offset", "<u8"),
+        ("length", "<u8"),
+        ("seq", "<u8"),
+        ("checksum", "<u8"),
+        ("object_size", "<u8"),
+        ("digest", "V16"),
+        ("extent_index", "<u2"),
+        ("extent_count", "<u2"),
+        ("key_length", "<u2"),
+        ("shard_index", "u1"),
+        ("shard_count", "u1"),
+        ("replica", "u1"),
+        ("flags", "u1"),
+        ("reserved", "<u2"),
+    ]
+)
+"""One extent to seal. `length` is the extent's granted length. Header of the seal message: epoch,
+namespace id, generation. The keys follow the rows back to back, one for each row."""
+
+SLOT = np.dtype(
+    [
+        ("segment_index", "<u4"),
+        ("slot", "<u4"),
+        ("offset", "<u8"),
+        ("length", "<u8"),
+        ("seq", "<u8"),
+        ("checksum", "<u8"),
+        ("object_size", "<u8"),
+        ("digest", "V16"),
+        ("epoch", "<u4"),
+        ("namespace_id", "<u4"),
+        ("generation", "<u4"),
+        ("extent_index", "<u2"),
+        ("extent_count", "<u2"),
+        ("key_length", "<u2"),
+        ("shard_index", "u1"),
+        ("shard_count", "u1"),
+        ("replica", "u1"),
+        ("flags", "u1"),
+        ("reserved", "<u2"),
+    ]
+)
+"""One sealed slot in a daemon's inventory (attach)."""
+
+SLOT_REF = np.dtype([("segment_index", "<u4"), ("slot", "<u4"), ("epoch", "<u4"), ("seq", "<u8")])
+"""A slot and the version it must still hold."""
+
+
+def digests_array(digests: bytes | memoryview) -> np.ndarray[tuple[int, int], np.dtype[np.uint64]]:
+    """View packed digests as uint64[n, 2] without a copy.
+
+    Raises ValueError when the length is no multiple of 16.
+    """
+    return np.frombuffer(digests, "<u8").reshape(-1, 2)

@@ -1,0 +1,209 @@
+from cenote.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("cluster_name", "epoch", "role", "metadata_backend", "uptime_s", "objects", "capacity_bytes", "used_bytes", "granted_bytes", "condemned_bytes", "quarantined_bytes", "leases", "leased_bytes", "sessions", "grants", "evicted_objects", "evicted_bytes", "nodes_alive", "nodes_total", "metadata_memory_bytes", "journal_bytes", "last_seq", "pinned_objects", "server_version", "acquired_keys", "acquired_hits")
+    CLUSTER_NAME_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    METADATA_BACKEND_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CONDEMNED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    LEASED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    GRANTS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NODES_ALIVE_FIELD_NUMBER: _ClassVar[int]
+    NODES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    METADATA_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
+    PINNED_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ACQUIRED_KEYS_FIELD_NUMBER: _ClassVar[int]
+    ACQUIRED_HITS_FIELD_NUMBER: _ClassVar[int]
+    cluster_name: str
+    epoch: int
+    role: str
+    metadata_backend: str
+    uptime_s: float
+    objects: int
+    capacity_bytes: int
+    used_bytes: int
+    granted_bytes: int
+    condemned_bytes: int
+    quarantined_bytes: int
+    leases: int
+    leased_bytes: int
+    sessions: int
+    grants: int
+    evicted_objects: int
+    evicted_bytes: int
+    nodes_alive: int
+    nodes_total: int
+    metadata_memory_bytes: int
+    journal_bytes: int
+    last_seq: int
+    pinned_objects: int
+    server_version: str
+    acquired_keys: int
+    acquired_hits: int
+    def __init__(self, cluster_name: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[str] = ..., metadata_backend: _Optional[str] = ..., uptime_s: _Optional[float] = ..., objects: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., condemned_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., sessions: _Optional[int] = ..., grants: _Optional[int] = ..., evicted_objects: _Optional[int] = ..., evicted_bytes: _Optional[int] = ..., nodes_alive: _Optional[int] = ..., nodes_total: _Optional[int] = ..., metadata_memory_bytes: _Optional[int] = ..., journal_bytes: _Optional[int] = ..., last_seq: _Optional[int] = ..., pinned_objects: _Optional[int] = ..., server_version: _Optional[str] = ..., acquired_keys: _Optional[int] = ..., acquired_hits: _Optional[int] = ...) -> None: ...
+
+class ListNodesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListNodesResponse(_message.Message):
+    __slots__ = ("nodes",)
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeStatus]
+    def __init__(self, nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ...) -> None: ...
+
+class NodeStatus(_message.Message):
+    __slots__ = ("view", "capacity_bytes", "used_bytes", "heartbeat_age_s", "read_bytes", "written_bytes", "sessions", "process_id", "server_version")
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    READ_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
+    SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    view: _common_pb2.NodeView
+    capacity_bytes: int
+    used_bytes: int
+    heartbeat_age_s: float
+    read_bytes: int
+    written_bytes: int
+    sessions: int
+    process_id: int
+    server_version: str
+    def __init__(self, view: _Optional[_Union[_common_pb2.NodeView, _Mapping]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., heartbeat_age_s: _Optional[float] = ..., read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., sessions: _Optional[int] = ..., process_id: _Optional[int] = ..., server_version: _Optional[str] = ...) -> None: ...
+
+class ListSegmentsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListSegmentsResponse(_message.Message):
+    __slots__ = ("segments",)
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    segments: _containers.RepeatedCompositeFieldContainer[SegmentStatus]
+    def __init__(self, segments: _Optional[_Iterable[_Union[SegmentStatus, _Mapping]]] = ...) -> None: ...
+
+class SegmentStatus(_message.Message):
+    __slots__ = ("view", "node_name", "used_bytes", "objects", "slots", "slots_used", "largest_free_bytes", "free_runs", "retired_bytes")
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_USED_FIELD_NUMBER: _ClassVar[int]
+    LARGEST_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FREE_RUNS_FIELD_NUMBER: _ClassVar[int]
+    RETIRED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    view: _common_pb2.SegmentView
+    node_name: str
+    used_bytes: int
+    objects: int
+    slots: int
+    slots_used: int
+    largest_free_bytes: int
+    free_runs: int
+    retired_bytes: int
+    def __init__(self, view: _Optional[_Union[_common_pb2.SegmentView, _Mapping]] = ..., node_name: _Optional[str] = ..., used_bytes: _Optional[int] = ..., objects: _Optional[int] = ..., slots: _Optional[int] = ..., slots_used: _Optional[int] = ..., largest_free_bytes: _Optional[int] = ..., free_runs: _Optional[int] = ..., retired_bytes: _Optional[int] = ...) -> None: ...
+
+class ListNamespacesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListNamespacesResponse(_message.Message):
+    __slots__ = ("namespaces",)
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    namespaces: _containers.RepeatedCompositeFieldContainer[NamespaceStatus]
+    def __init__(self, namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ...) -> None: ...
+
+class NamespaceStatus(_message.Message):
+    __slots__ = ("name", "namespace_id", "generation", "fingerprint", "durability", "objects", "used_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    namespace_id: int
+    generation: int
+    fingerprint: bytes
+    durability: _common_pb2.Durability
+    objects: int
+    used_bytes: int
+    def __init__(self, name: _Optional[str] = ..., namespace_id: _Optional[int] = ..., generation: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., durability: _Optional[_Union[_common_pb2.Durability, str]] = ..., objects: _Optional[int] = ..., used_bytes: _Optional[int] = ...) -> None: ...
+
+class CreateNamespaceRequest(_message.Message):
+    __slots__ = ("name", "fingerprint", "durability", "credentials")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    fingerprint: bytes
+    durability: _common_pb2.Durability
+    credentials: _common_pb2.Credentials
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., durability: _Optional[_Union[_common_pb2.Durability, str]] = ..., credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ...) -> None: ...
+
+class CreateNamespaceResponse(_message.Message):
+    __slots__ = ("namespace",)
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    namespace: NamespaceStatus
+    def __init__(self, namespace: _Optional[_Union[NamespaceStatus, _Mapping]] = ...) -> None: ...
+
+class ResetNamespaceRequest(_message.Message):
+    __slots__ = ("name", "credentials")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    credentials: _common_pb2.Credentials
+    def __init__(self, name: _Optional[str] = ..., credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ...) -> None: ...
+
+class ResetNamespaceResponse(_message.Message):
+    __slots__ = ("generation",)
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    def __init__(self, generation: _Optional[int] = ...) -> None: ...
+
+class StatObjectRequest(_message.Message):
+    __slots__ = ("keys",)
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    keys: _common_pb2.KeyBatch
+    def __init__(self, keys: _Optional[_Union[_common_pb2.KeyBatch, _Mapping]] = ...) -> None: ...
+
+class StatObjectResponse(_message.Message):
+    __slots__ = ("objects", "extents", "idle_s", "lease_counts")
+    OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    LEASE_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    objects: bytes
+    extents: bytes
+    idle_s: bytes
+    lease_counts: bytes
+    def __init__(self, objects: _Optional[bytes] = ..., extents: _Optional[bytes] = ..., idle_s: _Optional[bytes] = ..., lease_counts: _Optional[bytes] = ...) -> None: ...

@@ -1,0 +1,105 @@
+from cenote.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DataHelloRequest(_message.Message):
+    __slots__ = ("credentials", "session_id", "epoch", "boot_id", "process_id", "want_descriptors", "writer")
+    CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
+    WANT_DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
+    WRITER_FIELD_NUMBER: _ClassVar[int]
+    credentials: _common_pb2.Credentials
+    session_id: bytes
+    epoch: int
+    boot_id: str
+    process_id: int
+    want_descriptors: bool
+    writer: bool
+    def __init__(self, credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., session_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., boot_id: _Optional[str] = ..., process_id: _Optional[int] = ..., want_descriptors: bool = ..., writer: bool = ...) -> None: ...
+
+class DataHelloResponse(_message.Message):
+    __slots__ = ("epoch", "node_id", "server_version", "segments")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    node_id: int
+    server_version: str
+    segments: _containers.RepeatedCompositeFieldContainer[SharedSegment]
+    def __init__(self, epoch: _Optional[int] = ..., node_id: _Optional[int] = ..., server_version: _Optional[str] = ..., segments: _Optional[_Iterable[_Union[SharedSegment, _Mapping]]] = ...) -> None: ...
+
+class SharedSegment(_message.Message):
+    __slots__ = ("segment_id", "size_bytes", "incarnation", "tier")
+    SEGMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    segment_id: int
+    size_bytes: int
+    incarnation: bytes
+    tier: _common_pb2.Tier
+    def __init__(self, segment_id: _Optional[int] = ..., size_bytes: _Optional[int] = ..., incarnation: _Optional[bytes] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ...) -> None: ...
+
+class GetStoreStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStoreStatusResponse(_message.Message):
+    __slots__ = ("node_id", "epoch", "segments", "sealed_slots", "sessions", "read_bytes", "written_bytes")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    SEALED_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    READ_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    node_id: int
+    epoch: int
+    segments: _containers.RepeatedCompositeFieldContainer[SharedSegment]
+    sealed_slots: int
+    sessions: int
+    read_bytes: int
+    written_bytes: int
+    def __init__(self, node_id: _Optional[int] = ..., epoch: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[SharedSegment, _Mapping]]] = ..., sealed_slots: _Optional[int] = ..., sessions: _Optional[int] = ..., read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ...) -> None: ...
+
+class ListSlotsRequest(_message.Message):
+    __slots__ = ("namespace_id", "generation", "key_prefix", "limit")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    KEY_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: int
+    generation: int
+    key_prefix: bytes
+    limit: int
+    def __init__(self, namespace_id: _Optional[int] = ..., generation: _Optional[int] = ..., key_prefix: _Optional[bytes] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListSlotsResponse(_message.Message):
+    __slots__ = ("entries",)
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[SlotEntry]
+    def __init__(self, entries: _Optional[_Iterable[_Union[SlotEntry, _Mapping]]] = ...) -> None: ...
+
+class SlotEntry(_message.Message):
+    __slots__ = ("key", "digest", "size_bytes", "version", "segment_id", "replica")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    digest: bytes
+    size_bytes: int
+    version: _common_pb2.Version
+    segment_id: int
+    replica: int
+    def __init__(self, key: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., version: _Optional[_Union[_common_pb2.Version, _Mapping]] = ..., segment_id: _Optional[int] = ..., replica: _Optional[int] = ...) -> None: ...
