@@ -203,7 +203,7 @@ class MatchResponse(_message.Message):
     def __init__(self, presence_bitmap: _Optional[bytes] = ..., prefix_keys: _Optional[int] = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
-    __slots__ = ("keys", "ttl_ms", "piggyback", "chain", "lease", "replicas_max", "avoid_node_ids")
+    __slots__ = ("keys", "ttl_ms", "piggyback", "chain", "lease", "replicas_max", "avoid_node_ids", "hold", "session_id")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
     PIGGYBACK_FIELD_NUMBER: _ClassVar[int]
@@ -211,6 +211,8 @@ class AcquireRequest(_message.Message):
     LEASE_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_MAX_FIELD_NUMBER: _ClassVar[int]
     AVOID_NODE_IDS_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     keys: _common_pb2.KeyBatch
     ttl_ms: int
     piggyback: _common_pb2.Piggyback
@@ -218,7 +220,9 @@ class AcquireRequest(_message.Message):
     lease: bool
     replicas_max: int
     avoid_node_ids: bytes
-    def __init__(self, keys: _Optional[_Union[_common_pb2.KeyBatch, _Mapping]] = ..., ttl_ms: _Optional[int] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., chain: bool = ..., lease: bool = ..., replicas_max: _Optional[int] = ..., avoid_node_ids: _Optional[bytes] = ...) -> None: ...
+    hold: bool
+    session_id: bytes
+    def __init__(self, keys: _Optional[_Union[_common_pb2.KeyBatch, _Mapping]] = ..., ttl_ms: _Optional[int] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., chain: bool = ..., lease: bool = ..., replicas_max: _Optional[int] = ..., avoid_node_ids: _Optional[bytes] = ..., hold: bool = ..., session_id: _Optional[bytes] = ...) -> None: ...
 
 class AcquireResponse(_message.Message):
     __slots__ = ("objects", "extents", "lease", "view_version")

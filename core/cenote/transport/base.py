@@ -1,0 +1,153 @@
+"""The one interface of the data path: batches of extents between local memory and a peer's segments.
+
+Local memory is named by raw addresses (columns of uint64), so that a batch of thousands of pieces
+needs no Python object for each; whoever passes an address keeps its memory alive until the call
+returned (or `BufferInUse` was resolved). All implementations pass `cenote.transport.testing`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.v1 import common_pb2
+
+U8Array = NDArray[np.uint8]
+U64Array = NDArray[np.uint64]
+ExtentArray = NDArray[np.void]
+"""Array of `cenote.api.rows.EXTENT` rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionIdentity:
+    """Who connects: the same identity that the master knows as a session."""
+
+    session_id: bytes
+    boot_id: str
+    process_id: int
+    credentials: common_pb2.Credentials
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Registered local memory: `[address, address + length)`, usable until `close` of its transport."""
+
+    address: int
+    length: int
+    keeper: object
+    """Whatever must stay alive for the memory to stay valid."""
+
+
+@dataclass(frozen=True, slots=True)
+class SealBatch:
+    """Slots to write at one daemon: packed `rows.SEAL` rows and their keys back to back."""
+
+    epoch: int
+    namespace_id: int
+    generation: int
+    rows: bytes
+    keys: bytes
+
+
+class ItemStatus:
+    """Completion codes of one item of a batch; other values are `CenoteError` wire codes."""
+
+    OK = 0
+    STALE = 21
+    REVOKED = 22
+    NOT_DONE = 18
+
+
+class Channel(Protocol):
+    """A connection to one daemon on behalf of one session; safe from several threads.
+
+    Every call returns when nothing of it can touch its local memory any more. Items complete one by
+    one: a status array of uint8[n], `ItemStatus.OK` or the wire code of the error. A call as a
+    whole raises `Unavailable` (peer gone: no item counts), `DeadlineExceeded`, `BufferInUse`,
+    `StaleEpoch`, `ClientClosed`. `deadline_s` is a duration from now.
+    """
+
+    @property
+    def node_id(self) -> int: ...
+
+    @property
+    def verifies_by_lease(self) -> bool:
+        """True where `verify="auto"` trusts the lease alone (shm, GPU memory)."""
+        ...
+
+    def read(
+        self,
+        extents: ExtentArray,
+        addresses: U64Array,
+        deadline_s: float,
+        checksums: U64Array | None = None,
+    ) -> U8Array:
+        """Copy each extent to the local address of the same position.
+
+        `checksums`, if given, receives XXH3-64 of each item's bytes, taken while they are in cache.
+        """
+        ...
+
+    def write(
+        self,
+        extents: ExtentArray,
+        addresses: U64Array,
+        grant_id: int,
+        deadline_s: float,
+        checksums: U64Array | None = None,
+    ) -> U8Array:
+        """Copy local bytes into granted extents; as `read`, in the other direction."""
+        ...
+
+    def read_one(
+        self, segment: int, offset: int, length: int, address: int, deadline_s: float, checksum: bool
+    ) -> tuple[int, int]:
+        """One extent without arrays: (status, XXH3-64 or 0). The latency path."""
+        ...
+
+    def write_one(
+        self,
+        segment: int,
+        offset: int,
+        length: int,
+        address: int,
+        grant_id: int,
+        deadline_s: float,
+        checksum: bool,
+    ) -> tuple[int, int]: ...
+
+    def seal(self, batch: SealBatch, deadline_s: float) -> U8Array:
+        """Have the daemon write slots; uint8 status for each row. Idempotent."""
+        ...
+
+    def view(self, segment: int, offset: int, length: int) -> memoryview | None:
+        """Read-only memory of the peer itself where it is mapped here (shm, memory), else None."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Transport(Protocol):
+    """Makes channels of one kind."""
+
+    @property
+    def kind(self) -> int:
+        """`common_pb2.TransportKind` value."""
+        ...
+
+    def reachable(self, node: common_pb2.NodeView, identity: SessionIdentity) -> bool:
+        """Whether this transport can work to that node from here (no I/O beyond a stat)."""
+        ...
+
+    def register(self, address: int, length: int, keeper: object) -> Region: ...
+
+    def deregister(self, region: Region) -> None: ...
+
+    def connect(
+        self, node: common_pb2.NodeView, identity: SessionIdentity, epoch: int, deadline_s: float
+    ) -> Channel: ...
+
+    def close(self) -> None: ...
