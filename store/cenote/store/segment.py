@@ -1,0 +1,70 @@
+"""What the data server needs of a segment, whatever it lies on (DRAM now, SSD later)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Segment(Protocol):
+    """A range of memory that this daemon contributes.
+
+    `view` is the data area (writable, `size_bytes` long; only `[0, ready_bytes)` is backed so far);
+    the slot table is elsewhere and never reachable through it. `fd` is the data file's descriptor,
+    to be passed to clients on this host, or -1.
+    """
+
+    @property
+    def segment_id(self) -> int: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def tier(self) -> int: ...
+    @property
+    def incarnation(self) -> bytes: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def ready_bytes(self) -> int: ...
+    @property
+    def view(self) -> memoryview: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def fd(self) -> int: ...
+
+    def seal(
+        self,
+        epoch: int,
+        namespace_id: int,
+        generation: int,
+        rows: NDArray[np.void],
+        keys: memoryview,
+        key_starts: NDArray[np.int64],
+    ) -> NDArray[np.uint8]:
+        """Write slots for `rows.SEAL` rows that all lie in this segment.
+
+        `key_starts[i]` is where the key of row i begins in `keys`. Returns uint8[n]: 0 sealed, else
+        an error's wire code (StaleLocation: the slot already holds a higher version; Unavailable:
+        the slot number is beyond the table yet, try again; InvalidArgument: out of range).
+        """
+        ...
+
+
+class SegmentSet(Protocol):
+    """All segments of this daemon and the tenure it follows."""
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the leader that this daemon is attached to; 0 before the first attach."""
+        ...
+
+    @property
+    def node_id(self) -> int: ...
+
+    def by_id(self, segment_id: int) -> Segment | None: ...
+
+    def all(self) -> Sequence[Segment]: ...
