@@ -1,0 +1,362 @@
+"""What can be asked of the master's state, and what it answers.
+
+`MasterState.apply(command, now_s) -> (reply, effects)`. Columns are NumPy arrays or the packed rows
+of `cenote.api.rows`, so that a batch costs per byte, not per object. Commands are plain slotted
+dataclasses (not frozen: a frozen one costs three times as much to make, and they live for one call).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+U8 = NDArray[np.uint8]
+U32 = NDArray[np.uint32]
+U64 = NDArray[np.uint64]
+Digests = NDArray[np.uint64]
+"""uint64[n, 2]."""
+Rows = NDArray[np.void]
+
+EMPTY_DIGESTS: Digests = np.zeros((0, 2), np.uint64)
+EMPTY_U64: U64 = np.zeros(0, np.uint64)
+
+
+@dataclass(slots=True)
+class Piggyback:
+    """News that rides on other commands; applied before them."""
+
+    namespace_id: int = 0
+    generation: int = 0
+    released_lease_ids: U64 = field(default_factory=lambda: EMPTY_U64)
+    touched: Digests = field(default_factory=lambda: EMPTY_DIGESTS)
+    touched_chain: Digests = field(default_factory=lambda: EMPTY_DIGESTS)
+
+
+# ---- sessions and namespaces ----------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class OpenSession:
+    session_id: bytes
+    client_name: str = ""
+    boot_id: str = ""
+    process_id: int = 0
+    observer: bool = False
+
+
+@dataclass(slots=True)
+class RenewSession:
+    session_id: bytes
+    lease_ids: U64 = field(default_factory=lambda: EMPTY_U64)
+    lease_ttl_ms: int = 0
+
+
+@dataclass(slots=True)
+class RenewSessionReply:
+    view_version: int
+    lost_lease_ids: U64
+
+
+@dataclass(slots=True)
+class CloseSession:
+    """The client says goodbye: nothing of it can write any more."""
+
+    session_id: bytes
+
+
+@dataclass(slots=True)
+class OpenNamespace:
+    name: str
+    fingerprint: bytes
+    create: bool
+    durability: int
+    seed_if_new: int
+    """Random digest seed, drawn by the shell: the state rolls no dice."""
+
+
+@dataclass(slots=True)
+class ResetNamespace:
+    name: str
+    seed_if_new: int
+
+
+@dataclass(slots=True)
+class NamespaceReply:
+    name: str
+    namespace_id: int
+    generation: int
+    digest_seed: int
+    fingerprint: bytes
+    durability: int
+    created: bool
+
+
+# ---- lookups --------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Exists:
+    """Reply: uint8[n]. No lease, no touch: looking never starves writers."""
+
+    namespace_id: int
+    generation: int
+    digests: Digests
+
+
+@dataclass(slots=True)
+class Acquire:
+    session_id: bytes
+    namespace_id: int
+    generation: int
+    digests: Digests
+    ttl_ms: int
+    lease: bool = True
+    chain: bool = False
+    hold: bool = False
+    replicas_max: int = 0
+    avoid_node_ids: U32 | None = None
+
+
+@dataclass(slots=True)
+class AcquireReply:
+    objects: bytes
+    """Packed rows.OBJECT, one a key."""
+    extents: bytes
+    """Packed rows.EXTENT of the hits; `slot` holds the replica number, lengths clipped to the payload."""
+    lease_id: int
+    ttl_ms: int
+    view_version: int
+
+
+@dataclass(slots=True)
+class Release:
+    lease_ids: U64
+
+
+@dataclass(slots=True)
+class Touch:
+    namespace_id: int
+    generation: int
+    digests: Digests
+    chain: bool
+
+
+# ---- writes ---------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class PutStart:
+    session_id: bytes
+    request_id: int
+    namespace_id: int
+    generation: int
+    digests: Digests
+    sizes: U64
+    """Payload sizes, uint64[n]."""
+    tail_lengths: NDArray[np.uint16] | None = None
+    """Extra bytes behind each payload (keys over 64 B), or None."""
+    replicas: int = 1
+    min_replicas: int = 1
+    durability: int = 0
+    tier: int = 1
+    local_first: bool = False
+    ttl_ms: int = 0
+    chain: bool = False
+    avoid_node_ids: U32 | None = None
+    shard_index: int = 0
+    shard_count: int = 0
+
+
+@dataclass(slots=True)
+class PutStartReply:
+    puts: bytes
+    """Packed rows.PUT."""
+    extents: bytes
+    """Packed rows.EXTENT of the granted keys; `slot` holds the slot number."""
+    grant_id: int
+    view_version: int
+
+
+@dataclass(slots=True)
+class PutCommit:
+    session_id: bytes
+    request_id: int
+    grant_id: int
+    indexes: U32 | None
+    """Positions in the PutStart batch; None = every granted one."""
+    checksums: U64
+
+
+@dataclass(slots=True)
+class PutCommitReply:
+    statuses: bytes
+    """One rows.CommitStatus byte for each committed key."""
+    epoch: int
+    seq_first: int
+    durability: int
+    """Strictest durability among the batch: the shell waits for the backend if JOURNALED."""
+
+
+@dataclass(slots=True)
+class PutAbort:
+    session_id: bytes
+    grant_id: int
+    indexes: U32 | None = None
+    unfenced: bool = False
+
+
+@dataclass(slots=True)
+class Remove:
+    """Reply: uint8[n]. Always journaled before it is acknowledged."""
+
+    namespace_id: int
+    generation: int
+    digests: Digests
+
+
+@dataclass(slots=True)
+class Pin:
+    """Reply: uint8[n]."""
+
+    namespace_id: int
+    generation: int
+    digests: Digests
+    ttl_ms: int
+
+
+@dataclass(slots=True)
+class Unpin:
+    namespace_id: int
+    generation: int
+    digests: Digests
+
+
+# ---- nodes ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class SegmentReport:
+    index: int
+    tier: int
+    incarnation: bytes
+    size_bytes: int
+    ready_bytes: int
+    unit_bytes: int
+    slots: int
+    retired: Rows
+    """rows.EXTENT: data ranges given up for table growth."""
+
+
+@dataclass(slots=True)
+class EndpointInfo:
+    kind: int
+    address: str
+    device_info: bytes = b""
+
+
+@dataclass(slots=True)
+class Attach:
+    node_uuid: bytes
+    node_name: str
+    boot_id: str
+    failure_domain: str
+    endpoints: list[EndpointInfo]
+    segments: list[SegmentReport]
+    inventory: Rows
+    """rows.SLOT of all sealed slots (the service collects the slices)."""
+    process_id: int = 0
+    server_version: str = ""
+
+
+@dataclass(slots=True)
+class AttachReply:
+    node_id: int
+    epoch: int
+    segment_ids: list[int]
+    clear_slots: bytes
+    """Packed rows.SLOT_REF."""
+    adopted: int
+    dropped: int
+
+
+@dataclass(slots=True)
+class NodeCounters:
+    read_bytes: int = 0
+    written_bytes: int = 0
+    seals: int = 0
+    sessions: int = 0
+    connections: int = 0
+
+
+@dataclass(slots=True)
+class Heartbeat:
+    node_id: int
+    epoch: int
+    ready_bytes: list[tuple[int, int]]
+    """(segment index, ready_bytes)."""
+    done_instruction: int
+    cut_session_ids: list[bytes]
+    quarantined_session_ids: list[bytes]
+    counters: NodeCounters
+
+
+@dataclass(slots=True)
+class HeartbeatReply:
+    instructions: list[Instruction]
+    """Not yet done ones, oldest first, at most 64; empty = the shell holds the long poll open."""
+
+
+@dataclass(slots=True)
+class Instruction:
+    number: int
+    grow_slots: tuple[int, int, int, int] | None = None
+    """(segment_id, offset, length, slots in all)."""
+    cut_sessions: list[bytes] | None = None
+    clear_slots: Rows | None = None
+    """rows.SLOT_REF."""
+
+
+@dataclass(slots=True)
+class Detach:
+    node_id: int
+    contents_survive: bool
+
+
+@dataclass(slots=True)
+class ReportFailure:
+    node_id: int
+    session_id: bytes
+    what: str
+
+
+@dataclass(slots=True)
+class Tick:
+    """Housekeeping, every 10-50 ms: leases and sessions that ran out, eviction ahead of need, sweep of
+    reset namespaces, nodes that fell silent, compaction; each step bounded."""
+
+
+Command = (
+    OpenSession
+    | RenewSession
+    | CloseSession
+    | OpenNamespace
+    | ResetNamespace
+    | Exists
+    | Acquire
+    | Release
+    | Touch
+    | PutStart
+    | PutCommit
+    | PutAbort
+    | Remove
+    | Pin
+    | Unpin
+    | Attach
+    | Heartbeat
+    | Detach
+    | ReportFailure
+    | Tick
+    | Piggyback
+)

@@ -1,0 +1,193 @@
+"""What came of a command, in order: the event stream that journal, metrics and routers' events read.
+
+*Durable* effects rebuild the state: `MasterState.replay(effect)` applies one, and a snapshot is
+nothing but a sequence of them (`MasterState.snapshot()`). *Transient* ones concern the present only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+PLACED = np.dtype(
+    [
+        ("segment", "<u4"),
+        ("slot", "<u4"),
+        ("offset_units", "<u4"),
+        ("length_units", "<u4"),
+        ("replica", "u1"),
+        ("reserved", "V3"),
+    ]
+)
+"""One extent at rest (20 bytes), object by object, replica by replica."""
+
+
+class GoneReason(IntEnum):
+    EVICTED = 1
+    REMOVED = 2
+    LOST = 3
+    """Its daemon or segment is gone, or its slot was not in the inventory."""
+    RESET = 4
+    EXPIRED = 5
+
+
+@dataclass(slots=True)
+class Stored:
+    """Decided commits (durable)."""
+
+    namespace_id: int
+    generation: int
+    epoch: int
+    digests: NDArray[np.uint64]
+    sizes: NDArray[np.uint64]
+    checksums: NDArray[np.uint64]
+    seqs: NDArray[np.uint64]
+    tails: NDArray[np.uint16]
+    extent_counts: NDArray[np.uint16]
+    replicas: NDArray[np.uint8]
+    placed: NDArray[np.void]
+
+
+@dataclass(slots=True)
+class Gone:
+    """Objects that are no longer in the table (durable)."""
+
+    namespace_id: int
+    digests: NDArray[np.uint64]
+    seqs: NDArray[np.uint64]
+    reason: GoneReason
+
+
+@dataclass(slots=True)
+class ReplicasChanged:
+    """The extents of living objects changed: a replica was lost, added or moved (durable)."""
+
+    digests: NDArray[np.uint64]
+    seqs: NDArray[np.uint64]
+    extent_counts: NDArray[np.uint16]
+    replicas: NDArray[np.uint8]
+    placed: NDArray[np.void]
+
+
+@dataclass(slots=True)
+class NamespaceOpened:
+    """Created, or reset to a new generation and seed (durable)."""
+
+    name: str
+    namespace_id: int
+    generation: int
+    fingerprint: bytes
+    digest_seed: int
+    durability: int
+
+
+@dataclass(slots=True)
+class NodeKnown:
+    """(durable)"""
+
+    node_id: int
+    node_uuid: bytes
+    name: str
+    boot_id: str
+    failure_domain: str
+
+
+@dataclass(slots=True)
+class SegmentKnown:
+    """(durable)"""
+
+    segment_id: int
+    node_id: int
+    index: int
+    tier: int
+    incarnation: bytes
+    size_bytes: int
+    unit_bytes: int
+    slots: int
+
+
+@dataclass(slots=True)
+class SlotsGrown:
+    """A data range was given up for slots (durable)."""
+
+    segment_id: int
+    offset_units: int
+    length_units: int
+    slots: int
+
+
+@dataclass(slots=True)
+class SegmentGone:
+    """Its contents are lost; objects that lost all replicas went before as Gone (durable)."""
+
+    segment_id: int
+
+
+@dataclass(slots=True)
+class Pinned:
+    """Pins set or cleared (durable)."""
+
+    namespace_id: int
+    digests: NDArray[np.uint64]
+    pinned: bool
+    ttl_ms: int
+
+
+@dataclass(slots=True)
+class EpochStarted:
+    """(durable) Replay continues versions above all that were decided before."""
+
+    epoch: int
+    last_seq: int
+
+
+@dataclass(slots=True)
+class InstructionsWaiting:
+    """This node's long poll should be answered now (transient)."""
+
+    node_id: int
+
+
+@dataclass(slots=True)
+class ViewChanged:
+    """Nodes or segments changed (transient)."""
+
+    view_version: int
+
+
+@dataclass(slots=True)
+class ProbeNode:
+    """Somebody reported a failure: see whether the node answers (transient)."""
+
+    node_id: int
+
+
+DurableEffect = (
+    Stored
+    | Gone
+    | ReplicasChanged
+    | NamespaceOpened
+    | NodeKnown
+    | SegmentKnown
+    | SlotsGrown
+    | SegmentGone
+    | Pinned
+    | EpochStarted
+)
+TransientEffect = InstructionsWaiting | ViewChanged | ProbeNode
+Effect = DurableEffect | TransientEffect
+DURABLE = (
+    Stored,
+    Gone,
+    ReplicasChanged,
+    NamespaceOpened,
+    NodeKnown,
+    SegmentKnown,
+    SlotsGrown,
+    SegmentGone,
+    Pinned,
+    EpochStarted,
+)
