@@ -92,9 +92,9 @@ def load_config(
     program has a prefix of its own. An override of None means that the flag was not given; other
     overrides are values of the field's type, or text.
 
-    Raises ConfigError, naming the source and the key: unknown key, wrong type, out of range, missing
-    value, unreadable file, or what the class's `__post_init__` found wrong (as ValueError or
-    InvalidArgument).
+    Raises ConfigError, naming the source and the key: unknown key, wrong type, out of range,
+    missing value, unreadable file, or what the class's `__post_init__` found wrong (as ValueError
+    or InvalidArgument).
     """
     fields = {f.name: f for f in _fields(cls)}
     hints = typing.get_type_hints(cls)
@@ -196,14 +196,13 @@ def _read_file(path: Path) -> dict[str, object]:
 
 
 def _convert(value: object, hint: object, field: dataclasses.Field[Any], where: str) -> object:
-    """`value` as the type `hint`, within the field's range; `where` it came from is for the error."""
+    """`value` as the type `hint`, within the field's range; errors name `where` it came from."""
     shown = repr(value) if field.repr else "the given value"
     try:
         converted = _as_type(value, hint, _option(field))
         _check_range(converted, _option(field))
     except InvalidArgument as error:
-        detail = f": {error.message}" if field.repr and error.message else ""
-        raise ConfigError(f"{where}: {shown} won't do{detail}", remedy=error.remedy) from error
+        raise ConfigError(f"{where}: {shown} is {error.message}", remedy=error.remedy) from error
     return converted
 
 
@@ -218,7 +217,9 @@ def _as_type(value: object, hint: object, options: _Option) -> object:
     elif origin is Literal:
         if value in arguments:
             return value
-        raise InvalidArgument("not one of them", remedy="one of: " + ", ".join(map(str, arguments)))
+        raise InvalidArgument(
+            "none of the choices", remedy="one of: " + ", ".join(map(str, arguments))
+        )
     elif origin is tuple and arguments == (str, ...):
         return _as_texts(value)
     elif hint in _SCALARS:
@@ -231,7 +232,7 @@ def _as_texts(value: object) -> tuple[str, ...]:
         return tuple(part.strip() for part in value.split(",") if part.strip())
     if isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):
         return tuple(value)
-    raise InvalidArgument("not a list of strings", remedy="write a,b or, in the file, ['a', 'b']")
+    raise InvalidArgument("no list of strings", remedy="write a,b or, in the file, ['a', 'b']")
 
 
 def _as_bool(value: object, _options: _Option) -> bool:
@@ -240,42 +241,53 @@ def _as_bool(value: object, _options: _Option) -> bool:
     text = value.strip().lower() if isinstance(value, str) else ""
     if text in _TRUE or text in _FALSE:
         return text in _TRUE
-    raise InvalidArgument("not a boolean", remedy="write true or false")
+    raise InvalidArgument("no boolean", remedy="write true or false")
+
+
+@contextlib.contextmanager
+def _renamed(message: str) -> Iterator[None]:
+    """An InvalidArgument that says `message` only, since the error will quote the value anyway."""
+    try:
+        yield
+    except InvalidArgument as error:
+        raise InvalidArgument(message, remedy=error.remedy) from error
 
 
 def _as_int(value: object, options: _Option) -> int:
     if options.unit == "size" and isinstance(value, str):
-        return parse_size_bytes(value)
+        with _renamed("no size"):
+            return parse_size_bytes(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             return int(value)
-    raise InvalidArgument("not a whole number", remedy="write a whole number")
+    raise InvalidArgument("no whole number", remedy="write a whole number")
 
 
 def _as_float(value: object, options: _Option) -> float:
     if options.unit == "duration" and isinstance(value, str):
-        return parse_duration_s(value)
+        with _renamed("no duration"):
+            return parse_duration_s(value)
     number = math.nan
     if isinstance(value, int | float | str) and not isinstance(value, bool):
         with contextlib.suppress(ValueError):
             number = float(value)
     if math.isfinite(number):
         return number
-    raise InvalidArgument("not a number", remedy="write a finite number")
+    raise InvalidArgument("no number", remedy="write a finite number")
 
 
 def _as_str(value: object, _options: _Option) -> str:
     if isinstance(value, str):
         return value
-    raise InvalidArgument("not a string", remedy="put it in quotes")
+    raise InvalidArgument("no string", remedy="put it in quotes")
 
 
 def _as_path(value: object, _options: _Option) -> Path:
     if isinstance(value, str | Path) and str(value) and "\0" not in str(value):
         return Path(value).expanduser()
-    raise InvalidArgument("not a path", remedy="write the path of a file or directory")
+    raise InvalidArgument("no path", remedy="write the path of a file or directory")
 
 
 _SCALARS: Final[dict[object, Callable[[object, _Option], object]]] = {

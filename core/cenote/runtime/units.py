@@ -1,7 +1,7 @@
 """Sizes and durations as people write them.
 
-Sizes: a number with B, KiB ... PiB (powers of 1024; as in Kubernetes, Ki ... Pi will do) or KB ... PB
-(powers of 1000). A bare number is bytes. `4G` is refused, since half of the world reads it as 4GB.
+Sizes: a number with B, with KiB ... PiB (powers of 1024; Kubernetes' Ki ... Pi mean the same) or
+with KB ... PB (powers of 1000); a bare number is bytes. `4G` is refused: to some it means 4GB.
 Durations: a number with ns, us, ms, s, m, h or d, several of them in a row (`1m30s`), or a bare
 number of seconds.
 """
