@@ -1,0 +1,51 @@
+"""Waiting for a condition: the only place in the tests that may let time pass.
+
+A test never sleeps for as long as something "should" take; it says what it waits for and the
+longest that may take, and goes on at once when it is so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+__all__ = ["loop_turns", "wait_until", "wait_until_async"]
+
+T = TypeVar("T")
+_POLL_S = 0.005
+
+
+def wait_until(predicate: Callable[[], T], timeout_s: float = 10.0, *, what: str) -> T:
+    """Call `predicate` until it returns something true, and return that.
+
+    Raises AssertionError, saying `what` was waited for and what the predicate returned last, after
+    `timeout_s`.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        value = predicate()
+        if value:
+            return value
+        if time.monotonic() >= deadline_s:
+            raise AssertionError(f"waited {timeout_s} s for {what}; last seen: {value!r}")
+        time.sleep(_POLL_S)
+
+
+async def wait_until_async(predicate: Callable[[], T], timeout_s: float = 10.0, *, what: str) -> T:
+    """`wait_until` for a test that shares the event loop with what it waits for."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        value = predicate()
+        if value:
+            return value
+        if time.monotonic() >= deadline_s:
+            raise AssertionError(f"waited {timeout_s} s for {what}; last seen: {value!r}")
+        await asyncio.sleep(_POLL_S)
+
+
+async def loop_turns(n: int = 1) -> None:
+    """Let the event loop run everything that is ready, `n` times."""
+    for _ in range(n):
+        await asyncio.sleep(0)
