@@ -37,16 +37,18 @@ class DataHelloResponse(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., node_id: _Optional[int] = ..., server_version: _Optional[str] = ..., segments: _Optional[_Iterable[_Union[SharedSegment, _Mapping]]] = ...) -> None: ...
 
 class SharedSegment(_message.Message):
-    __slots__ = ("segment_id", "size_bytes", "incarnation", "tier")
+    __slots__ = ("segment_id", "size_bytes", "incarnation", "tier", "ready_bytes")
     SEGMENT_ID_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
+    READY_BYTES_FIELD_NUMBER: _ClassVar[int]
     segment_id: int
     size_bytes: int
     incarnation: bytes
     tier: _common_pb2.Tier
-    def __init__(self, segment_id: _Optional[int] = ..., size_bytes: _Optional[int] = ..., incarnation: _Optional[bytes] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ...) -> None: ...
+    ready_bytes: int
+    def __init__(self, segment_id: _Optional[int] = ..., size_bytes: _Optional[int] = ..., incarnation: _Optional[bytes] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., ready_bytes: _Optional[int] = ...) -> None: ...
 
 class GetStoreStatusRequest(_message.Message):
     __slots__ = ()
