@@ -18,19 +18,10 @@ MODULE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 70
 TEXT_BYTES_MAX = 1 << 20  # larger files are data
 
-# Split, so that this file keeps its own rule. Each is matched without regard to case.
+# One letter of each is in brackets, so that this file keeps its own rule.
 FOREIGN = re.compile(
-    "|".join(
-        [
-            r"\bcla" r"ude\b",
-            r"\banthro" r"pic\b",
-            r"\b(?:ai|coding|llm) age" r"nts?\b",
-            r"\bsub-?age" r"nts?\b",
-            r"(?<![\w.])/wo" r"rk/",
-            r"(?<![\w.])/ro" r"ot/",
-            r"/op" r"t/(?:pypi|wheels)",
-        ]
-    ),
+    r"\bcl[a]ude\b|\banthrop[i]c\b|\b(?:ai|coding|llm) [a]gents?\b|\bsub-?[a]gents?\b"
+    r"|(?<![\w.])/wor[k]/|(?<![\w.])/roo[t]/|/op[t]/(?:pypi|wheels)",
     re.IGNORECASE,
 )
 
@@ -73,6 +64,8 @@ def test_the_rules_can_fail() -> None:
     broad = "try:\n    pass\nexcept (OSError, Exception):\n    suppress(BaseException)\n"
     assert list(broad_lines(ast.parse(broad))) == [3, 4]
     assert list(broad_lines(ast.parse("try:\n    pass\nexcept OSError:\n    pass\n"))) == []
+    cleanup = "try:\n    pass\nexcept BaseException:\n    close()\n    raise\n"
+    assert list(broad_lines(ast.parse(cleanup))) == []
     assert reason_given("except Exception:  # a plug-in may raise anything")
     assert not reason_given("except Exception:  # noqa: BLE001")
     assert not reason_given("except Exception:")
@@ -81,9 +74,9 @@ def test_the_rules_can_fail() -> None:
     assert code_lines(function) == 2
     slept = ast.parse("time.sleep(1)\nawait asyncio.sleep(0)\nfrom time import sleep\nx.sleep()")
     assert sum(map(is_sleep, ast.walk(slept))) == 3
-    for text in ("see /work/x", "an AI agent", "Claude"):
+    for text in ("see /wor" + "k/x", "an AI a" + "gent", "Cl" + "aude"):
         assert FOREIGN.search(text), text
-    for text in ("the store's agent", "network/root/x", "docs/work/"):
+    for text in ("the store's agent", "network/root/x", "network/works/"):
         assert not FOREIGN.search(text), text
 
 
@@ -149,10 +142,16 @@ def reason_given(line: str) -> bool:
 
 
 def broad_lines(tree: ast.Module) -> Iterator[int]:
-    """The lines of excepts and suppresses that catch what nobody thought of."""
+    """The lines of excepts and suppresses that keep what nobody thought of.
+
+    A handler that ends in a bare `raise` cleans up and keeps nothing.
+    """
     for node in ast.walk(tree):
-        if isinstance(node, ast.ExceptHandler) and is_broad(node.type):
-            yield node.lineno
+        if isinstance(node, ast.ExceptHandler):
+            last = node.body[-1]
+            raises_again = isinstance(last, ast.Raise) and last.exc is None
+            if is_broad(node.type) and not raises_again:
+                yield node.lineno
         elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "suppress":
             yield from (a.lineno for a in node.args if is_broad(a))
 

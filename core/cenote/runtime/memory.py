@@ -13,9 +13,9 @@ import ctypes
 import errno
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from .units import format_size
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+    # NumPy's stubs call an array a Buffer from Python 3.12 on only.
+    BufferLike = Buffer | np.ndarray[Any, Any]
 
 __all__ = [
     "PAGE_BYTES",
@@ -53,11 +56,11 @@ _fstatfs: Final = _libc.fstatfs
 _fstatfs.argtypes = (ctypes.c_int, ctypes.c_char_p)
 _fstatfs.restype = ctypes.c_int
 
-_from_buffer: Final = ctypes.c_char.from_buffer
+_from_buffer: Final[Callable[[Any], ctypes.c_char]] = ctypes.c_char.from_buffer
 _addressof: Final = ctypes.addressof
 
 
-def address_of(buffer: Buffer) -> int:
+def address_of(buffer: BufferLike) -> int:
     """The address of the first byte of `buffer`; 0 where it is empty.
 
     The address is good for as long as the caller keeps the buffer and doesn't resize it. About
@@ -70,7 +73,7 @@ def address_of(buffer: Buffer) -> int:
         return _address_of_other(buffer)
 
 
-def _address_of_other(buffer: Buffer) -> int:
+def _address_of_other(buffer: Any) -> int:
     """What ctypes refuses: read-only, empty, or no buffer at all."""
     try:
         view = memoryview(buffer)
@@ -121,7 +124,7 @@ def create_memfd(name: str, size_bytes: int) -> int:
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     try:
         allocate_file(fd, 0, size_bytes, name=name)
-    except BaseException:  # whatever it was, the descriptor must not stay open
+    except BaseException:
         os.close(fd)
         raise
     return fd

@@ -118,6 +118,8 @@ def format_duration(seconds: float) -> str:
     """`seconds` for people, with three significant digits: "250 ms", "1.5 s", "2 h 5 m"."""
     if seconds < 0:
         return "-" + format_duration(-seconds)
+    if seconds < 5e-10:
+        return "0 ns"
     for unit, size_s in (("ns", 1e-9), ("µs", 1e-6), ("ms", 1e-3), ("s", 1.0)):
         # 999.5 and more would be printed as 1000 (or 1e+03) of this unit.
         if seconds < 999.5 * size_s and (unit != "s" or seconds < 99.95):

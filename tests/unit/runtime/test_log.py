@@ -1,0 +1,95 @@
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from cenote.api.errors import ConfigError
+from cenote.runtime.log import get_logger, setup_logging
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    handlers, level, raises = root.handlers[:], root.level, logging.raiseExceptions
+    yield io.StringIO()
+    root.handlers[:], logging.raiseExceptions = handlers, raises
+    root.setLevel(level)
+
+
+log = get_logger("cenote.test")
+
+
+def lines(stream: io.StringIO) -> list[str]:
+    return stream.getvalue().splitlines()
+
+
+def test_text_lines_carry_the_fields(stream: io.StringIO) -> None:
+    setup_logging("info", stream=stream)
+    log.debug("unseen")
+    log.info("attached", node="a 1", ratio=1 / 3, key=b"\x01\x02", empty="")
+    (line,) = lines(stream)
+    assert line.endswith('INFO    cenote.test attached node="a 1" ratio=0.333333 key=0102 empty=""')
+
+
+def test_json_lines_carry_the_fields(stream: io.StringIO) -> None:
+    setup_logging("debug", json=True, stream=stream)
+    log.warning("attached", node="a", n=3, key=b"\x01", level="own", where=stream)
+    (line,) = lines(stream)
+    entry = json.loads(line)
+    assert entry["level"] == "warning"
+    assert entry["logger"] == "cenote.test"
+    assert entry["message"] == "attached"
+    assert (entry["n"], entry["key"], entry["field_level"]) == (3, "01", "own")
+    assert "StringIO" in entry["where"]
+
+
+def test_nothing_in_a_message_can_forge_a_line(stream: io.StringIO) -> None:
+    setup_logging("info", stream=stream)
+    log.info("bad\nERROR forged \x1b[31m", field="x\ny")
+    assert len(lines(stream)) == 1
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_a_message_is_never_a_format_string(stream: io.StringIO) -> None:
+    setup_logging("info", stream=stream)
+    log.info("100 %s of %d", n=1)
+    assert lines(stream)[0].endswith("100 %s of %d n=1")
+
+
+def test_records_of_other_loggers_come_out_in_the_same_form(stream: io.StringIO) -> None:
+    setup_logging("info", json=True, stream=stream)
+    logging.getLogger("other").error("code %d", 7)
+    assert json.loads(lines(stream)[0])["message"] == "code 7"
+
+
+def test_a_traceback_stays_in_its_json_line(stream: io.StringIO) -> None:
+    setup_logging("info", json=True, stream=stream)
+    try:
+        raise KeyError("gone")
+    except KeyError:
+        log.exception("failed", step=2)
+    entry = json.loads(lines(stream)[0])
+    assert "KeyError: 'gone'" in entry["exception"]
+    assert entry["step"] == 2
+
+
+def test_set_up_twice_writes_once(stream: io.StringIO) -> None:
+    setup_logging("info", stream=stream)
+    setup_logging("WARNING", stream=stream)
+    log.info("unseen")
+    log.error("seen")
+    assert len(lines(stream)) == 1
+    assert not log.is_enabled(logging.INFO)
+
+
+def test_an_endless_message_is_cut(stream: io.StringIO) -> None:
+    setup_logging("info", stream=stream)
+    log.info("x" * 1_000_000, field="y" * 1_000_000)
+    assert len(stream.getvalue()) < 50_000
+
+
+def test_an_unknown_level_is_refused() -> None:
+    with pytest.raises(ConfigError, match="one of: debug, info, warning, error"):
+        setup_logging("loud")
