@@ -1,0 +1,234 @@
+"""Making and checking slot records: wire rows in, bytes of the table out. No state, no lock."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from cenote.api.rows import (
+    EXTENTS_PER_OBJECT_MAX,
+    KEY_BYTES_MAX,
+    KEY_INLINE_BYTES,
+    SEAL,
+    SLOT,
+)
+
+from .ranges import RangeSet
+from .slot_format import (
+    BODY_AT,
+    CHECKED_BYTES,
+    KEY_AT,
+    RECORD_BLOCKS,
+    SEAL_BLOCKS,
+    SLOT_BYTES,
+    SLOT_FORMAT,
+    SLOT_HEAD,
+    SLOT_MAGIC,
+    SLOT_RECORD,
+    STATE_CLEARED,
+    STATE_SEALED,
+)
+
+LONG_KEY_DIGEST_BYTES: Final = 32
+
+Rows = NDArray[np.void]
+Flags = NDArray[np.bool_]
+
+SEAL_ROW: Final = Struct("<4xI5Q16xHHHBBBB2x")
+"""slot, offset, length, seq, checksum, object size, extent index, extent count, key length, shard
+index, shard count, replica, flags."""
+_CRC: Final = Struct("<Q")
+_ZEROS: Final = bytes(SLOT_BYTES)
+
+# Row L keeps the first L of 64 bytes; row 0 also stands for keys too long for the slot.
+_KEY_MASKS: Final = np.tri(KEY_INLINE_BYTES + 1, KEY_INLINE_BYTES, -1, np.uint8) * np.uint8(255)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Where extents may lie. Bytes."""
+
+    unit_bytes: int
+    limit_bytes: int
+    retired: RangeSet
+
+
+def long_key_digest(key: bytes | memoryview) -> bytes:
+    """What a slot holds of a key that is too long for it."""
+    return hashlib.blake2b(key, digest_size=LONG_KEY_DIGEST_BYTES).digest()
+
+
+# ---- columns --------------------------------------------------------------------------------
+
+
+def malformed_rows(
+    rows: Rows, key_starts: NDArray[np.int64], keys_bytes: int, bounds: Bounds
+) -> Flags:
+    """Which SEAL rows can't be right, whatever the table holds (slot numbers are not looked at)."""
+    offset, length = rows["offset"], rows["length"]
+    limit = np.uint64(bounds.limit_bytes)
+    bad: Flags = (offset & np.uint64(bounds.unit_bytes - 1)) != 0
+    bad |= offset >= limit
+    # A length of 0 wraps to the largest number, hence is bad, too.
+    bad |= (length - np.uint64(1)) >= (limit - offset)
+    bad |= rows["object_size"] == 0
+    count = rows["extent_count"]
+    bad |= rows["extent_index"] >= count
+    bad |= count > EXTENTS_PER_OBJECT_MAX
+    key_length = rows["key_length"]
+    bad |= (key_length - np.uint16(1)) >= KEY_BYTES_MAX
+    bad |= key_starts < 0
+    bad |= key_starts + key_length > keys_bytes
+    bad |= rows["shard_index"] >= np.maximum(rows["shard_count"], 1)
+    long = key_length > KEY_INLINE_BYTES
+    if long.any():
+        last = rows["extent_index"] + np.uint16(1) == count
+        bad |= long & last & (length < key_length)
+    if bounds.retired:
+        sound = ~bad
+        bad[sound] |= bounds.retired.overlapping(offset[sound], length[sound])
+    return bad
+
+
+def build_records(
+    head: bytes, rows: Rows, keys: memoryview, key_starts: NDArray[np.int64]
+) -> NDArray[np.void]:
+    """Finished records (RECORD_BLOCKS) for sound SEAL rows; `head` is a packed SLOT_HEAD."""
+    n = len(rows)
+    records = np.zeros(n, RECORD_BLOCKS)
+    records["head"] = np.void(head)
+    records["body"] = rows.view(SEAL_BLOCKS)["body"]
+    padded = b"".join((keys, _ZEROS[:KEY_INLINE_BYTES]))
+    inline = windows(padded, KEY_INLINE_BYTES)[key_starts]
+    texts: NDArray[np.uint8] = inline.view(np.uint8).reshape(n, KEY_INLINE_BYTES)
+    lengths = rows["key_length"]
+    long = lengths > KEY_INLINE_BYTES
+    texts &= _KEY_MASKS[np.where(long, np.uint16(0), lengths)]
+    for length, which in by_length(lengths, long):
+        long_keys = windows(keys, length)[key_starts[which]].tolist()
+        digests = b"".join(map(long_key_digest, long_keys))
+        texts[which, :LONG_KEY_DIGEST_BYTES] = np.frombuffer(digests, np.uint8).reshape(
+            -1, LONG_KEY_DIGEST_BYTES
+        )
+    records["key"] = texts.view(f"V{KEY_INLINE_BYTES}").reshape(n)
+    write_checksums(records)
+    return records
+
+
+def windows(memory: bytes | memoryview, length: int) -> NDArray[np.void]:
+    """The `length` bytes from every position of `memory` on, as overlapping elements of one view.
+
+    A gather or scatter by position then moves pieces of memory without a Python step for each.
+    """
+    return np.ndarray(len(memory) - length + 1, f"V{length}", memory, strides=(1,))
+
+
+def by_length(lengths: NDArray[np.uint16], chosen: Flags) -> Iterator[tuple[int, NDArray[np.intp]]]:
+    """The positions of the `chosen` lengths, grouped: keys of a batch mostly have one length."""
+    which = np.flatnonzero(chosen)
+    while len(which):
+        length = int(lengths[which[0]])
+        same = lengths[which] == length
+        yield length, which[same]
+        which = which[~same]
+
+
+def write_tails(
+    data: memoryview, rows: Rows, keys: memoryview, key_starts: NDArray[np.int64]
+) -> None:
+    """Put keys too long for their slot at the ends of their objects' last extents.
+
+    A writer may have put them there with the payload; those bytes are left alone.
+    """
+    lengths = rows["key_length"]
+    tailed = lengths > KEY_INLINE_BYTES
+    tailed &= rows["extent_index"] + np.uint16(1) == rows["extent_count"]
+    for length, which in by_length(lengths, tailed):
+        ends = (rows["offset"][which] + rows["length"][which]).astype(np.intp)
+        places, at = windows(data, length), ends - length
+        wanted = windows(keys, length)[key_starts[which]]
+        there = places[at].view(np.uint8).reshape(-1, length)
+        differ = (there != wanted.view(np.uint8).reshape(-1, length)).any(axis=1)
+        places[at[differ]] = wanted[differ]
+
+
+def write_checksums(records: NDArray[np.void]) -> None:
+    """Fill the `crc` of records (RECORD_BLOCKS), in place."""
+    bodies = records["checked"].tolist()
+    records["crc"] = np.fromiter(map(xxh3_64_intdigest, bodies), np.uint64, len(bodies))
+
+
+def inventory_rows(records: NDArray[np.void], segment_index: int) -> NDArray[np.void]:
+    """`rows.SLOT` for sealed records (SLOT_RECORD) of the segment at that position."""
+    rows = np.zeros(len(records), SLOT)
+    for name in SLOT.names or ():
+        if name not in ("segment_index", "reserved"):
+            rows[name] = records[name]
+    rows["segment_index"] = segment_index
+    return rows
+
+
+def sort_out(block: NDArray[np.void], first_slot: int) -> tuple[Flags, Flags]:
+    """Which records of a piece of the table (SLOT_RECORD) are sealed, and which are broken.
+
+    `block[0]` is slot `first_slot`. Broken: neither untouched (all zero) nor a whole valid record.
+    """
+    n = len(block)
+    touched = block.view(np.uint64).reshape(n, SLOT_BYTES // 8).any(axis=1)
+    numbers = np.arange(first_slot, first_slot + n, dtype=np.uint32)
+    whole = (block["magic"] == SLOT_MAGIC) & (block["format"] == SLOT_FORMAT)
+    whole &= block["slot"] == numbers
+    state = block["state"]
+    whole &= (state == STATE_SEALED) | (state == STATE_CLEARED)
+    candidates = np.flatnonzero(whole)
+    if len(candidates):
+        blocks = block.view(RECORD_BLOCKS)[candidates]
+        bodies = blocks["checked"].tolist()
+        right = np.fromiter(map(xxh3_64_intdigest, bodies), np.uint64, len(bodies))
+        whole[candidates] = right == blocks["crc"]
+    return whole & (state == STATE_SEALED), touched & ~whole
+
+
+# ---- one row --------------------------------------------------------------------------------
+
+
+def is_malformed(fields: tuple[int, ...], key_start: int, keys_bytes: int, bounds: Bounds) -> bool:
+    """`malformed_rows` for the unpacked SEAL_ROW of one row."""
+    _, offset, length, _, _, size, index, count, key_length, shard, shards, _, _ = fields
+    limit = bounds.limit_bytes
+    return (
+        offset & (bounds.unit_bytes - 1) != 0
+        or offset >= limit
+        or not 0 < length <= limit - offset
+        or size == 0
+        or not index < count <= EXTENTS_PER_OBJECT_MAX
+        or not 0 < key_length <= KEY_BYTES_MAX
+        or key_start < 0
+        or key_start + key_length > keys_bytes
+        or shard >= max(shards, 1)
+        or (key_length > KEY_INLINE_BYTES and index + 1 == count and length < key_length)
+        or (bool(bounds.retired) and bounds.retired.overlaps(offset, length))
+    )
+
+
+def build_record(head: bytes, row: bytes, key: memoryview) -> bytes:
+    """The finished record of one sound SEAL row, given as bytes."""
+    inline = key if len(key) <= KEY_INLINE_BYTES else long_key_digest(key)
+    checked = b"".join((head, row[4:], _ZEROS[: KEY_AT - BODY_AT - SEAL.itemsize + 4], inline))
+    checked = checked.ljust(CHECKED_BYTES, b"\0")
+    return checked + _CRC.pack(xxh3_64_intdigest(checked))
+
+
+def sealed_head(epoch: int, namespace_id: int, generation: int) -> bytes:
+    """The head of sealed records."""
+    return SLOT_HEAD.pack(SLOT_MAGIC, SLOT_FORMAT, STATE_SEALED, 0, epoch, namespace_id, generation)
+
+
+assert SLOT_RECORD.itemsize == CHECKED_BYTES + _CRC.size

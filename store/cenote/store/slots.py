@@ -1,0 +1,400 @@
+"""The slot table of one segment: which extents hold which object, in memory of the daemon's own.
+
+    seal        rows.SEAL become records; a higher version replaces, an equal one repeats
+    clear       records that still hold a given version stop counting
+    inventory   everything sealed, as rows.SLOT, for a master that wants to know
+    list_keys   the full keys, for people
+
+A batch costs one checksum per record and a few copies of whole columns; a single record takes a
+path of its own, where NumPy would cost more than the work. Both do the same (a property test holds
+them together). The table takes any writable memory, so that DRAM and SSD segments share it.
+
+There is one lock, held while versions are compared and finished records copied, never while they
+are made. A record's version only ever rises, also over `clear` and a restart: a seal that comes
+late, or once more, can't bring back what was cleared.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.api.errors import InvalidArgument, StaleEpoch, StaleLocation, Unavailable
+from cenote.api.rows import KEY_INLINE_BYTES
+
+from .ranges import RangeSet
+from .slot_format import (
+    RECORD_BLOCKS,
+    SLOT_BYTES,
+    SLOT_RECORD,
+    SLOT_VERSION,
+    STATE_CLEARED,
+    STATE_FREE,
+    STATE_SEALED,
+)
+from .slot_records import (
+    SEAL_ROW,
+    Bounds,
+    build_record,
+    build_records,
+    inventory_rows,
+    is_malformed,
+    long_key_digest,
+    malformed_rows,
+    sealed_head,
+    sort_out,
+    write_checksums,
+    write_tails,
+)
+
+__all__ = ["SlotKey", "SlotTable"]
+
+_OK: Final = 0
+_INVALID: Final = InvalidArgument.code
+_BEYOND: Final = Unavailable.code
+_STALE: Final = StaleLocation.code
+
+_BATCH_ROWS_MAX: Final = 4096
+"""Rows built and stored at once: it bounds scratch memory and the time under the lock."""
+ONE_BY_ONE_ROWS_MAX: Final = 12
+"""Up to here a batch is cheaper row by row than in columns."""
+_SCAN_SLOTS: Final = 8192
+"""So many slots are looked at under the lock at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotKey:
+    """A sealed object (one shard of one replica) as `cenote ls` shows it."""
+
+    key: bytes
+    """Empty where a long key's bytes behind the payload are not what the slot says."""
+    digest: bytes
+    object_size_bytes: int
+    epoch: int
+    seq: int
+    replica: int
+
+
+@final
+class SlotTable:
+    """Slots in `memory`, which is writable, n x 192 bytes, and not anybody else's.
+
+    `data` is the segment's data area: the daemon puts keys of over 64 bytes there when it seals
+    their last extent. Call `recover` before anything else where the memory holds slots of an
+    earlier life.
+    """
+
+    def __init__(
+        self, memory: memoryview, data: memoryview, *, unit_bytes: int, limit_bytes: int
+    ) -> None:
+        self._lock = threading.Lock()
+        self._data = data
+        self._fence = 0
+        self._bounds = Bounds(unit_bytes, limit_bytes, RangeSet())
+        self._used = 0  # no slot at or above this number was ever written
+        self.sealed = 0
+        """Slots that are sealed now."""
+        self.seals = 0
+        """Slots that were written by `seal` so far."""
+        self.broken = 0
+        """Records that were found torn or corrupt, and zeroed."""
+        self._use(memory)
+
+    def _use(self, memory: memoryview) -> None:
+        records = np.frombuffer(memory, SLOT_RECORD)
+        blocks = records.view(RECORD_BLOCKS)
+        self._memory = memory.cast("B")
+        self._records = records
+        self._whole = blocks["all"]
+        self._states = records["state"]
+        self._epochs = records["epoch"]
+        self._seqs = records["seq"]
+        self._slots = len(records)
+
+    @property
+    def slots(self) -> int:
+        """Slots that the table can hold now."""
+        return self._slots
+
+    # ---- what the segment tells ---------------------------------------------------------------
+
+    def grow(self, memory: memoryview) -> None:
+        """Go on in larger memory, in which the present slots lie at the same places."""
+        with self._lock:
+            if len(memory) < len(self._memory):
+                raise ValueError("a slot table does not shrink")
+            self._use(memory)
+
+    def set_bounds(self, limit_bytes: int, retired: RangeSet) -> None:
+        """Extents must end at or below `limit_bytes` and keep off `retired` ranges."""
+        with self._lock:
+            self._bounds = Bounds(self._bounds.unit_bytes, limit_bytes, retired)
+
+    def fence(self, epoch: int) -> None:
+        """Refuse seals of epochs below `epoch`; when it returns, none is under way any more."""
+        with self._lock:
+            self._fence = max(self._fence, epoch)
+
+    # ---- seal ---------------------------------------------------------------------------------
+
+    def seal(
+        self,
+        epoch: int,
+        namespace_id: int,
+        generation: int,
+        rows: NDArray[np.void],
+        keys: memoryview,
+        key_starts: NDArray[np.int64],
+    ) -> NDArray[np.uint8]:
+        """Write slots for `rows.SEAL` rows; see `Segment.seal`.
+
+        Raises StaleEpoch where the fence has passed `epoch`; then nothing was written.
+        """
+        if not 0 < epoch < 1 << 32:
+            raise InvalidArgument(f"{epoch} is no epoch that anything can be sealed in")
+        head = sealed_head(epoch, namespace_id, generation)
+        statuses = np.zeros(len(rows), np.uint8)
+        if len(rows) <= ONE_BY_ONE_ROWS_MAX:
+            self._seal_in_turn(epoch, head, rows, keys, key_starts, statuses)
+            return statuses
+        for first in range(0, len(rows), _BATCH_ROWS_MAX):
+            part = slice(first, first + _BATCH_ROWS_MAX)
+            self._seal_some(epoch, head, rows[part], keys, key_starts[part], statuses[part])
+        return statuses
+
+    def _seal_some(
+        self,
+        epoch: int,
+        head: bytes,
+        rows: NDArray[np.void],
+        keys: memoryview,
+        key_starts: NDArray[np.int64],
+        statuses: NDArray[np.uint8],
+    ) -> None:
+        bad = malformed_rows(rows, key_starts, len(keys), self._bounds)
+        if bad.any():
+            statuses[bad] = _INVALID
+            good = np.flatnonzero(~bad)
+            rows, key_starts = rows[good], key_starts[good]
+            some = np.zeros(len(good), np.uint8)
+            if len(good):
+                self._seal_sound(epoch, head, rows, keys, key_starts, some)
+            statuses[good] = some
+        else:
+            self._seal_sound(epoch, head, rows, keys, key_starts, statuses)
+
+    def _seal_sound(
+        self,
+        epoch: int,
+        head: bytes,
+        rows: NDArray[np.void],
+        keys: memoryview,
+        key_starts: NDArray[np.int64],
+        statuses: NDArray[np.uint8],
+    ) -> None:
+        slots = rows["slot"].astype(np.intp)
+        ordered = np.sort(slots)
+        if (ordered[1:] == ordered[:-1]).any():
+            # The same slot twice in a batch, which is rare.
+            self._seal_in_turn(epoch, head, rows, keys, key_starts, statuses)
+            return
+        records = build_records(head, rows, keys, key_starts)
+        seqs = records.view(SLOT_RECORD)["seq"]
+        with self._lock:
+            self._check_fence(epoch)
+            chosen: NDArray[np.intp] | None = None  # None: all
+            if ordered[-1] >= self._slots:
+                beyond = slots >= self._slots
+                statuses[beyond] = _BEYOND
+                chosen = np.flatnonzero(~beyond)
+                slots, seqs = slots[chosen], seqs[chosen]
+            held_epochs, held_seqs = self._epochs[slots], self._seqs[slots]
+            newer = (held_epochs < epoch) | ((held_epochs == epoch) & (held_seqs < seqs))
+            if not newer.all():
+                same = (held_epochs == epoch) & (held_seqs == seqs)
+                same &= self._states[slots] == STATE_SEALED
+                stale = np.where(newer | same, _OK, _STALE).astype(np.uint8)
+                statuses[slice(None) if chosen is None else chosen] = stale
+                kept = np.flatnonzero(newer)
+                chosen = kept if chosen is None else chosen[kept]
+                slots = slots[kept]
+            if chosen is not None:
+                records, rows, key_starts = records[chosen], rows[chosen], key_starts[chosen]
+            if len(slots):
+                write_tails(self._data, rows, keys, key_starts)
+                fresh = len(slots) - int(np.count_nonzero(self._states[slots] == STATE_SEALED))
+                self._whole[slots] = records["all"]
+                self._count(fresh, len(slots), int(slots.max()))
+
+    def _seal_in_turn(
+        self,
+        epoch: int,
+        head: bytes,
+        rows: NDArray[np.void],
+        keys: memoryview,
+        key_starts: NDArray[np.int64],
+        statuses: NDArray[np.uint8],
+    ) -> None:
+        packed, size = rows.tobytes(), rows.itemsize
+        for i, start in enumerate(key_starts.tolist()):
+            row = packed[i * size : (i + 1) * size]
+            statuses[i] = self._seal_one(epoch, head, row, keys, start)
+
+    def _seal_one(
+        self, epoch: int, head: bytes, row: bytes, keys: memoryview, key_start: int
+    ) -> int:
+        fields = SEAL_ROW.unpack(row)
+        slot, seq, key_length = fields[0], fields[3], fields[8]
+        if is_malformed(fields, key_start, len(keys), self._bounds):
+            return _INVALID
+        key = keys[key_start : key_start + key_length]
+        record = build_record(head, row, key)
+        with self._lock:
+            self._check_fence(epoch)
+            if slot >= self._slots:
+                return _BEYOND
+            at = slot * SLOT_BYTES
+            _, state, held_epoch, held_seq = SLOT_VERSION.unpack_from(self._memory, at)
+            if held_epoch >= epoch and (held_epoch > epoch or held_seq >= seq):
+                repeated = held_epoch == epoch and held_seq == seq and state == STATE_SEALED
+                return _OK if repeated else _STALE
+            if key_length > KEY_INLINE_BYTES and fields[6] + 1 == fields[7]:
+                end = fields[1] + fields[2]
+                # A writer may have put it there with the payload; then its bytes are left alone.
+                if self._data[end - key_length : end] != key:
+                    self._data[end - key_length : end] = key
+            self._memory[at : at + SLOT_BYTES] = record
+            self._count(int(state != STATE_SEALED), 1, slot)
+        return _OK
+
+    def _check_fence(self, epoch: int) -> None:
+        if epoch < self._fence:
+            raise StaleEpoch(
+                f"sealed in epoch {epoch}, but this daemon follows epoch {self._fence}",
+                remedy="ask the master again where the object lies",
+            )
+
+    def _count(self, fresh: int, written: int, highest: int) -> None:
+        self.sealed += fresh
+        self.seals += written
+        self._used = max(self._used, highest + 1)
+
+    # ---- clear --------------------------------------------------------------------------------
+
+    def clear(self, refs: NDArray[np.void]) -> int:
+        """Clear the slots that still hold the version in `rows.SLOT_REF` rows; returns how many."""
+        cleared = 0
+        for first in range(0, len(refs), _BATCH_ROWS_MAX):
+            part = refs[first : first + _BATCH_ROWS_MAX]
+            with self._lock:
+                cleared += self._clear_some(part)
+        return cleared
+
+    def _clear_some(self, refs: NDArray[np.void]) -> int:
+        refs = refs[refs["slot"] < self._slots]
+        slots = refs["slot"].astype(np.intp)
+        match = (self._epochs[slots] == refs["epoch"]) & (self._seqs[slots] == refs["seq"])
+        match &= self._states[slots] == STATE_SEALED
+        slots = np.unique(slots[match])
+        if len(slots):
+            records = self._records[slots]
+            records["state"] = STATE_CLEARED
+            blocks = records.view(RECORD_BLOCKS)
+            write_checksums(blocks)
+            self._whole[slots] = blocks["all"]
+            self.sealed -= len(slots)
+        return len(slots)
+
+    # ---- reading --------------------------------------------------------------------------------
+
+    def recover(self, stopping: Callable[[], bool] = lambda: False) -> int:
+        """Take up slots of an earlier life; returns how many are sealed.
+
+        Broken records are zeroed and counted in `broken`. Ends early, with what it has, where
+        `stopping` says so.
+        """
+        self._used = self._slots
+        sealed, used = 0, 0
+        for first in range(0, self._slots, _SCAN_SLOTS):
+            if stopping():
+                break
+            block, valid = self._scan(first)
+            sealed += int(np.count_nonzero(valid))
+            written = np.flatnonzero(block["state"] != STATE_FREE)
+            if len(written):
+                used = first + int(written[-1]) + 1
+        self.sealed, self._used = sealed, used
+        return sealed
+
+    def inventory(self, segment_index: int) -> Iterator[NDArray[np.void]]:
+        """All sealed slots as `rows.SLOT` arrays of at most 8192 rows, empty ones left out.
+
+        Slots that are sealed or cleared meanwhile may or may not be in it. Broken records are
+        zeroed and counted.
+        """
+        for first in range(0, self._used, _SCAN_SLOTS):
+            block, valid = self._scan(first)
+            found = block[valid]
+            if len(found):
+                yield inventory_rows(found, segment_index)
+
+    def list_keys(
+        self, namespace_id: int, generation: int, prefix: bytes, limit: int
+    ) -> Iterator[SlotKey]:
+        """At most `limit` objects of that namespace and generation whose key begins with `prefix`.
+
+        In the order of slots. One entry for each replica and shard that ends in this segment.
+        """
+        for first in range(0, self._used, _SCAN_SLOTS):
+            block, wanted = self._scan(first)
+            wanted &= (block["namespace_id"] == namespace_id) & (block["generation"] == generation)
+            wanted &= block["extent_index"] + np.uint16(1) == block["extent_count"]
+            for record in block[wanted]:
+                if limit <= 0:
+                    return
+                entry = self._entry(record)
+                if entry.key.startswith(prefix):
+                    limit -= 1
+                    yield entry
+
+    def _entry(self, record: np.void) -> SlotKey:
+        length, inline = int(record["key_length"]), record["key"].tobytes()
+        if length <= KEY_INLINE_BYTES:
+            key = inline[:length]
+        else:
+            end = int(record["offset"]) + int(record["length"])
+            key = bytes(self._data[end - length : end])
+            if long_key_digest(key) != inline[: len(long_key_digest(b""))]:
+                key = b""
+        return SlotKey(
+            key=key,
+            digest=record["digest"].tobytes(),
+            object_size_bytes=int(record["object_size"]),
+            epoch=int(record["epoch"]),
+            seq=int(record["seq"]),
+            replica=int(record["replica"]),
+        )
+
+    def _scan(self, first: int) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
+        """A copy of the slots from `first` on (SLOT_RECORD), and which of them are sealed."""
+        with self._lock:
+            block = self._records[first : first + _SCAN_SLOTS].copy()
+        sealed, broken = sort_out(block, first)
+        for i in np.flatnonzero(broken).tolist():
+            self._zero(first + i, block[i].tobytes())
+        block[broken] = np.zeros(1, SLOT_RECORD)
+        return block, sealed
+
+    def _zero(self, slot: int, seen: bytes) -> None:
+        at = slot * SLOT_BYTES
+        with self._lock:
+            if self._memory[at : at + SLOT_BYTES] == seen:
+                if self._states[slot] == STATE_SEALED:
+                    self.sealed = max(0, self.sealed - 1)
+                self._memory[at : at + SLOT_BYTES] = bytes(SLOT_BYTES)
+                self.broken += 1

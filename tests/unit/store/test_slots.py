@@ -1,0 +1,274 @@
+"""The slot table: what it takes, what it refuses, what it gives back.
+
+Batches of more than a dozen rows go through columns, smaller ones row by row. What matters is tested
+both ways: by size where that is natural, else with the fixture `by_rows_or_columns`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cenote.api.errors import InvalidArgument, StaleEpoch, StaleLocation, Unavailable
+from cenote.api.rows import SEAL, SLOT
+from cenote.store import slots as slots_module
+from cenote.store.ranges import RangeSet
+from cenote.store.slot_format import SLOT_BYTES
+from cenote.store.slots import SlotKey, SlotTable
+from slot_rows import Sealed, refs, seal, seal_arguments, table
+
+INVALID, BEYOND, STALE = InvalidArgument.code, Unavailable.code, StaleLocation.code
+LONG_KEY = bytes(range(200))
+
+
+@pytest.fixture(params=["rows", "columns"])
+def by_rows_or_columns(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "columns":
+        monkeypatch.setattr(slots_module, "ONE_BY_ONE_ROWS_MAX", 0)
+
+
+def inventory(target: SlotTable, index: int = 0) -> np.ndarray:
+    parts = list(target.inventory(index))
+    return np.concatenate(parts) if parts else np.zeros(0, SLOT)
+
+
+def keys(target: SlotTable, prefix: bytes = b"", limit: int = 100) -> list[bytes]:
+    return [entry.key for entry in target.list_keys(5, 3, prefix, limit)]
+
+
+@pytest.mark.parametrize("others", [0, 15])
+def test_everything_that_was_sealed_comes_back(others: int) -> None:
+    target, _, _ = table(slots=32)
+    row = Sealed(
+        slot=19,
+        seq=1 << 60,
+        offset=640,
+        length=77,
+        key=b"a" * 64,
+        checksum=(1 << 64) - 1,
+        object_size=1 << 40,
+        extent_index=63,
+        extent_count=64,
+        shard_index=2,
+        shard_count=8,
+        replica=3,
+        flags=0x81,
+    )
+    more = [Sealed(slot=i, key=b"b" * (i + 1)) for i in range(others)]
+    assert seal(target, row, *more, epoch=4_000_000_000) == [0] * (1 + others)
+    (found,) = inventory(target, index=6)[-1:]
+    expected = {name: getattr(row, name) for name in SEAL.names or () if hasattr(row, name)}
+    expected |= {"epoch": 4_000_000_000, "namespace_id": 5, "generation": 3, "segment_index": 6}
+    expected |= {"key_length": 64, "digest": row.digest, "reserved": 0}
+    assert {n: found[n].tobytes() if n == "digest" else found[n] for n in expected} == expected
+    assert set(expected) == set(SLOT.names or ())
+    assert target.sealed == 1 + others
+
+
+@pytest.mark.usefixtures("by_rows_or_columns")
+def test_only_a_higher_version_replaces() -> None:
+    target, _, _ = table()
+    assert seal(target, Sealed(1, seq=5, key=b"five"), epoch=2) == [0]
+    assert seal(target, Sealed(1, seq=5, key=b"five"), epoch=2) == [0]
+    assert seal(target, Sealed(1, seq=4, key=b"four"), epoch=2) == [STALE]
+    assert seal(target, Sealed(1, seq=9, key=b"nine"), epoch=1) == [STALE]
+    batch = [Sealed(1, seq=4), Sealed(2, seq=1, key=b"two"), Sealed(99)]
+    assert seal(target, *batch, epoch=2) == [STALE, 0, BEYOND]
+    assert keys(target) == [b"five", b"two"]
+    assert seal(target, Sealed(1, seq=1, key=b"new"), Sealed(2, seq=1), epoch=3) == [0, 0]
+    assert keys(target) == [b"new", b"key"]
+    assert target.sealed == 2
+
+
+@pytest.mark.usefixtures("by_rows_or_columns")
+def test_a_slot_that_stands_twice_in_a_batch_keeps_the_higher_version() -> None:
+    target, _, _ = table()
+    rows = [Sealed(1, seq=2, key=b"b"), Sealed(1, seq=3, key=b"c"), Sealed(1, seq=1, key=b"a")]
+    assert seal(target, *rows) == [0, 0, STALE]
+    assert keys(target) == [b"c"]
+
+
+@pytest.mark.usefixtures("by_rows_or_columns")
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"offset": 32},
+        {"offset": 1 << 16},
+        {"offset": (1 << 64) - 64},
+        {"length": 0},
+        {"length": (1 << 16) + 1},
+        {"offset": 64, "length": (1 << 64) - 64},
+        {"offset": 64, "length": (1 << 16) - 63},
+        {"object_size": 0},
+        {"extent_count": 0},
+        {"extent_index": 1},
+        {"extent_index": 64, "extent_count": 65},
+        {"key": b""},
+        {"key": b"x" * 513},
+        {"shard_index": 1},
+        {"shard_index": 2, "shard_count": 2},
+        {"key": LONG_KEY, "length": 199},
+        {"offset": 4096, "length": 64},
+        {"offset": 3968, "length": 129},
+    ],
+)
+def test_rows_that_cannot_be_right_are_refused_alone(wrong: dict[str, int]) -> None:
+    target, memory, data = table()
+    target.set_bounds(1 << 16, RangeSet([(4096, 4096)]))
+    row = Sealed(3, **wrong)  # type: ignore[arg-type]
+    assert seal(target, row) == [INVALID]
+    assert not any(memory)
+    assert not any(data)
+    assert seal(target, Sealed(1), row, Sealed(2)) == [0, INVALID, 0]
+    assert seal(target, row, row) == [INVALID, INVALID]
+    assert [r["slot"] for r in inventory(target)] == [1, 2]
+
+
+@pytest.mark.usefixtures("by_rows_or_columns")
+def test_key_starts_outside_the_keys_are_refused() -> None:
+    target, _, _ = table()
+    rows, keys_given, starts = seal_arguments([Sealed(1), Sealed(2), Sealed(3)])
+    starts[:] = [-1, 0, 7]
+    assert target.seal(1, 5, 3, rows, keys_given, starts).tolist() == [INVALID, 0, INVALID]
+    for i, status in enumerate((INVALID, 0, INVALID)):
+        one = target.seal(1, 5, 3, rows[i : i + 1], keys_given, starts[i : i + 1])
+        assert one.tolist() == [status]
+
+
+def test_an_empty_batch_and_one_larger_than_is_built_at_once() -> None:
+    n = 5000
+    target, _, _ = table(slots=n)
+    assert seal(target) == []
+    assert seal(target, *(Sealed(i, key=b"%d" % i) for i in range(n))) == [0] * n
+    assert sorted(keys(target, limit=n)) == sorted(b"%d" % i for i in range(n))
+
+
+@pytest.mark.parametrize("others", [0, 15])
+def test_a_long_key_lies_behind_the_payload_of_the_last_extent(others: int) -> None:
+    target, memory, data = table(slots=32)
+    data[:300] = b"p" * 300
+    more = [Sealed(i, offset=8192, key=b"short") for i in range(others)]
+    first = Sealed(18, offset=4096, length=64, key=LONG_KEY, extent_count=2)
+    last = Sealed(19, length=300, key=LONG_KEY, extent_index=1, extent_count=2)
+    assert seal(target, first, *more) == [0] * (1 + others)
+    assert not any(data[4096:4160])
+    assert seal(target, last, *more) == [0] * (1 + others)
+    assert data[:300] == b"p" * 100 + LONG_KEY
+    assert LONG_KEY[:64] not in memory
+    assert keys(target, LONG_KEY[:150]) == [LONG_KEY]
+    data[250] ^= 1
+    (entry,) = (e for e in target.list_keys(5, 3, b"", 99) if not e.key)
+    assert entry == SlotKey(b"", last.digest, 100, 1, 1, 0)
+
+
+@pytest.mark.usefixtures("by_rows_or_columns")
+def test_a_stale_seal_leaves_the_data_alone() -> None:
+    target, _, data = table()
+    long = Sealed(1, seq=1, length=300, key=LONG_KEY)
+    assert seal(target, Sealed(1, seq=2)) == [0]
+    assert seal(target, long) == [STALE]
+    assert seal(target, long, Sealed(2)) == [STALE, 0]
+    assert not any(data)
+
+
+@pytest.mark.parametrize("batch", [1, 15])
+def test_seals_of_an_older_epoch_are_refused_once_fenced(batch: int) -> None:
+    target, memory, _ = table()
+    target.fence(3)
+    target.fence(2)  # a fence is never lowered
+    with pytest.raises(StaleEpoch, match="epoch 2, but this daemon follows epoch 3"):
+        seal(target, *(Sealed(i) for i in range(batch)), epoch=2)
+    assert not any(memory)
+    assert seal(target, Sealed(1), epoch=3) == [0]
+    with pytest.raises(InvalidArgument):
+        seal(target, Sealed(1), epoch=0)
+
+
+def test_clear_takes_only_the_version_it_names() -> None:
+    target, _, _ = table()
+    assert seal(target, *(Sealed(i, seq=10 + i, key=b"%d" % i) for i in range(4))) == [0] * 4
+    wrong = [(0, 1, 11), (1, 2, 11), (9, 1, 0), (1 << 31, 1, 1)]
+    assert target.clear(refs(*wrong)) == 0
+    assert target.clear(refs((1, 1, 11), (1, 1, 11), (2, 1, 12), (3, 1, 11))) == 2
+    assert keys(target) == [b"0", b"3"]
+    assert target.sealed == 2
+    assert target.clear(refs((1, 1, 11))) == 0
+
+
+@pytest.mark.usefixtures("by_rows_or_columns")
+def test_what_was_cleared_is_not_sealed_again_by_a_late_repeat() -> None:
+    target, memory, _ = table()
+    assert seal(target, Sealed(1, seq=5)) == [0]
+    assert target.clear(refs((1, 1, 5))) == 1
+    again, _, _ = table(memory=bytearray(memory))
+    assert again.recover() == 0
+    for slots in (target, again):
+        assert seal(slots, Sealed(1, seq=5)) == [STALE]
+        assert seal(slots, Sealed(1, seq=5), Sealed(2)) == [STALE, 0]
+        assert seal(slots, Sealed(1, seq=6)) == [0]
+        assert slots.sealed == 2
+
+
+@pytest.mark.usefixtures("by_rows_or_columns")
+def test_a_table_grows_in_place() -> None:
+    target, memory, _ = table(slots=4)
+    assert seal(target, Sealed(3), Sealed(4)) == [0, BEYOND]
+    assert seal(target, Sealed(4)) == [BEYOND]
+    larger = memory + bytes(4 * SLOT_BYTES)
+    target.grow(memoryview(larger))
+    assert target.slots == 8
+    assert seal(target, Sealed(4), Sealed(7)) == [0, 0]
+    assert [row["slot"] for row in inventory(target)] == [3, 4, 7]
+    with pytest.raises(ValueError, match="does not shrink"):
+        target.grow(memoryview(memory))
+
+
+def test_keys_are_listed_by_namespace_generation_and_prefix() -> None:
+    target, _, _ = table()
+    assert seal(target, Sealed(0, key=b"ab"), Sealed(1, key=b"ac"), Sealed(2, key=b"b")) == [0] * 3
+    assert seal(target, Sealed(3, key=b"ad"), namespace_id=6) == [0]
+    assert seal(target, Sealed(4, key=b"ae"), generation=4) == [0]
+    assert seal(target, Sealed(5, key=b"af", extent_index=0, extent_count=2)) == [0]
+    assert keys(target) == [b"ab", b"ac", b"b"]
+    assert keys(target, b"a") == [b"ab", b"ac"]
+    assert keys(target, b"a", limit=1) == [b"ab"]
+    assert keys(target, limit=0) == []
+    assert keys(target, b"\0") == []
+
+
+def test_a_table_is_recovered_from_its_memory() -> None:
+    first, memory, _ = table(slots=20_000)
+    rows = [Sealed(i, key=b"%d" % i) for i in (0, 8191, 8192, 19_999)]
+    assert seal(first, *rows) == [0] * 4
+    second, _, _ = table(memory=memory)
+    assert second.recover() == 4
+    assert (second.sealed, second.broken) == (4, 0)
+    assert [len(part) for part in second.inventory(0)] == [2, 1, 1]
+    assert inventory(second).tobytes() == inventory(first).tobytes()
+    assert second.recover(stopping=lambda: True) == 0
+
+
+@pytest.mark.parametrize("at", range(0, SLOT_BYTES, 7))
+def test_a_garbled_record_is_ignored_counted_and_zeroed(at: int) -> None:
+    first, memory, _ = table()
+    assert seal(first, Sealed(1, key=b"one"), Sealed(2, key=b"two"), Sealed(3)) == [0] * 3
+    memory[2 * SLOT_BYTES + at] ^= 0x40
+    second, _, _ = table(memory=memory)
+    assert second.recover() == 2
+    assert second.broken == 1
+    assert keys(second) == [b"one", b"key"]
+    assert not any(memory[2 * SLOT_BYTES : 3 * SLOT_BYTES])
+    assert seal(second, Sealed(2)) == [0]
+    # The table that is in use finds it, too, and does not list it.
+    memory[1 * SLOT_BYTES + at] ^= 0x40
+    assert keys(second) == [b"key", b"key"]
+    assert second.broken == 2
+
+
+def test_a_record_in_the_place_of_another_is_not_valid() -> None:
+    first, memory, _ = table()
+    assert seal(first, Sealed(1), Sealed(2)) == [0, 0]
+    memory[3 * SLOT_BYTES : 4 * SLOT_BYTES] = memory[2 * SLOT_BYTES : 3 * SLOT_BYTES]
+    second, _, _ = table(memory=memory)
+    assert second.recover() == 2
+    assert second.broken == 1
