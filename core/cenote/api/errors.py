@@ -52,6 +52,10 @@ class CenoteError(Exception):
     retryable: ClassVar[bool] = False
     default_remedy: ClassVar[str] = ""
 
+    # True where the request had left when its reply was lost: it may have taken effect, so only a
+    # caller whose request carries an id (or is idempotent) may send it again.
+    maybe_executed: bool = False
+
     def __init__(self, message: str = "", *, remedy: str | None = None) -> None:
         self.message = message or type(self).__name__
         self.remedy = type(self).default_remedy if remedy is None else remedy

@@ -1,0 +1,66 @@
+"""Addresses of the metadata lane: `tcp://host:port`, `host:port`, `[v6]:port`, `unix:///path`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cenote.api.errors import InvalidArgument
+
+__all__ = ["UNIX_PATH_BYTES_MAX", "Address", "parse_address"]
+
+UNIX_PATH_BYTES_MAX = 107  # sockaddr_un.sun_path less its NUL; longer ones fail obscurely
+
+_FORMS = "use tcp://host:port, host:port or unix:///absolute/path"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a lane server listens: a Unix socket when `path` is set, otherwise TCP."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix://{self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"tcp://{host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """The address that `text` names. Raises InvalidArgument."""
+    if text.startswith("unix:"):
+        return _parse_unix(text)
+    rest = text.removeprefix("tcp://")
+    if "://" in rest:
+        raise InvalidArgument(f"address {text!r} has an unknown scheme", remedy=_FORMS)
+    if rest.startswith("["):
+        host, bracket, tail = rest[1:].partition("]")
+        port_text = tail.removeprefix(":") if bracket and tail.startswith(":") else ""
+    else:
+        host, _, port_text = rest.rpartition(":")
+        if ":" in host:
+            raise InvalidArgument(
+                f"address {text!r} is ambiguous", remedy="write IPv6 hosts as [::1]:port"
+            )
+    if not host or not port_text.isascii() or not port_text.isdigit():
+        raise InvalidArgument(f"address {text!r} has no host or no port", remedy=_FORMS)
+    port = int(port_text)
+    if not 0 < port < 65536:
+        raise InvalidArgument(f"address {text!r}: the port must be 1 to 65535")
+    return Address(host=host, port=port)
+
+
+def _parse_unix(text: str) -> Address:
+    path = text.removeprefix("unix:")
+    if path.startswith("//"):
+        path = path[2:]
+    if not path.startswith("/") or "\x00" in path:
+        raise InvalidArgument(f"address {text!r} needs an absolute path", remedy=_FORMS)
+    if len(path.encode()) > UNIX_PATH_BYTES_MAX:
+        raise InvalidArgument(
+            f"the Unix socket path {path!r} has more than {UNIX_PATH_BYTES_MAX} bytes",
+            remedy="use a shorter directory",
+        )
+    return Address(path=path)
