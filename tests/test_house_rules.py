@@ -29,7 +29,9 @@ FOREIGN = re.compile(
 @functools.cache
 def repository_files() -> tuple[Path, ...]:
     """Tracked files, and new ones that are not ignored; all files where this is no git checkout."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    # safe.directory: the checkout may belong to another user, as in a container.
+    command = ["git", "-c", "safe.directory=*", "ls-files", "-z"]
+    command += ["--cached", "--others", "--exclude-standard"]
     if not (ROOT / ".git").exists():
         return tuple(p for p in sorted(ROOT.rglob("*")) if p.is_file() and ".venv" not in p.parts)
     names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
