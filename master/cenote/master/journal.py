@@ -30,7 +30,15 @@ from cenote.api.errors import InternalError
 from .effects import DurableEffect
 from .journal_decode import Merger
 from .journal_encode import encode_entry, split_entry
-from .journal_layout import PAYLOAD_BYTES_MAX, Entry, JournalCorrupt, SnapshotEnd
+from .journal_layout import (
+    END,
+    KIND_SNAPSHOT_END,
+    PAYLOAD_BYTES_MAX,
+    Entry,
+    JournalCorrupt,
+    SchemaUnknown,
+    SnapshotEnd,
+)
 
 __all__ = [
     "FLAG_SNAPSHOT",
@@ -43,9 +51,11 @@ __all__ = [
     "Record",
     "RecordHeader",
     "RecordWriter",
+    "SchemaUnknown",
     "SnapshotEnd",
     "parse_header",
     "read_entries",
+    "snapshot_end",
     "snapshot_records",
     "verify_record",
 ]
@@ -108,10 +118,7 @@ def verify_record(record: Record) -> RecordHeader:
     if xxh3_64_intdigest(record[_HEAD.size :]) != header.checksum:
         raise JournalCorrupt(f"the checksum of the record of entry {header.first} is wrong")
     if header.schema != SCHEMA:
-        raise JournalCorrupt(
-            f"the journal has schema {header.schema}, this release reads {SCHEMA}",
-            remedy="start the cenote release that wrote it",
-        )
+        raise SchemaUnknown(f"the journal has schema {header.schema}, this release reads {SCHEMA}")
     return header
 
 
@@ -244,3 +251,15 @@ def read_entries(records: Iterable[Record], *, verified: bool = False) -> Iterat
         if entries != last - first + 1:
             raise JournalCorrupt(f"the record of entries {first} to {last} holds {entries}")
     yield from merger.flush()
+
+
+def snapshot_end(record: Record) -> SnapshotEnd | None:
+    """What a snapshot covers, if `record` is its last one."""
+    position = len(record) - END.size - _ENTRY.size
+    if position < HEADER_BYTES:
+        return None
+    kind, length = _ENTRY.unpack_from(record, position)
+    if kind != KIND_SNAPSHOT_END or length != END.size:
+        return None
+    covers, epoch, _ = END.unpack_from(record, position + _ENTRY.size)
+    return SnapshotEnd(covers, epoch)

@@ -29,6 +29,12 @@ class JournalCorrupt(ResourceUnavailable):
     )
 
 
+class SchemaUnknown(JournalCorrupt):
+    """Another release wrote this journal."""
+
+    default_remedy = "start the cenote release that wrote it"
+
+
 @dataclass(slots=True)
 class SnapshotEnd:
     """Last entry of a snapshot: it stands for the journal up to and including `covers`."""
