@@ -123,7 +123,7 @@ HEADER_COPY_BYTES: Final = 8192
 HEADER_BYTES: Final = 2 * HEADER_COPY_BYTES
 HEADER_FORMAT: Final = 1
 _HEADER_MAGIC: Final = b"CENOTESG"
-_HEADER: Final = Struct("<8sIIQ16s16s16sIIQQQQIII")
+_HEADER: Final = Struct("<8sIIQ16s16s16sIIQQQQIIIII4x")
 _RANGE: Final = Struct("<QQ")
 _CRC: Final = Struct("<Q")
 RETIRED_RANGES_MAX: Final = (HEADER_COPY_BYTES - _HEADER.size - _CRC.size) // _RANGE.size
@@ -154,6 +154,10 @@ class TableHeader:
     """The latest tenure that the daemon followed: changes from older ones are refused for good."""
     slots: int
     """Slots that the table has, or is about to have after a growth was cut short."""
+    node_id: int = 0
+    """As the master knows the daemon; 0 before it was ever attached."""
+    segment_id: int = 0
+    """As the master knows this segment."""
     retired: tuple[tuple[int, int], ...] = ()
     """Data ranges given up for the table, as sorted, disjoint (offset, length)."""
 
@@ -180,6 +184,8 @@ class TableHeader:
             self.ready_bytes,
             self.slots,
             self.last_epoch,
+            self.node_id,
+            self.segment_id,
             len(self.retired),
             0,
         ) + b"".join(_RANGE.pack(*r) for r in self.retired)
@@ -208,7 +214,8 @@ def _unpack_copy(copy: bytes) -> TableHeader | None:
     )
     if (magic, format_, slot_bytes) != (_HEADER_MAGIC, HEADER_FORMAT, SLOT_BYTES):
         return None
-    index, unit_bytes, data_bytes, inode, ready_bytes, slots, last_epoch, retired_count, _ = rest
+    index, unit_bytes, data_bytes, inode, ready_bytes, slots, last_epoch, *rest = rest
+    node_id, segment_id, retired_count, _ = rest
     if retired_count > RETIRED_RANGES_MAX:
         return None
     ranges_end = _HEADER.size + retired_count * _RANGE.size
@@ -225,6 +232,8 @@ def _unpack_copy(copy: bytes) -> TableHeader | None:
         ready_bytes=ready_bytes,
         last_epoch=last_epoch,
         slots=slots,
+        node_id=node_id,
+        segment_id=segment_id,
         retired=retired,
     )
 

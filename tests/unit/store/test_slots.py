@@ -1,6 +1,6 @@
 """The slot table: what it takes, what it refuses, what it gives back.
 
-Batches of more than a dozen rows go through columns, smaller ones row by row. What matters is tested
+Batches of more than a dozen rows go through columns, smaller ones row by row. What counts is tested
 both ways: by size where that is natural, else with the fixture `by_rows_or_columns`.
 """
 

@@ -1,0 +1,378 @@
+"""DRAM segments: files in memory that clients map, each with the slot table of its contents.
+
+A data file gets its full size at once, without memory behind it, and never another: a client that
+maps it can't meet SIGBUS. Memory comes chunk by chunk from `posix_fallocate`, which fails with an
+error where a page fault would kill; so much is `ready_bytes`, and only that is ever granted. Then
+the pages are touched, so that the first writer does not pay for them.
+
+The files survive their daemon. Whoever opens them again after a restart finds in the table's header
+whether they are what they were (same boot, same data file, same size): then the incarnation stays
+and the slots count; else the segment begins anew under a new incarnation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.api.errors import InvalidArgument
+from cenote.api.rows import EXTENT, UNIT_BYTES
+from cenote.runtime.log import get_logger
+from cenote.runtime.memory import PAGE_BYTES, address_of, allocate_file, populate
+from cenote.runtime.units import format_size
+from cenote.v1 import common_pb2, master_pb2
+
+from .node_files import NodeFiles
+from .ranges import RangeSet
+from .slot_format import TableHeader, slots_in, table_file_bytes
+from .slots import SlotTable
+from .table_file import TableFile, read_header
+
+__all__ = [
+    "SEGMENT_BYTES_MAX",
+    "SEGMENT_BYTES_MIN",
+    "DramSegment",
+    "SegmentPlan",
+    "plan_segments",
+    "surviving_header",
+]
+
+SEGMENT_BYTES_MAX: Final = 256 << 30
+"""Data and table; larger ones are split. The master counts a segment's units in 32 bits."""
+SEGMENT_BYTES_MIN: Final = 1 << 20
+TABLE_BYTES_MIN: Final = 256 << 10
+TABLE_SHARE: Final = 256
+"""1/256 of a segment is its first slot table: a slot for every 48 KiB."""
+
+_FALLOC_FL_KEEP_SIZE: Final = 1
+_FALLOC_FL_PUNCH_HOLE: Final = 2
+
+_log = get_logger(__name__)
+_fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_fallocate.restype = ctypes.c_int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPlan:
+    """How large one segment's files are to be. Bytes."""
+
+    index: int
+    data_bytes: int
+    slots: int
+
+    def memory_bytes(self, granule_bytes: int) -> int:
+        """Data and table together."""
+        return self.data_bytes + table_file_bytes(self.slots, granule_bytes)
+
+
+def plan_segments(total_bytes: int, granule_bytes: int = PAGE_BYTES) -> list[SegmentPlan]:
+    """Segments that take up at most `total_bytes` with their tables, as equal as can be.
+
+    `granule_bytes` is the page size of the file system, of which every file is a multiple. Raises
+    InvalidArgument where it is too little for one.
+    """
+    smallest = max(SEGMENT_BYTES_MIN, 2 * granule_bytes)
+    if total_bytes < smallest:
+        raise InvalidArgument(
+            f"{format_size(total_bytes)} of memory is too little for a segment",
+            remedy=f"give at least {format_size(smallest)} (--dram)",
+        )
+    count = -(-total_bytes // SEGMENT_BYTES_MAX)
+    each = total_bytes // count
+    table_bytes = max(TABLE_BYTES_MIN, each // TABLE_SHARE)
+    table_bytes = -(-table_bytes // granule_bytes) * granule_bytes
+    data_bytes = (each - table_bytes) // granule_bytes * granule_bytes
+    return [SegmentPlan(index, data_bytes, slots_in(table_bytes)) for index in range(count)]
+
+
+def surviving_header(files: NodeFiles, index: int, boot_id: bytes) -> TableHeader | None:
+    """The header of segment `index` where its files are intact and of this boot, else None."""
+    header = read_header(files.table_path(index))
+    if header is None or (header.boot_id, header.index) != (boot_id, index):
+        return None
+    try:
+        data = files.data_path(index).stat()
+    except FileNotFoundError:
+        return None
+    intact = (data.st_size, data.st_ino) == (header.data_bytes, header.data_inode)
+    return header if intact and header.unit_bytes == UNIT_BYTES else None
+
+
+@final
+class DramSegment:
+    """One segment in memory; implements `cenote.store.segment.Segment`.
+
+    Safe from several threads. `close` at the end, when nobody uses `view` any more.
+    """
+
+    def __init__(
+        self,
+        files: NodeFiles,
+        plan: SegmentPlan,
+        boot_id: bytes,
+        *,
+        header: TableHeader | None = None,
+        granule_bytes: int = PAGE_BYTES,
+    ) -> None:
+        """Make the files of `plan` anew, or open those that `header` (a surviving one) describes.
+
+        Raises ResourceUnavailable where the slot table can't get its memory, OSError.
+        """
+        self.index = plan.index
+        self._lock = threading.Lock()
+        self._granule_bytes = granule_bytes
+        self._name = str(files.data_path(plan.index))
+        self.reopened = header is not None
+        """Whether the contents are those of an earlier life."""
+        if header is None:
+            files.remove(plan.index)
+        self._fd = os.open(
+            self._name, os.O_RDWR | os.O_CLOEXEC | (0 if header else os.O_CREAT | os.O_EXCL), 0o600
+        )
+        self.size_bytes = plan.data_bytes
+        try:
+            if header is None:
+                os.ftruncate(self._fd, plan.data_bytes)
+                header = self._fresh_header(files, plan, boot_id)
+            self._table_file = TableFile(
+                files.table_path(plan.index), header.next(), granule_bytes=granule_bytes
+            )
+            self._map = mmap.mmap(self._fd, plan.data_bytes)
+        except BaseException:
+            os.close(self._fd)
+            if not self.reopened:
+                files.remove(plan.index)
+            raise
+        self.segment_id = header.segment_id
+        """As the master knows it: 0 before the first attach."""
+        self.view = memoryview(self._map)
+        """The data area, writable."""
+        self.address = address_of(self._map)
+        """Of its first byte in this process."""
+        self.ready_bytes = header.ready_bytes
+        """Backed by memory so far, from the beginning."""
+        self._retired = RangeSet(header.retired)
+        self._table = SlotTable(
+            self._table_file.slots_memory(),
+            self.view,
+            unit_bytes=UNIT_BYTES,
+            limit_bytes=self.ready_bytes,
+        )
+        self._table.set_bounds(self.ready_bytes, self._retired)
+        self._table.fence(header.last_epoch)
+
+    def _fresh_header(self, files: NodeFiles, plan: SegmentPlan, boot_id: bytes) -> TableHeader:
+        return TableHeader(
+            sequence=0,
+            incarnation=secrets.token_bytes(16),
+            boot_id=boot_id,
+            node_uuid=files.node_uuid,
+            index=plan.index,
+            unit_bytes=UNIT_BYTES,
+            data_bytes=plan.data_bytes,
+            data_inode=os.fstat(self._fd).st_ino,
+            ready_bytes=0,
+            last_epoch=0,
+            slots=plan.slots,
+        )
+
+    # ---- what it is ---------------------------------------------------------------------------
+
+    @property
+    def tier(self) -> int:
+        """`common_pb2.TIER_DRAM`."""
+        return int(common_pb2.TIER_DRAM)
+
+    @property
+    def incarnation(self) -> bytes:
+        """16 bytes that change whenever the contents are lost."""
+        return self._table_file.header.incarnation
+
+    @property
+    def fd(self) -> int:
+        """Descriptor of the data file; -1 once closed."""
+        return self._fd
+
+    @property
+    def table(self) -> SlotTable:
+        """Its slots: counters, inventory, keys."""
+        return self._table
+
+    @property
+    def header(self) -> TableHeader:
+        """What is written about the segment."""
+        return self._table_file.header
+
+    @property
+    def retired_bytes(self) -> int:
+        """Bytes of the data area that were given up for slots."""
+        return self._retired.total_bytes
+
+    def info(self, *, retired: bool = True) -> master_pb2.SegmentInfo:
+        """What the master is told; the `retired` ranges matter to it when the daemon attaches."""
+        ranges = np.zeros(len(self._retired.ranges) if retired else 0, EXTENT)
+        for i in range(len(ranges)):
+            ranges[i] = (self.segment_id, 0, *self._retired.ranges[i])
+        return master_pb2.SegmentInfo(
+            node_segment_index=self.index,
+            tier=common_pb2.TIER_DRAM,
+            incarnation=self.incarnation,
+            size_bytes=self.size_bytes,
+            ready_bytes=self.ready_bytes,
+            unit_bytes=UNIT_BYTES,
+            slots=self._table.slots,
+            retired_extents=ranges.tobytes(),
+        )
+
+    # ---- contents -----------------------------------------------------------------------------
+
+    def recover(self, stopping: Callable[[], bool] = lambda: False) -> int:
+        """Take up the slots of an earlier life; how many are sealed. Before the first use."""
+        if not self.reopened:
+            return 0
+        with self._lock:
+            if self._table.slots < self.header.slots:  # a growth was cut short
+                self._table.grow(self._table_file.extend())
+        sealed = self._table.recover(stopping)
+        if self._table.broken:
+            _log.warning(
+                "slots that were written only in part are ignored",
+                segment=self._name,
+                slots=self._table.broken,
+            )
+        return sealed
+
+    def seal(
+        self,
+        epoch: int,
+        namespace_id: int,
+        generation: int,
+        rows: NDArray[np.void],
+        keys: memoryview,
+        key_starts: NDArray[np.int64],
+    ) -> NDArray[np.uint8]:
+        """Write slots; see `Segment.seal`. Raises StaleEpoch where the fence has passed `epoch`."""
+        return self._table.seal(epoch, namespace_id, generation, rows, keys, key_starts)
+
+    def fence(self, epoch: int) -> None:
+        """Refuse seals from epochs below `epoch`, now and after every restart."""
+        with self._lock:
+            if epoch > self.header.last_epoch:
+                self._table_file.update(last_epoch=epoch)
+            self._table.fence(epoch)
+
+    def attached(self, node_id: int, segment_id: int) -> None:
+        """Keep what the master calls this segment, also for the time before the next attach."""
+        with self._lock:
+            self.segment_id = segment_id
+            header = self.header
+            if (header.node_id, header.segment_id) != (node_id, segment_id):
+                self._table_file.update(node_id=node_id, segment_id=segment_id)
+
+    # ---- memory -------------------------------------------------------------------------------
+
+    def allocated_bytes(self) -> int:
+        """Memory that the data file holds now."""
+        return os.fstat(self._fd).st_blocks * 512
+
+    def allocate_next(self, chunk_bytes: int) -> tuple[int, int] | None:
+        """Back the next chunk of the data area with memory; (offset, length), None where all is.
+
+        To be called by one thread at a time. Raises ResourceUnavailable.
+        """
+        offset = self.ready_bytes
+        length = min(chunk_bytes, self.size_bytes - offset)
+        if not length:
+            return None
+        allocate_file(self._fd, offset, length, name=f"the segment {self._name}")
+        with self._lock:
+            self._table_file.update(ready_bytes=offset + length)
+            self._table.set_bounds(offset + length, self._retired)
+            self.ready_bytes = offset + length
+        return offset, length
+
+    def touch(self, offset: int, length: int) -> bool:
+        """Give the pages of a backed range their place in this process's page table.
+
+        False where the kernel can't, which costs only time later.
+        """
+        # Under the lock, so that a range that is punched out meanwhile does not get memory again;
+        # hence in small steps, since `retire` waits.
+        with self._lock:
+            for start, size in self._retired.gaps(offset, offset + length):
+                first = -(-start // self._granule_bytes) * self._granule_bytes
+                last = (start + size) // self._granule_bytes * self._granule_bytes
+                if last > first and not populate(self.address + first, last - first, write=True):
+                    return False
+        return True
+
+    def retire(self, offset: int, length: int, slots: int) -> bool:
+        """Give a data range up and grow the table to `slots`; False where it has as many already.
+
+        Can be repeated after any failure or crash. Raises InvalidArgument where the range is not
+        inside the data area or smaller than the slots, ResourceUnavailable where the memory that
+        was given back went elsewhere meanwhile.
+        """
+        with self._lock:
+            if slots <= self._table.slots:
+                return False
+            if slots > self.header.slots:
+                self._note_retired(offset, length, slots)
+            # Also when this is a repetition, in case it was not done: nothing lies there any more.
+            if self._retired.covers(offset, length):
+                self._punch(offset, length)
+            self._table.grow(self._table_file.extend())
+        return True
+
+    def _note_retired(self, offset: int, length: int, slots: int) -> None:
+        granule = self._granule_bytes
+        wanted = table_file_bytes(slots, granule) - table_file_bytes(self.header.slots, granule)
+        if (
+            offset % UNIT_BYTES
+            or length % UNIT_BYTES
+            or not 0 < length <= self.ready_bytes - offset
+        ):
+            raise InvalidArgument(f"[{offset}, +{length}) can't be given up: no range of units")
+        if wanted > length + granule:
+            raise InvalidArgument(f"{length} bytes can't be given up for {slots} slots in all")
+        retired = self._retired.added(offset, length)
+        try:
+            self._table_file.update(retired=retired.ranges, slots=slots)
+        except ValueError as error:
+            raise InvalidArgument(
+                f"no more ranges of {self._name} can be given up for slots: {error}",
+                remedy="larger or neighbouring ranges",
+            ) from error
+        self._retired = retired
+        self._table.set_bounds(self.ready_bytes, retired)
+
+    def _punch(self, offset: int, length: int) -> None:
+        mode = _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE
+        if _fallocate(self._fd, mode, offset, length):
+            error = ctypes.get_errno()
+            # The memory stays with the data file: more than was configured, but nothing breaks.
+            _log.warning(
+                "can't give memory back", segment=self._name, bytes=length, error=os.strerror(error)
+            )
+
+    def close(self) -> None:
+        """Unmap, where nobody has memory of it any more, and close the files; they stay."""
+        if self._fd < 0:
+            return
+        os.close(self._fd)
+        self._fd = -1
+        self._table_file.close()
+        with contextlib.suppress(BufferError):
+            self.view.release()
+            self._map.close()

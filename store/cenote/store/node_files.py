@@ -1,0 +1,171 @@
+"""The files of a store daemon in its memory directory, and the lock that keeps them its own.
+
+    cenote-<node>.lock       locked while the daemon lives; names its pid and the node's uuid
+    cenote-<node>-<i>.data   segment i, which clients map
+    cenote-<node>-<i>.slots  its slot table, which only the daemon maps
+
+The lock is the kernel's (flock), so it ends with the process, however that ends, and what the file
+says is for people. The file itself stays: one that another daemon may be about to lock can't be
+removed safely.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import secrets
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, final
+
+from cenote.api.errors import InvalidArgument, ResourceUnavailable
+
+__all__ = ["NODE_NAME", "NodeFiles", "StaleNode", "stale_nodes"]
+
+NODE_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
+_SEGMENT: Final = r"-(\d{1,4})\.(?:data|slots)"
+_LOCK_BYTES_MAX: Final = 4096
+_UUID_BYTES: Final = 16
+
+
+@final
+class NodeFiles:
+    """The locked files of one node. `close` unlocks them."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        """Lock the node `name` in `directory`.
+
+        Raises ResourceUnavailable where another process has it, naming its pid, or where the
+        directory can't be used; InvalidArgument for a name that can't stand in a file name.
+        """
+        if not NODE_NAME.fullmatch(name):
+            raise InvalidArgument(
+                f"{name!r} can't be a node's name",
+                remedy="use 1 to 64 letters, digits, dots, dashes and underscores",
+            )
+        self.directory = directory
+        self.name = name
+        self.lock_path = directory / f"cenote-{name}.lock"
+        self._lock_fd = _lock(self.lock_path, name)
+        known = _read_lock(self._lock_fd)
+        with contextlib.suppress(ValueError):
+            uuid = bytes.fromhex(known.get("node_uuid", ""))
+            if len(uuid) == _UUID_BYTES:
+                self.node_uuid = uuid
+                return
+        self.node_uuid = secrets.token_bytes(_UUID_BYTES)
+
+    def announce(self, node_uuid: bytes) -> None:
+        """Write the pid and the node's uuid into the lock file."""
+        self.node_uuid = node_uuid
+        text = json.dumps({"pid": os.getpid(), "node_uuid": node_uuid.hex()}) + "\n"
+        os.ftruncate(self._lock_fd, 0)
+        os.pwrite(self._lock_fd, text.encode(), 0)
+
+    @property
+    def lock_fd(self) -> int:
+        """Descriptor of the lock file: for questions about its file system."""
+        return self._lock_fd
+
+    def data_path(self, index: int) -> Path:
+        """Where segment `index` lies."""
+        return self.directory / f"cenote-{self.name}-{index}.data"
+
+    def table_path(self, index: int) -> Path:
+        """Where the slot table of segment `index` lies."""
+        return self.directory / f"cenote-{self.name}-{index}.slots"
+
+    def indexes(self) -> list[int]:
+        """Segments of which there is any file."""
+        pattern = re.compile(rf"cenote-{re.escape(self.name)}{_SEGMENT}")
+        names = (pattern.fullmatch(entry) for entry in os.listdir(self.directory))
+        return sorted({int(match[1]) for match in names if match})
+
+    def remove(self, index: int) -> None:
+        """Remove the files of segment `index`, as far as they are there."""
+        self.data_path(index).unlink(missing_ok=True)
+        self.table_path(index).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Unlock. Harmless when done twice."""
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StaleNode:
+    """Files of a node without a daemon."""
+
+    name: str
+    pid: int
+    """Of its last daemon; 0 where unknown."""
+    size_bytes: int
+    """Memory that its files hold."""
+    remove_command: str
+
+
+def stale_nodes(directory: Path, own_name: str) -> list[StaleNode]:
+    """Nodes other than `own_name` whose files lie in `directory` and whose daemons are dead."""
+    found = []
+    for lock_path in sorted(directory.glob("cenote-*.lock")):
+        name = lock_path.name.removeprefix("cenote-").removesuffix(".lock")
+        files = list(_segment_files(directory, name))
+        if name == own_name or not files:
+            continue
+        with contextlib.suppress(OSError):  # gone meanwhile, another user's, or locked: not stale
+            fd = os.open(lock_path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                size_bytes = sum(path.stat().st_blocks * 512 for path in files)
+                pid = int(_read_lock(fd).get("pid", "0"))
+            finally:
+                os.close(fd)
+            command = shlex.join(["rm", *map(str, sorted(files)), str(lock_path)])
+            found.append(StaleNode(name, pid, size_bytes, command))
+    return found
+
+
+def _segment_files(directory: Path, name: str) -> Iterator[Path]:
+    pattern = re.compile(rf"cenote-{re.escape(name)}{_SEGMENT}")
+    return (directory / entry for entry in os.listdir(directory) if pattern.fullmatch(entry))
+
+
+def _lock(path: Path, name: str) -> int:
+    """The locked descriptor of the file that `path` names when this returns."""
+    while True:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ResourceUnavailable(
+                f"can't open {path}: {error.strerror}",
+                remedy="choose a directory in memory that this user may write to (--dram-dir)",
+            ) from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = _read_lock(fd).get("pid", "unknown")
+            os.close(fd)
+            raise ResourceUnavailable(
+                f"another store daemon has the name {name!r}: pid {pid} holds {path}",
+                remedy="stop it, or give this one another --name",
+            ) from None
+        # Somebody may have removed the file between our open and our lock.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(fd), os.stat(path)):
+                return fd
+        os.close(fd)
+
+
+def _read_lock(fd: int) -> dict[str, str]:
+    """What a lock file says; nothing where it is empty or damaged."""
+    try:
+        known = json.loads(os.pread(fd, _LOCK_BYTES_MAX, 0))
+    except (OSError, ValueError):
+        return {}
+    return {key: str(value) for key, value in known.items()} if isinstance(known, dict) else {}

@@ -1,0 +1,146 @@
+"""Giving segments their memory in the background, while the daemon serves what is there already.
+
+A few threads do two kinds of work: backing the next chunk of a segment with memory, in turn for all
+segments, since that is what makes space allocatable; and touching chunks that are backed. Neither
+needs the GIL. They run at low priority: who reads or writes goes first.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, final
+
+from cenote.api.errors import CenoteError
+from cenote.runtime.log import get_logger
+
+from .dram import DramSegment
+
+__all__ = ["Preparation"]
+
+CHUNK_BYTES: Final = 64 << 20
+CHUNK_BYTES_LARGE: Final = 256 << 20
+"""For segments of 16 GiB and more, where a chunk is a header written and a heartbeat sent."""
+_LARGE_SEGMENT_BYTES: Final = 16 << 30
+_TOUCH_STEP_BYTES: Final = 8 << 20
+_NICENESS: Final = 10
+_JOIN_S: Final = 1.0
+
+_log = get_logger(__name__)
+
+
+@final
+class Preparation:
+    """The background work on `segments`; starts at once, ends by itself or with `stop`.
+
+    `on_failure` is called, from one of the threads and at most once, with the error that keeps a
+    segment from getting its memory; then no more is allocated, and what is there is touched.
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[DramSegment],
+        on_failure: Callable[[CenoteError], None],
+        *,
+        threads: int | None = None,
+        chunk_bytes: int | None = None,
+    ) -> None:
+        self._on_failure = on_failure
+        self._chunk_bytes = chunk_bytes
+        self._lock = threading.Condition()
+        self._to_allocate = deque(segments)
+        # What a reopened segment has already is not in this process's page table yet.
+        self._to_touch = deque((s, 0, s.ready_bytes) for s in segments if s.ready_bytes)
+        self._busy = 0
+        self._stopping = False
+        self._failed = False
+        count = threads or max(1, min(4, (os.cpu_count() or 1), 1 + len(segments)))
+        self._threads = [
+            threading.Thread(target=self._run, name=f"cenote-prepare-{i}", daemon=True)
+            for i in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to do."""
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until all is done, at most so long; whether it is."""
+        until_s = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
+        return self.done
+
+    def stop(self) -> None:
+        """End soon, wherever it is: at the next step, some milliseconds away."""
+        with self._lock:
+            self._stopping = True
+            self._lock.notify_all()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        except OSError as error:  # already lower, and raising it is not for everybody
+            _log.debug("can't lower a thread's priority", error=error.strerror)
+        while (work := self._next()) is not None:
+            try:
+                work()
+            finally:
+                with self._lock:
+                    self._busy -= 1
+                    self._lock.notify_all()
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._lock:
+            while not self._stopping:
+                if self._to_allocate:
+                    segment = self._to_allocate.popleft()
+                    self._busy += 1
+                    return lambda: self._allocate(segment)
+                if self._to_touch:
+                    task = self._to_touch.popleft()
+                    self._busy += 1
+                    return lambda: self._touch(*task)
+                if not self._busy:
+                    return None
+                self._lock.wait()
+        return None
+
+    def _allocate(self, segment: DramSegment) -> None:
+        large = segment.size_bytes >= _LARGE_SEGMENT_BYTES
+        chunk_bytes = self._chunk_bytes or (CHUNK_BYTES_LARGE if large else CHUNK_BYTES)
+        try:
+            got = segment.allocate_next(chunk_bytes)
+        except CenoteError as error:
+            with self._lock:
+                self._to_allocate.clear()
+                first = not self._failed
+                self._failed = True
+            if first:
+                self._on_failure(error)
+            return
+        if got is not None:
+            with self._lock:
+                if not self._failed:
+                    self._to_allocate.append(segment)
+                self._to_touch.append((segment, *got))
+
+    def _touch(self, segment: DramSegment, offset: int, length: int) -> None:
+        for start in range(offset, offset + length, _TOUCH_STEP_BYTES):
+            if self._stopping:
+                return
+            try:
+                if not segment.touch(start, min(_TOUCH_STEP_BYTES, offset + length - start)):
+                    return
+            except CenoteError as error:
+                _log.warning("memory could not be touched ahead of use", error=str(error))
+                return

@@ -1,0 +1,204 @@
+"""All segments of a daemon: opened at the start, and what the data server knows of their tenure."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from typing import final
+
+from cenote.api.errors import ResourceUnavailable
+from cenote.runtime.log import get_logger
+from cenote.runtime.memory import PAGE_BYTES, available_bytes
+from cenote.runtime.units import format_size
+
+from .dram import (
+    SEGMENT_BYTES_MIN,
+    DramSegment,
+    SegmentPlan,
+    plan_segments,
+    surviving_header,
+)
+from .node_files import NodeFiles
+from .slot_format import TableHeader
+
+__all__ = ["LocalSegments", "open_segments"]
+
+_log = get_logger(__name__)
+
+
+@final
+class LocalSegments:
+    """Implements `cenote.store.segment.SegmentSet`.
+
+    Right after a restart it answers with the ids and the epoch of the earlier life, so that clients
+    go on while the daemon attaches anew.
+    """
+
+    def __init__(self, segments: Sequence[DramSegment]) -> None:
+        self._segments = tuple(segments)
+        self._lock = threading.Lock()
+        self.epoch = max((s.header.last_epoch for s in segments), default=0)
+        """Of the leader that this daemon follows; 0 before the first attach."""
+        self.node_id = next((s.header.node_id for s in segments if s.header.node_id), 0)
+        self._by_id = {s.segment_id: s for s in segments if s.segment_id}
+
+    def by_id(self, segment_id: int) -> DramSegment | None:
+        """The segment that the master calls so."""
+        return self._by_id.get(segment_id)
+
+    def all(self) -> Sequence[DramSegment]:
+        """In the order of their indexes."""
+        return self._segments
+
+    def fence(self, epoch: int) -> None:
+        """Follow `epoch`: seals of older ones are refused everywhere when this returns."""
+        with self._lock:
+            if epoch > self.epoch:
+                self.epoch = epoch
+            for segment in self._segments:
+                segment.fence(self.epoch)
+
+    def attached(self, node_id: int, segment_ids: Sequence[int]) -> None:
+        """Take up the ids that the master gave, in the order of `all()`."""
+        with self._lock:
+            for segment, segment_id in zip(self._segments, segment_ids, strict=True):
+                segment.attached(node_id, segment_id)
+            self.node_id = node_id
+            self._by_id = {s.segment_id: s for s in self._segments}
+
+    @property
+    def ready(self) -> bool:
+        """Whether all memory is allocatable."""
+        return all(s.ready_bytes == s.size_bytes for s in self._segments)
+
+    def close(self) -> None:
+        """Close all; the files stay."""
+        for segment in self._segments:
+            segment.close()
+
+
+def open_segments(
+    files: NodeFiles, total_bytes: int, boot_id: bytes, *, allow_less: bool = False
+) -> LocalSegments:
+    """The node's segments, of `total_bytes` together with their tables.
+
+    Those that survived an earlier life with the planned size are opened, others are made anew, and
+    what no plan names is removed. No slot is looked at yet (`DramSegment.recover`), and of new data
+    files nothing is backed by memory yet (`Preparation`). Raises ResourceUnavailable where there is
+    not enough memory for all of it, naming how much there is; with `allow_less` it goes on with
+    that.
+    """
+    granule = max(PAGE_BYTES, os.fstatvfs(files.lock_fd).f_bsize)
+    headers = {
+        index: header
+        for index in files.indexes()
+        if (header := surviving_header(files, index, boot_id)) is not None
+    }
+    plans = plan_segments(total_bytes, granule)
+    if allow_less:
+        wanted = sum(plan.memory_bytes(granule) for plan in plans)
+        plans = _kept_plans(files, headers, wanted) or plans
+    headers = _kept(files, plans, headers)
+    files.announce(next((h.node_uuid for h in headers.values()), files.node_uuid))
+    if not headers:
+        plans = _affordable(files, plans, total_bytes, granule, allow_less)
+    else:
+        _check_memory(files, plans, headers, total_bytes, granule, allow_less)
+    opened: list[DramSegment] = []
+    try:
+        for plan in plans:
+            header = headers.get(plan.index)
+            opened.append(DramSegment(files, plan, boot_id, header=header, granule_bytes=granule))
+    except BaseException:
+        for segment in opened:
+            segment.close()
+            if not segment.reopened:
+                files.remove(segment.index)
+        raise
+    return LocalSegments(opened)
+
+
+def _kept(
+    files: NodeFiles, plans: Sequence[SegmentPlan], headers: dict[int, TableHeader]
+) -> dict[int, TableHeader]:
+    """The headers that fit their plan; files of all others are removed."""
+    sizes = {plan.index: plan.data_bytes for plan in plans}
+    kept = {i: h for i, h in headers.items() if sizes.get(i) == h.data_bytes}
+    for index in files.indexes():
+        if index not in kept:
+            _log.warning(
+                "a segment of an earlier life can't be used any more and is removed",
+                segment=str(files.data_path(index)),
+                why="of another size" if index in headers else "damaged, or from before a reboot",
+            )
+            files.remove(index)
+    return kept
+
+
+def _kept_plans(
+    files: NodeFiles, headers: dict[int, TableHeader], wanted_bytes: int
+) -> list[SegmentPlan]:
+    """The plan that an earlier life went on with, where `wanted_bytes` can't be had now either."""
+    plans = [SegmentPlan(i, h.data_bytes, h.slots) for i, h in sorted(headers.items())]
+    if not plans or [plan.index for plan in plans] != list(range(len(plans))):
+        return []
+    held = sum(
+        path.stat().st_blocks * 512
+        for index in headers
+        for path in (files.data_path(index), files.table_path(index))
+    )
+    fits = held <= wanted_bytes and sum(plan.data_bytes for plan in plans) <= wanted_bytes
+    return plans if fits and available_bytes(files.lock_fd) + held < wanted_bytes else []
+
+
+def _affordable(
+    files: NodeFiles,
+    plans: list[SegmentPlan],
+    total_bytes: int,
+    granule: int,
+    allow_less: bool,
+) -> list[SegmentPlan]:
+    wanted = sum(plan.memory_bytes(granule) for plan in plans)
+    available = available_bytes(files.lock_fd)
+    if wanted <= available:
+        return plans
+    less = available // SEGMENT_BYTES_MIN * SEGMENT_BYTES_MIN
+    if not allow_less or less < SEGMENT_BYTES_MIN:
+        raise _too_little(files, total_bytes, less)
+    _log.warning(
+        "going on with less memory than was asked for",
+        wanted=format_size(total_bytes),
+        got=format_size(less),
+    )
+    return plan_segments(less, granule)
+
+
+def _check_memory(
+    files: NodeFiles,
+    plans: Sequence[SegmentPlan],
+    headers: dict[int, TableHeader],
+    total_bytes: int,
+    granule: int,
+    allow_less: bool,
+) -> None:
+    """The same where some segments have their memory already."""
+    missing = 0
+    for plan in plans:
+        header = headers.get(plan.index)
+        if header is None:
+            missing += plan.memory_bytes(granule)
+        else:
+            missing += header.data_bytes - header.ready_bytes
+    available = available_bytes(files.lock_fd)
+    if missing > available and not allow_less:
+        raise _too_little(files, total_bytes, max(0, total_bytes - missing + available))
+
+
+def _too_little(files: NodeFiles, wanted: int, available: int) -> ResourceUnavailable:
+    return ResourceUnavailable(
+        f"can't get {format_size(wanted)} of memory in {files.directory}:"
+        f" {format_size(available)} ({available} bytes) could be had",
+        remedy="ask for less with --dram, go on with what there is with --dram-allow-less,"
+        " or give the machine, container or file system more",
+    )

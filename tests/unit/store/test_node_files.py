@@ -1,0 +1,87 @@
+"""The lock on a node's name, and what dead daemons left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cenote.api.errors import InvalidArgument, ResourceUnavailable
+from cenote.store.node_files import NodeFiles, stale_nodes
+
+
+def test_a_name_has_one_daemon_at_a_time(tmp_path: Path) -> None:
+    first = NodeFiles(tmp_path, "n1")
+    first.announce(first.node_uuid)
+    with pytest.raises(ResourceUnavailable, match=f"pid {os.getpid()} holds .*cenote-n1.lock"):
+        NodeFiles(tmp_path, "n1")
+    other = NodeFiles(tmp_path, "n1-2")
+    other.close()
+    first.close()
+    first.close()
+    second = NodeFiles(tmp_path, "n1")
+    assert second.node_uuid == first.node_uuid
+    second.close()
+
+
+def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
+    """Whatever ends it; and a file that says nonsense is no obstacle."""
+    lock = tmp_path / "cenote-n1.lock"
+    for text in (b"", b"\xff\xfe", b"[1]", b'{"pid": null, "node_uuid": "xyz"}', b"{"):
+        lock.write_bytes(text)
+        files = NodeFiles(tmp_path, "n1")
+        assert len(files.node_uuid) == 16
+        files.announce(files.node_uuid)
+        files.close()
+        known = json.loads(lock.read_text())
+        assert known == {"pid": os.getpid(), "node_uuid": files.node_uuid.hex()}
+    command = ["flock", "--exclusive", "--nonblock", str(lock), "true"]
+    assert subprocess.run(command, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../x", "a b", "-a", "a-", "x" * 65, "ä", "a\n"])
+def test_names_that_cannot_be_file_names_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidArgument, match="can't be a node's name"):
+        NodeFiles(tmp_path, name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ResourceUnavailable, match=r"missing/cenote-n1.lock: No such file"):
+        NodeFiles(tmp_path / "missing", "n1")
+
+
+def test_only_files_of_the_node_itself_are_its_segments(tmp_path: Path) -> None:
+    files = NodeFiles(tmp_path, "n")
+    for name in ("n-0.data", "n-0.slots", "n-12.slots", "n-1-3.data", "n.x-4.data", "n-5.data.old"):
+        (tmp_path / f"cenote-{name}").touch()
+    assert files.indexes() == [0, 12]
+    files.remove(0)
+    files.remove(12)
+    assert files.indexes() == []
+    assert len(list(tmp_path.glob("cenote-*"))) == 4
+    files.close()
+
+
+def test_files_of_dead_daemons_are_found_and_the_command_removes_them(tmp_path: Path) -> None:
+    own = NodeFiles(tmp_path, "own")
+    alive = NodeFiles(tmp_path, "alive")
+    dead = NodeFiles(tmp_path, "dead-1")
+    empty = NodeFiles(tmp_path, "empty")
+    dead.announce(dead.node_uuid)
+    for files in (own, alive, dead):
+        files.data_path(0).write_bytes(bytes(8192))
+        files.table_path(0).write_bytes(bytes(4096))
+    own.close()
+    dead.close()
+    empty.close()
+    (found,) = stale_nodes(tmp_path, "own")
+    assert (found.name, found.pid) == ("dead-1", os.getpid())
+    assert 4096 <= found.size_bytes <= 65536
+    subprocess.run(found.remove_command, shell=True, check=True)
+    assert stale_nodes(tmp_path, "own") == []
+    assert alive.data_path(0).exists()
+    alive.close()
