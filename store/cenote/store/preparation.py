@@ -57,6 +57,7 @@ class Preparation:
         self._busy = 0
         self._stopping = False
         self._failed = False
+        self._untouchable = False
         count = threads or max(1, min(4, (os.cpu_count() or 1), 1 + len(segments)))
         self._threads = [
             threading.Thread(target=self._run, name=f"cenote-prepare-{i}", daemon=True)
@@ -136,11 +137,12 @@ class Preparation:
 
     def _touch(self, segment: DramSegment, offset: int, length: int) -> None:
         for start in range(offset, offset + length, _TOUCH_STEP_BYTES):
-            if self._stopping:
+            if self._stopping or self._untouchable:
                 return
             try:
-                if not segment.touch(start, min(_TOUCH_STEP_BYTES, offset + length - start)):
-                    return
+                touched = segment.touch(start, min(_TOUCH_STEP_BYTES, offset + length - start))
             except CenoteError as error:
-                _log.warning("memory could not be touched ahead of use", error=str(error))
-                return
+                _log.warning("memory can't be touched ahead of use", why=error)
+                touched = False
+            # What failed once, as on an old kernel, will fail again; it costs only time later.
+            self._untouchable = self._untouchable or not touched

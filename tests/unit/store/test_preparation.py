@@ -1,0 +1,117 @@
+"""Memory in the background: chunk by chunk for all segments, ended at once, failing once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cenote.api.errors import CenoteError, ResourceUnavailable
+from cenote.runtime import memory
+from cenote.store import dram as dram_module
+from cenote.store.dram import DramSegment
+from cenote.store.node_files import NodeFiles
+from cenote.store.preparation import Preparation
+from cenote.store.segments import LocalSegments, open_segments
+from waiting import wait_until
+
+BOOT = b"1" * 16
+MIB = 1 << 20
+
+
+@pytest.fixture
+def segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalSegments]:
+    monkeypatch.setattr(dram_module, "SEGMENT_BYTES_MAX", 4 * MIB)
+    files = NodeFiles(tmp_path, "n1")
+    opened = open_segments(files, 12 * MIB, BOOT)
+    yield opened
+    opened.close()
+    files.close()
+
+
+def no_failure(error: CenoteError) -> None:
+    raise AssertionError(error)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_all_segments_get_all_of_their_memory(segments: LocalSegments, threads: int) -> None:
+    work = Preparation(segments.all(), no_failure, threads=threads, chunk_bytes=MIB)
+    assert work.wait(30)
+    assert segments.ready
+    assert all(s.allocated_bytes() >= s.size_bytes for s in segments.all())
+    work.stop()
+    again = Preparation(segments.all(), no_failure, chunk_bytes=MIB)
+    assert again.wait(30)
+
+
+def test_segments_take_turns(segments: LocalSegments, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = []
+    real = DramSegment.allocate_next
+
+    def noted(self: DramSegment, chunk_bytes: int) -> tuple[int, int] | None:
+        order.append(self.index)
+        return real(self, chunk_bytes)
+
+    monkeypatch.setattr(DramSegment, "allocate_next", noted)
+    assert Preparation(segments.all(), no_failure, threads=1, chunk_bytes=MIB).wait(30)
+    assert order[:6] == [0, 1, 2, 0, 1, 2]
+
+
+def test_it_can_be_stopped_in_the_middle(
+    segments: LocalSegments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    real = DramSegment.allocate_next
+
+    def slow(self: DramSegment, chunk_bytes: int) -> tuple[int, int] | None:
+        assert go_on.wait(30)
+        return real(self, chunk_bytes)
+
+    monkeypatch.setattr(DramSegment, "allocate_next", slow)
+    work = Preparation(segments.all(), no_failure, threads=2, chunk_bytes=MIB)
+    stopper = threading.Thread(target=work.stop)
+    stopper.start()
+    wait_until(lambda: work._stopping, what="the stop")
+    go_on.set()
+    stopper.join(30)
+    assert work.done
+    assert sum(s.ready_bytes for s in segments.all()) <= 2 * MIB
+
+
+def test_too_little_memory_is_told_once_and_ends_the_allocation(
+    segments: LocalSegments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[CenoteError] = []
+    real, calls = memory.allocate_file, []
+
+    def scarce(*args: object, **kwargs: object) -> None:
+        calls.append(args)
+        if len(calls) > 2:
+            raise ResourceUnavailable("no memory")
+        real(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(dram_module, "allocate_file", scarce)
+    work = Preparation(segments.all(), failures.append, threads=3, chunk_bytes=MIB)
+    assert work.wait(30)
+    assert [str(error) for error in failures] == ["no memory"]
+    assert sum(s.ready_bytes for s in segments.all()) == 2 * MIB
+
+
+@pytest.mark.parametrize("how", ["unsupported", "failing"])
+def test_memory_that_cannot_be_touched_is_used_all_the_same(
+    segments: LocalSegments, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    calls = []
+
+    def refuse(*args: object, **_: object) -> bool:
+        calls.append(args)
+        if how == "failing":
+            raise ResourceUnavailable("poisoned page")
+        return False
+
+    monkeypatch.setattr(dram_module, "populate", refuse)
+    assert Preparation(segments.all(), no_failure, threads=1, chunk_bytes=MIB).wait(30)
+    assert segments.ready
+    assert len(calls) == 1
