@@ -1,0 +1,385 @@
+"""A cluster of real processes on loopback: the only place in the tests that starts daemons.
+
+    with Cluster(stores=2, dram_bytes=64 << 20) as cluster:
+        with cluster.client() as client:                # cenote.client.Client, on the lane
+            client.put("k", b"v")
+        cluster.stores[0].kill()                        # SIGKILL; kill(signal.SIGTERM) ... also
+        cluster.stores[0].restart()                     # same name and memory; until ready
+        cluster.master.restart(signal.SIGKILL)          # by this signal, then start, then ready
+        extra = cluster.add_store(dram_bytes=256 << 20)
+        cluster.master.pause(); cluster.master.resume() # SIGSTOP, SIGCONT
+        cluster.lane, cluster.grpc                      # "127.0.0.1:port"
+        cluster.environment                             # for a `cenote` command as a subprocess
+        cluster.cli("status", "--json")                 # such a command: CompletedProcess, text
+        cluster.wait_alive(2)                           # until the master sees so many nodes alive
+
+`Process`: name, pid, is_running, exit_code, ready (fields of the readiness line), log_text(),
+start(), wait_ready(), stop(), kill(), restart(), pause(), resume(), wait_exit().
+
+All ports are free ones that the daemons choose, and stay the same over a restart. Metadata lies in
+`file:` (`metadata="memory"` for none), segments in a directory of the cluster's own in /dev/shm,
+logs beside the metadata; all of it is removed at the end, or with the test process. When the block
+ends with an exception, when a daemon died that nobody stopped, or when one logged a traceback (see
+`allow_tracebacks`), the ends of all logs are printed and the test fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, final
+
+from cenote.cli.daemons import Daemon, DaemonSpec, clean_environment, stop_all
+from cenote.cli.scratch import MEMORY_DIRECTORY, scratch_directory
+from cenote.cli.specs import master_spec, store_spec
+from waiting import wait_until
+
+if TYPE_CHECKING:
+    from cenote.client import Client
+
+__all__ = ["Cluster", "Process", "run_cenote", "start_cenote"]
+
+READY_TIMEOUT_S = 30.0  # two busy cores and cold caches
+STOP_TIMEOUT_S = 2.5
+CLOSE_TIMEOUT_S = 5.0
+CLI_TIMEOUT_S = 60.0
+
+
+@final
+class Process:
+    """One daemon of a cluster."""
+
+    def __init__(self, spec: DaemonSpec, directory: Path, environment: Mapping[str, str]) -> None:
+        self._daemon = Daemon(spec, directory, environment=environment)
+        self.expected_down = True
+        self._paused = False
+
+    @property
+    def name(self) -> str:
+        return self._daemon.name
+
+    @property
+    def pid(self) -> int:
+        return self._daemon.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._daemon.is_running
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: the signal that ended it."""
+        return self._daemon.exit_code
+
+    @property
+    def ready(self) -> dict[str, str]:
+        """Fields of the readiness line."""
+        return self._daemon.ready
+
+    @property
+    def flags(self) -> dict[str, object]:
+        """May be changed before `start`."""
+        return self._daemon.spec.flags
+
+    @property
+    def daemon(self) -> Daemon:
+        return self._daemon
+
+    def log_text(self) -> str:
+        """What it logged since its last start."""
+        return self._daemon.log_text()
+
+    def start(self) -> None:
+        """Start it; `wait_ready` waits."""
+        self._daemon.start()
+        self.expected_down = False
+
+    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> dict[str, str]:
+        """Until it serves. Raises what its exit code stands for where it ends instead."""
+        try:
+            return self._daemon.wait_ready(timeout_s)
+        except BaseException:
+            self.expected_down = not self.is_running
+            raise
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """SIGTERM; the exit code. Fails where it does not end in time."""
+        self.expected_down = True
+        self.send_signal(signal.SIGTERM)
+        return self.wait_exit(timeout_s)
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> int:
+        """End it by a signal; the exit code."""
+        self.expected_down = True
+        self.send_signal(number)
+        return self.wait_exit()
+
+    def wait_exit(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """Wait for its end, which is then no failure; the exit code."""
+        self.expected_down = True
+        code = self._daemon.wait(timeout_s)
+        assert code is not None, f"{self.name} did not end within {timeout_s} s"
+        return code
+
+    def restart(self, number: signal.Signals = signal.SIGTERM) -> dict[str, str]:
+        """End it by `number` where it runs, start it again, wait until it is ready."""
+        if self.is_running:
+            self.kill(number)
+        self.start()
+        return self.wait_ready()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self._daemon.send_signal(number)
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        self.send_signal(signal.SIGSTOP)
+
+        def is_stopped() -> bool:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+            return stat.rpartition(")")[2].split()[0] == "T"
+
+        wait_until(is_stopped, what=f"{self.name} to stop")
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self.send_signal(signal.SIGCONT)
+
+
+@final
+class Cluster:
+    """See the module's docstring. Flags are named as on the command line, less the leading dashes."""
+
+    def __init__(
+        self,
+        *,
+        stores: int = 1,
+        dram_bytes: int = 64 << 20,
+        metadata: str = "file",
+        master_flags: Mapping[str, object] | None = None,
+        store_flags: Mapping[str, object] | None = None,
+        allow_tracebacks: bool = False,
+        ready_timeout_s: float = READY_TIMEOUT_S,
+    ) -> None:
+        self._store_count = stores
+        self._dram_bytes = dram_bytes
+        self._metadata = metadata
+        self._master_flags = dict(master_flags or {})
+        self._store_flags = dict(store_flags or {})
+        self._allow_tracebacks = allow_tracebacks
+        self._ready_timeout_s = ready_timeout_s
+        self._exit = ExitStack()
+        self._daemon_environment = clean_environment()
+        self.directory = Path()
+        """Metadata, logs, sockets."""
+        self.dram_directory = Path()
+        """Segments, in memory."""
+        self.stores: list[Process] = []
+        self._master: Process | None = None
+
+    # ---- life --------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self.directory = stack.enter_context(scratch_directory())
+            self.dram_directory = stack.enter_context(scratch_directory(MEMORY_DIRECTORY))
+            stack.callback(self._end_processes)
+            try:
+                self._start()
+            except BaseException:
+                self._print_logs()
+                raise
+            self._exit = stack.pop_all()
+        return self
+
+    def _start(self) -> None:
+        metadata = "memory:" if self._metadata == "memory" else f"file:{self.directory}/metadata"
+        spec = master_spec(metadata=metadata, extra=self._master_flags)
+        self._master = Process(spec, self.directory, self._daemon_environment)
+        self.master.start()
+        self.master.wait_ready(self._ready_timeout_s)
+        # The same ports after a restart, so that everybody finds it again.
+        self.master.flags.update(self._pinned_ports())
+        started = [self._new_store(self._dram_bytes, {}) for _ in range(self._store_count)]
+        for store in started:
+            store.wait_ready(self._ready_timeout_s)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        complaints = [] if error is not None else self._complaints()
+        if error is not None or complaints:
+            self._print_logs()
+        self._exit.close()
+        assert not complaints, "; ".join(complaints)
+
+    def _end_processes(self) -> None:
+        end_s = time.monotonic() + CLOSE_TIMEOUT_S
+        for process in self.processes:
+            if process.is_running:
+                process.resume()
+        stop_all([store.daemon for store in self.stores], end_s)
+        stop_all([process.daemon for process in self.processes], end_s)
+
+    def _complaints(self) -> list[str]:
+        found = [
+            f"{process.name} ended by itself with exit code {process.exit_code}"
+            for process in self.processes
+            if not process.is_running and not process.expected_down
+        ]
+        if not self._allow_tracebacks:
+            found += [
+                f"{process.name} logged a traceback"
+                for process in self.processes
+                if "Traceback (most recent call last)" in process.log_text()
+            ]
+        return found
+
+    def _print_logs(self) -> None:
+        for process in self.processes:
+            state = "running" if process.is_running else f"exit code {process.exit_code}"
+            print(f"---- {process.name} ({state})", process.log_text(), sep="\n", file=sys.stderr)
+
+    # ---- parts -------------------------------------------------------------------------------
+
+    @property
+    def master(self) -> Process:
+        assert self._master is not None, "the cluster was not started"
+        return self._master
+
+    @property
+    def processes(self) -> list[Process]:
+        """The master, where it was started, and all stores."""
+        return [*([] if self._master is None else [self._master]), *self.stores]
+
+    @property
+    def lane(self) -> str:
+        """Address of the master's lane."""
+        return _host_port(self.master.ready["lane"])
+
+    @property
+    def grpc(self) -> str:
+        """Address of the master's gRPC server."""
+        return _host_port(self.master.ready["grpc"])
+
+    def _pinned_ports(self) -> dict[str, object]:
+        return {"lane": self.lane, "grpc": self.grpc}
+
+    def add_store(
+        self,
+        *,
+        dram_bytes: int | None = None,
+        flags: Mapping[str, object] | None = None,
+    ) -> Process:
+        """One more store daemon, ready. The i-th one is called `s<i>`."""
+        size_bytes = self._dram_bytes if dram_bytes is None else dram_bytes
+        store = self._new_store(size_bytes, flags or {})
+        store.wait_ready(self._ready_timeout_s)
+        return store
+
+    def _new_store(self, dram_bytes: int, flags: Mapping[str, object]) -> Process:
+        spec = store_spec(
+            f"s{len(self.stores)}",
+            master=self.lane,
+            dram_bytes=dram_bytes,
+            dram_directory=self.dram_directory,
+            socket_directory=self.directory,
+            extra=self._store_flags | dict(flags),
+        )
+        store = Process(spec, self.directory, self._daemon_environment)
+        self.stores.append(store)
+        store.start()
+        return store
+
+    # ---- use ---------------------------------------------------------------------------------
+
+    def client(self, **options: Any) -> Client:
+        """A `cenote.client.Client` of this cluster; the caller closes it."""
+        from cenote.client import Client
+
+        return Client(self.lane, **options)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For a `cenote` command that is to find this cluster."""
+        return {**clean_environment(), "CENOTE_MASTER": self.lane, "CENOTE_GRPC": self.grpc}
+
+    def cli(
+        self, *arguments: str, stdin: bytes | None = None, timeout_s: float = CLI_TIMEOUT_S
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run `cenote ARGUMENTS` against this cluster."""
+        return run_cenote(
+            *arguments, stdin=stdin, environment=self.environment, timeout_s=timeout_s
+        )
+
+    def wait_alive(self, count: int, timeout_s: float = 10.0) -> None:
+        """Until the master sees exactly so many nodes alive."""
+        import grpc
+
+        from cenote.v1 import admin_pb2, admin_pb2_grpc
+
+        with grpc.insecure_channel(self.grpc) as channel:
+            stub = admin_pb2_grpc.AdminServiceStub(channel)  # type: ignore[no-untyped-call]
+
+            def alive() -> bool:
+                with contextlib.suppress(grpc.RpcError):  # a master that is just being restarted
+                    status = stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=timeout_s)
+                    return bool(status.nodes_alive == count)
+                return False
+
+            wait_until(alive, timeout_s, what=f"{count} live nodes")
+
+
+def _host_port(address: str) -> str:
+    return address.removeprefix("tcp://")
+
+
+# ---- the `cenote` command as a process ----------------------------------------------------------
+
+
+def start_cenote(
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    **options: Any,
+) -> subprocess.Popen[bytes]:
+    """Start `cenote ARGUMENTS`, its output in pipes; options are Popen's. The caller ends it."""
+    command = [sys.executable, "-m", "cenote.cli.main", *arguments]
+    settings: dict[str, Any] = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "env": clean_environment() if environment is None else dict(environment),
+        **options,
+    }
+    return subprocess.Popen(command, **settings)
+
+
+def run_cenote(
+    *arguments: str,
+    stdin: bytes | None = None,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = CLI_TIMEOUT_S,
+    **options: Any,
+) -> subprocess.CompletedProcess[bytes]:
+    """Run `cenote ARGUMENTS` to its end, killed after `timeout_s`."""
+    if stdin is not None:
+        options["stdin"] = subprocess.PIPE
+    with start_cenote(*arguments, environment=environment, **options) as process:
+        try:
+            out, err = process.communicate(stdin, timeout=timeout_s)
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(list(arguments), process.returncode, out, err)
