@@ -34,17 +34,17 @@ from cenote.v1 import common_pb2, master_pb2
 
 from .node_files import NodeFiles
 from .ranges import RangeSet
-from .slot_format import TableHeader, slots_in, table_file_bytes
+from .slot_format import TableHeader, slots_for, table_memory_bytes
 from .slots import SlotTable
-from .table_file import TableFile, read_header
+from .table_file import Survivor, TableFile, read_table
 
 __all__ = [
     "SEGMENT_BYTES_MAX",
     "SEGMENT_BYTES_MIN",
     "DramSegment",
     "SegmentPlan",
+    "find_survivor",
     "plan_segments",
-    "surviving_header",
 ]
 
 SEGMENT_BYTES_MAX: Final = 256 << 30
@@ -73,7 +73,7 @@ class SegmentPlan:
 
     def memory_bytes(self, granule_bytes: int) -> int:
         """Data and table together."""
-        return self.data_bytes + table_file_bytes(self.slots, granule_bytes)
+        return self.data_bytes + table_memory_bytes(self.slots, granule_bytes)
 
 
 def plan_segments(total_bytes: int, granule_bytes: int = PAGE_BYTES) -> list[SegmentPlan]:
@@ -92,21 +92,23 @@ def plan_segments(total_bytes: int, granule_bytes: int = PAGE_BYTES) -> list[Seg
     each = total_bytes // count
     table_bytes = max(TABLE_BYTES_MIN, each // TABLE_SHARE)
     table_bytes = -(-table_bytes // granule_bytes) * granule_bytes
+    slots = slots_for(table_bytes, granule_bytes)
     data_bytes = (each - table_bytes) // granule_bytes * granule_bytes
-    return [SegmentPlan(index, data_bytes, slots_in(table_bytes)) for index in range(count)]
+    return [SegmentPlan(index, data_bytes, slots) for index in range(count)]
 
 
-def surviving_header(files: NodeFiles, index: int, boot_id: bytes) -> TableHeader | None:
-    """The header of segment `index` where its files are intact and of this boot, else None."""
-    header = read_header(files.table_path(index))
-    if header is None or (header.boot_id, header.index) != (boot_id, index):
+def find_survivor(files: NodeFiles, index: int, boot_id: bytes) -> Survivor | None:
+    """What is known of segment `index` where its files are intact and of this boot, else None."""
+    found = read_table(files.table_path(index))
+    if found is None or (found.header.boot_id, found.header.index) != (boot_id, index):
         return None
     try:
         data = files.data_path(index).stat()
     except FileNotFoundError:
         return None
+    header = found.header
     intact = (data.st_size, data.st_ino) == (header.data_bytes, header.data_inode)
-    return header if intact and header.unit_bytes == UNIT_BYTES else None
+    return found if intact and header.unit_bytes == UNIT_BYTES else None
 
 
 @final
@@ -122,10 +124,10 @@ class DramSegment:
         plan: SegmentPlan,
         boot_id: bytes,
         *,
-        header: TableHeader | None = None,
+        survivor: Survivor | None = None,
         granule_bytes: int = PAGE_BYTES,
     ) -> None:
-        """Make the files of `plan` anew, or open those that `header` (a surviving one) describes.
+        """Make the files of `plan` anew, or open those of `survivor`.
 
         Raises ResourceUnavailable where the slot table can't get its memory, OSError.
         """
@@ -133,18 +135,19 @@ class DramSegment:
         self._lock = threading.Lock()
         self._granule_bytes = granule_bytes
         self._name = str(files.data_path(plan.index))
-        self.reopened = header is not None
+        self.reopened = survivor is not None
         """Whether the contents are those of an earlier life."""
-        if header is None:
+        if survivor is None:
             files.remove(plan.index)
-        self._fd = os.open(
-            self._name, os.O_RDWR | os.O_CLOEXEC | (0 if header else os.O_CREAT | os.O_EXCL), 0o600
-        )
+        make = 0 if self.reopened else os.O_CREAT | os.O_EXCL
+        self._fd = os.open(self._name, os.O_RDWR | os.O_CLOEXEC | make, 0o600)
         self.size_bytes = plan.data_bytes
         try:
-            if header is None:
+            if survivor is None:
                 os.ftruncate(self._fd, plan.data_bytes)
                 header = self._fresh_header(files, plan, boot_id)
+            else:
+                header = survivor.header
             self._table_file = TableFile(
                 files.table_path(plan.index), header.next(), granule_bytes=granule_bytes
             )
@@ -162,7 +165,8 @@ class DramSegment:
         """Of its first byte in this process."""
         self.ready_bytes = header.ready_bytes
         """Backed by memory so far, from the beginning."""
-        self._retired = RangeSet(header.retired)
+        self._given_up = list(survivor.retired) if survivor else []
+        self._retired = RangeSet(self._given_up)
         self._table = SlotTable(
             self._table_file.slots_memory(),
             self.view,
@@ -221,9 +225,10 @@ class DramSegment:
 
     def info(self, *, retired: bool = True) -> master_pb2.SegmentInfo:
         """What the master is told; the `retired` ranges matter to it when the daemon attaches."""
-        ranges = np.zeros(len(self._retired.ranges) if retired else 0, EXTENT)
-        for i in range(len(ranges)):
-            ranges[i] = (self.segment_id, 0, *self._retired.ranges[i])
+        given_up = list(self._given_up) if retired else []
+        ranges = np.zeros(len(given_up), EXTENT)
+        for i, given in enumerate(given_up):
+            ranges[i] = (self.segment_id, 0, *given)
         return master_pb2.SegmentInfo(
             node_segment_index=self.index,
             tier=common_pb2.TIER_DRAM,
@@ -337,7 +342,7 @@ class DramSegment:
 
     def _note_retired(self, offset: int, length: int, slots: int) -> None:
         granule = self._granule_bytes
-        wanted = table_file_bytes(slots, granule) - table_file_bytes(self.header.slots, granule)
+        wanted = table_memory_bytes(slots, granule) - table_memory_bytes(self.header.slots, granule)
         if (
             offset % UNIT_BYTES
             or length % UNIT_BYTES
@@ -346,16 +351,13 @@ class DramSegment:
             raise InvalidArgument(f"[{offset}, +{length}) can't be given up: no range of units")
         if wanted > length + granule:
             raise InvalidArgument(f"{length} bytes can't be given up for {slots} slots in all")
-        retired = self._retired.added(offset, length)
         try:
-            self._table_file.update(retired=retired.ranges, slots=slots)
+            self._table_file.retire(offset, length, slots)
         except ValueError as error:
-            raise InvalidArgument(
-                f"no more ranges of {self._name} can be given up for slots: {error}",
-                remedy="larger or neighbouring ranges",
-            ) from error
-        self._retired = retired
-        self._table.set_bounds(self.ready_bytes, retired)
+            raise InvalidArgument(f"{self._name}: {error}") from error
+        self._given_up.append((offset, length))
+        self._retired = self._retired.added(offset, length)
+        self._table.set_bounds(self.ready_bytes, self._retired)
 
     def _punch(self, offset: int, length: int) -> None:
         mode = _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE

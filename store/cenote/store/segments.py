@@ -16,11 +16,11 @@ from .dram import (
     SEGMENT_BYTES_MIN,
     DramSegment,
     SegmentPlan,
+    find_survivor,
     plan_segments,
-    surviving_header,
 )
 from .node_files import NodeFiles
-from .slot_format import TableHeader
+from .table_file import Survivor
 
 __all__ = ["LocalSegments", "open_segments"]
 
@@ -90,26 +90,28 @@ def open_segments(
     that.
     """
     granule = max(PAGE_BYTES, os.fstatvfs(files.lock_fd).f_bsize)
-    headers = {
-        index: header
+    survivors = {
+        index: survivor
         for index in files.indexes()
-        if (header := surviving_header(files, index, boot_id)) is not None
+        if (survivor := find_survivor(files, index, boot_id)) is not None
     }
     plans = plan_segments(total_bytes, granule)
     if allow_less:
         wanted = sum(plan.memory_bytes(granule) for plan in plans)
-        plans = _kept_plans(files, headers, wanted) or plans
-    headers = _kept(files, plans, headers)
-    files.announce(next((h.node_uuid for h in headers.values()), files.node_uuid))
-    if not headers:
+        plans = _kept_plans(files, survivors, wanted) or plans
+    survivors = _kept(files, plans, survivors)
+    files.announce(next((s.header.node_uuid for s in survivors.values()), files.node_uuid))
+    if not survivors:
         plans = _affordable(files, plans, total_bytes, granule, allow_less)
     else:
-        _check_memory(files, plans, headers, total_bytes, granule, allow_less)
+        _check_memory(files, plans, survivors, total_bytes, granule, allow_less)
     opened: list[DramSegment] = []
     try:
         for plan in plans:
-            header = headers.get(plan.index)
-            opened.append(DramSegment(files, plan, boot_id, header=header, granule_bytes=granule))
+            survivor = survivors.get(plan.index)
+            opened.append(
+                DramSegment(files, plan, boot_id, survivor=survivor, granule_bytes=granule)
+            )
     except BaseException:
         for segment in opened:
             segment.close()
@@ -120,32 +122,34 @@ def open_segments(
 
 
 def _kept(
-    files: NodeFiles, plans: Sequence[SegmentPlan], headers: dict[int, TableHeader]
-) -> dict[int, TableHeader]:
-    """The headers that fit their plan; files of all others are removed."""
+    files: NodeFiles, plans: Sequence[SegmentPlan], survivors: dict[int, Survivor]
+) -> dict[int, Survivor]:
+    """The survivors that fit their plan; files of all others are removed."""
     sizes = {plan.index: plan.data_bytes for plan in plans}
-    kept = {i: h for i, h in headers.items() if sizes.get(i) == h.data_bytes}
+    kept = {i: s for i, s in survivors.items() if sizes.get(i) == s.header.data_bytes}
     for index in files.indexes():
         if index not in kept:
             _log.warning(
                 "a segment of an earlier life can't be used any more and is removed",
                 segment=str(files.data_path(index)),
-                why="of another size" if index in headers else "damaged, or from before a reboot",
+                why="of another size" if index in survivors else "damaged, or from before a reboot",
             )
             files.remove(index)
     return kept
 
 
 def _kept_plans(
-    files: NodeFiles, headers: dict[int, TableHeader], wanted_bytes: int
+    files: NodeFiles, survivors: dict[int, Survivor], wanted_bytes: int
 ) -> list[SegmentPlan]:
     """The plan that an earlier life went on with, where `wanted_bytes` can't be had now either."""
-    plans = [SegmentPlan(i, h.data_bytes, h.slots) for i, h in sorted(headers.items())]
+    plans = [
+        SegmentPlan(i, s.header.data_bytes, s.header.slots) for i, s in sorted(survivors.items())
+    ]
     if not plans or [plan.index for plan in plans] != list(range(len(plans))):
         return []
     held = sum(
         path.stat().st_blocks * 512
-        for index in headers
+        for index in survivors
         for path in (files.data_path(index), files.table_path(index))
     )
     fits = held <= wanted_bytes and sum(plan.data_bytes for plan in plans) <= wanted_bytes
@@ -177,7 +181,7 @@ def _affordable(
 def _check_memory(
     files: NodeFiles,
     plans: Sequence[SegmentPlan],
-    headers: dict[int, TableHeader],
+    survivors: dict[int, Survivor],
     total_bytes: int,
     granule: int,
     allow_less: bool,
@@ -185,11 +189,11 @@ def _check_memory(
     """The same where some segments have their memory already."""
     missing = 0
     for plan in plans:
-        header = headers.get(plan.index)
-        if header is None:
+        survivor = survivors.get(plan.index)
+        if survivor is None:
             missing += plan.memory_bytes(granule)
         else:
-            missing += header.data_bytes - header.ready_bytes
+            missing += survivor.header.data_bytes - survivor.header.ready_bytes
     available = available_bytes(files.lock_fd)
     if missing > available and not allow_less:
         raise _too_little(files, total_bytes, max(0, total_bytes - missing + available))

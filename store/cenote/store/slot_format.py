@@ -1,8 +1,10 @@
 """What a segment's table file looks like: a header, then one record of 192 bytes for each slot.
 
-    0         header copy A (8 KiB)      the valid copy with the higher sequence number counts:
-    8 KiB     header copy B (8 KiB)      a daemon killed while it writes one still has the other
-    16 KiB    slot 0, slot 1, ...        192 bytes each
+    0         header copy A (4 KiB)      the valid copy with the higher sequence number counts:
+    4 KiB     header copy B (4 KiB)      a daemon killed while it writes one still has the other
+    8 KiB     65,536 ranges, 24 bytes    data ranges given up for slots, as many as the header says;
+                                         a hole in the file but for what is written
+    SLOTS_AT  slot 0, slot 1, ...        192 bytes each
 
 Only the owning daemon maps this file; clients map the data file beside it. Everything is
 little-endian. A record carries a checksum over the rest of it, so a record that was written only in
@@ -119,14 +121,19 @@ _check_layouts()
 
 # ---- header ---------------------------------------------------------------------------------
 
-HEADER_COPY_BYTES: Final = 8192
+HEADER_COPY_BYTES: Final = 4096
 HEADER_BYTES: Final = 2 * HEADER_COPY_BYTES
 HEADER_FORMAT: Final = 1
 _HEADER_MAGIC: Final = b"CENOTESG"
 _HEADER: Final = Struct("<8sIIQ16s16s16sIIQQQQIIIII4x")
-_RANGE: Final = Struct("<QQ")
 _CRC: Final = Struct("<Q")
-RETIRED_RANGES_MAX: Final = (HEADER_COPY_BYTES - _HEADER.size - _CRC.size) // _RANGE.size
+
+RANGES_MAX: Final = 65_536
+"""Also the most that the master takes."""
+RANGE_BYTES: Final = 24
+_RANGE: Final = Struct("<QQ")
+
+SLOTS_AT: Final = HEADER_BYTES + RANGES_MAX * RANGE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,17 +165,15 @@ class TableHeader:
     """As the master knows the daemon; 0 before it was ever attached."""
     segment_id: int = 0
     """As the master knows this segment."""
-    retired: tuple[tuple[int, int], ...] = ()
-    """Data ranges given up for the table, as sorted, disjoint (offset, length)."""
+    retired_count: int = 0
+    """So many ranges of the data area were given up; those behind it were never made valid."""
 
     def next(self, **changes: object) -> TableHeader:
         """The header that follows this one, with `changes`."""
         return replace(self, sequence=self.sequence + 1, **changes)  # type: ignore[arg-type]
 
     def pack(self) -> bytes:
-        """One header copy of HEADER_COPY_BYTES. Raises ValueError for too many retired ranges."""
-        if len(self.retired) > RETIRED_RANGES_MAX:
-            raise ValueError(f"more than {RETIRED_RANGES_MAX} retired ranges")
+        """One header copy of HEADER_COPY_BYTES."""
         body = _HEADER.pack(
             _HEADER_MAGIC,
             HEADER_FORMAT,
@@ -186,11 +191,19 @@ class TableHeader:
             self.last_epoch,
             self.node_id,
             self.segment_id,
-            len(self.retired),
+            self.retired_count,
             0,
-        ) + b"".join(_RANGE.pack(*r) for r in self.retired)
-        padded = body.ljust(HEADER_COPY_BYTES - _CRC.size, b"\0")
-        return padded + _CRC.pack(xxh3_64_intdigest(padded))
+        )
+        return checked(body.ljust(HEADER_COPY_BYTES - _CRC.size, b"\0"))
+
+
+def checked(body: bytes) -> bytes:
+    """The bytes and their checksum."""
+    return body + _CRC.pack(xxh3_64_intdigest(body))
+
+
+def _is_whole(copy: bytes) -> bool:
+    return checked(copy[: -_CRC.size]) == copy
 
 
 def unpack_header(copies: bytes) -> TableHeader | None:
@@ -204,22 +217,17 @@ def unpack_header(copies: bytes) -> TableHeader | None:
 
 
 def _unpack_copy(copy: bytes) -> TableHeader | None:
-    if len(copy) != HEADER_COPY_BYTES:
-        return None
-    checked = copy[: -_CRC.size]
-    if _CRC.unpack_from(copy, len(checked))[0] != xxh3_64_intdigest(checked):
+    if len(copy) != HEADER_COPY_BYTES or not _is_whole(copy):
         return None
     magic, format_, slot_bytes, sequence, incarnation, boot_id, node_uuid, *rest = (
-        _HEADER.unpack_from(checked)
+        _HEADER.unpack_from(copy)
     )
     if (magic, format_, slot_bytes) != (_HEADER_MAGIC, HEADER_FORMAT, SLOT_BYTES):
         return None
     index, unit_bytes, data_bytes, inode, ready_bytes, slots, last_epoch, *rest = rest
     node_id, segment_id, retired_count, _ = rest
-    if retired_count > RETIRED_RANGES_MAX:
+    if retired_count > RANGES_MAX:
         return None
-    ranges_end = _HEADER.size + retired_count * _RANGE.size
-    retired = tuple(_RANGE.iter_unpack(checked[_HEADER.size : ranges_end]))
     return TableHeader(
         sequence=sequence,
         incarnation=incarnation,
@@ -234,18 +242,45 @@ def _unpack_copy(copy: bytes) -> TableHeader | None:
         slots=slots,
         node_id=node_id,
         segment_id=segment_id,
-        retired=retired,
+        retired_count=retired_count,
     )
 
 
-def table_file_bytes(slots: int, page_bytes: int = 4096) -> int:
-    """Size of a table file for so many slots, a whole number of pages."""
-    return -(-(HEADER_BYTES + slots * SLOT_BYTES) // page_bytes) * page_bytes
+def pack_range(offset: int, length: int) -> bytes:
+    """One data range that is given up, RANGE_BYTES."""
+    return checked(_RANGE.pack(offset, length))
 
 
-def slots_in(file_bytes: int) -> int:
-    """How many slots a table file of that size has room for."""
-    return max(0, file_bytes - HEADER_BYTES) // SLOT_BYTES
+def unpack_ranges(packed: bytes) -> list[tuple[int, int]] | None:
+    """(offset, length) of each range, or None where one is damaged."""
+    pieces = [packed[at : at + RANGE_BYTES] for at in range(0, len(packed), RANGE_BYTES)]
+    if not all(map(_is_whole, pieces)):
+        return None
+    return [(offset, length) for offset, length in map(_RANGE.unpack_from, pieces)]
+
+
+def _rounded_up(size_bytes: int, granule_bytes: int) -> int:
+    return -(-size_bytes // granule_bytes) * granule_bytes
+
+
+def table_file_bytes(slots: int, granule_bytes: int = 4096) -> int:
+    """Size of a table file for so many slots, holes included; a multiple of `granule_bytes`."""
+    return _rounded_up(SLOTS_AT + slots * SLOT_BYTES, granule_bytes)
+
+
+def table_memory_bytes(slots: int, granule_bytes: int = 4096) -> int:
+    """Memory that such a file takes, in pages of `granule_bytes`, before any range is written."""
+    header_end = _rounded_up(HEADER_BYTES, granule_bytes)
+    slots_begin = max(header_end, SLOTS_AT // granule_bytes * granule_bytes)
+    return header_end + max(0, table_file_bytes(slots, granule_bytes) - slots_begin)
+
+
+def slots_for(memory_bytes: int, granule_bytes: int = 4096) -> int:
+    """The most slots that a table file of at most so much memory has room for."""
+    without = table_memory_bytes(0, granule_bytes)
+    spare = max(_rounded_up(HEADER_BYTES, granule_bytes), table_file_bytes(0, granule_bytes))
+    pages = max(0, memory_bytes - without) // granule_bytes * granule_bytes
+    return (pages + spare - SLOTS_AT) // SLOT_BYTES if memory_bytes >= without else 0
 
 
 def boot_id_bytes(boot_id: str) -> bytes:

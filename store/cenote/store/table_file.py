@@ -1,10 +1,11 @@
-"""A segment's table file, mapped: its header, and the memory of its slots."""
+"""A segment's table file, mapped: its header, the ranges given up, and the memory of its slots."""
 
 from __future__ import annotations
 
 import contextlib
 import mmap
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
@@ -13,17 +14,31 @@ from cenote.runtime.memory import allocate_file
 from .slot_format import (
     HEADER_BYTES,
     HEADER_COPY_BYTES,
+    RANGE_BYTES,
+    RANGES_MAX,
     SLOT_BYTES,
+    SLOTS_AT,
     TableHeader,
+    pack_range,
     table_file_bytes,
     unpack_header,
+    unpack_ranges,
 )
 
-__all__ = ["TableFile", "read_header"]
+__all__ = ["Survivor", "TableFile", "read_table"]
 
 
-def read_header(path: Path) -> TableHeader | None:
-    """The header of the table file at `path`; None where there is no such file or no valid header.
+@dataclass(frozen=True, slots=True)
+class Survivor:
+    """What a table file of an earlier life says about its segment."""
+
+    header: TableHeader
+    retired: tuple[tuple[int, int], ...]
+    """Data ranges given up for slots, (offset, length), as they came."""
+
+
+def read_table(path: Path) -> Survivor | None:
+    """What the table file at `path` says; None where there is none or it is damaged.
 
     Raises OSError where the file can't be read for another reason.
     """
@@ -32,9 +47,13 @@ def read_header(path: Path) -> TableHeader | None:
     except FileNotFoundError:
         return None
     try:
-        if os.fstat(fd).st_size < HEADER_BYTES:
+        header = unpack_header(os.pread(fd, HEADER_BYTES, 0))
+        if header is None:
             return None
-        return unpack_header(os.pread(fd, HEADER_BYTES, 0))
+        size = header.retired_count * RANGE_BYTES
+        packed = os.pread(fd, size, HEADER_BYTES) if size else b""
+        retired = unpack_ranges(packed) if len(packed) == size else None
+        return None if retired is None else Survivor(header, tuple(retired))
     finally:
         os.close(fd)
 
@@ -47,14 +66,16 @@ class TableFile:
         """Open the table file at `path`, or make it where there is none, and write `header`.
 
         `granule_bytes` is the file system's page size. The file becomes as large as the header's
-        slots need and is fully allocated. Raises ResourceUnavailable where there is too little
-        memory, OSError.
+        slots need, and those are fully allocated. Raises ResourceUnavailable where there is too
+        little memory, OSError.
         """
         self._path = path
+        self._name = f"the slot table {path}"
         self._granule_bytes = granule_bytes
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self.header = header
         try:
+            allocate_file(self._fd, 0, HEADER_BYTES, name=self._name)
             self._map = self._mapped(header.slots)
         except BaseException:
             os.close(self._fd)
@@ -63,18 +84,18 @@ class TableFile:
 
     def _mapped(self, slots: int) -> mmap.mmap:
         size = table_file_bytes(slots, self._granule_bytes)
-        have = os.fstat(self._fd).st_size
+        have = max(SLOTS_AT, os.fstat(self._fd).st_size)
         if have < size:
-            allocate_file(self._fd, have, size - have, name=f"the slot table {self._path}")
+            allocate_file(self._fd, have, size - have, name=self._name)
         return mmap.mmap(self._fd, max(have, size))
 
     def slots_memory(self) -> memoryview:
         """The memory of all slots that the table has."""
-        end = HEADER_BYTES + self.header.slots * SLOT_BYTES
-        return memoryview(self._map)[HEADER_BYTES:end]
+        end = SLOTS_AT + self.header.slots * SLOT_BYTES
+        return memoryview(self._map)[SLOTS_AT:end]
 
     def update(self, **changes: object) -> TableHeader:
-        """Write the header with these fields changed. Raises ValueError for too many ranges."""
+        """Write the header with these fields changed."""
         header = self.header.next(**changes)
         self._write_header(header)
         return header
@@ -84,6 +105,19 @@ class TableFile:
         at = header.sequence % 2 * HEADER_COPY_BYTES
         self._map[at : at + HEADER_COPY_BYTES] = header.pack()
         self.header = header
+
+    def retire(self, offset: int, length: int, slots: int) -> None:
+        """Note that a data range is given up, so that there are `slots` in all.
+
+        Raises ValueError where no more ranges can be noted, ResourceUnavailable.
+        """
+        count = self.header.retired_count
+        if count >= RANGES_MAX:
+            raise ValueError(f"{RANGES_MAX} ranges were given up already")
+        at = HEADER_BYTES + count * RANGE_BYTES
+        allocate_file(self._fd, at, RANGE_BYTES, name=self._name)
+        self._map[at : at + RANGE_BYTES] = pack_range(offset, length)
+        self.update(retired_count=count + 1, slots=slots)
 
     def extend(self) -> memoryview:
         """Make the file as large as the header's slots need; returns the memory of all slots.

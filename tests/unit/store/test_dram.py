@@ -21,11 +21,11 @@ from cenote.store import dram as dram_module
 from cenote.store.dram import (
     SEGMENT_BYTES_MAX,
     DramSegment,
+    find_survivor,
     plan_segments,
-    surviving_header,
 )
 from cenote.store.node_files import NodeFiles
-from cenote.store.slot_format import table_file_bytes
+from cenote.store.slot_format import table_memory_bytes
 from slot_rows import Sealed, seal_arguments
 
 BOOT, OTHER_BOOT = b"1" * 16, b"2" * 16
@@ -49,11 +49,11 @@ def make(files: NodeFiles, *, ready: bool = True, size_bytes: int = 4 * MIB) -> 
 
 
 def reopen(files: NodeFiles, boot: bytes = BOOT) -> DramSegment | None:
-    header = surviving_header(files, 0, boot)
-    if header is None:
+    survivor = find_survivor(files, 0, boot)
+    if survivor is None:
         return None
     (plan,) = plan_segments(4 * MIB)
-    segment = DramSegment(files, plan, boot, header=header)
+    segment = DramSegment(files, plan, boot, survivor=survivor)
     segment.recover()
     return segment
 
@@ -80,10 +80,9 @@ def test_data_and_tables_fit_the_configured_size(total: int, granule: int) -> No
     assert len(plans) == -(-total // SEGMENT_BYTES_MAX)
     assert len({plan.data_bytes for plan in plans}) == 1
     assert all(plan.data_bytes % granule == 0 for plan in plans)
-    table_bytes = table_file_bytes(plans[0].slots, granule)
+    table_bytes = table_memory_bytes(plans[0].slots, granule)
     share = max(256 << 10, total // len(plans) // 256)
-    assert share <= table_bytes + 4096
-    assert table_bytes < share + granule
+    assert share <= table_bytes < share + granule
 
 
 def test_a_segment_is_made_without_memory_and_gets_it_in_chunks(files: NodeFiles) -> None:
@@ -168,7 +167,9 @@ def test_memory_half_set_up_is_continued(files: NodeFiles) -> None:
 def test_files_that_are_not_what_they_were_do_not_survive(files: NodeFiles) -> None:
     def damaged(change: str) -> bool:
         files.remove(0)
-        make(files).close()
+        segment = make(files)
+        segment.retire(0, 4096, grown(segment, 4096))
+        segment.close()
         data, slots = files.data_path(0), files.table_path(0)
         if change == "data gone":
             data.unlink()
@@ -184,7 +185,11 @@ def test_files_that_are_not_what_they_were_do_not_survive(files: NodeFiles) -> N
             os.truncate(slots, 1000)
         elif change == "header damaged":
             with slots.open("r+b") as stream:
-                stream.write(b"x" * 16384)
+                stream.write(b"x" * 8192)
+        elif change == "range damaged":
+            with slots.open("r+b") as stream:
+                stream.seek(8192 + 5)
+                stream.write(b"x")
         return reopen(files) is None
 
     assert not damaged("nothing")
@@ -195,6 +200,7 @@ def test_files_that_are_not_what_they_were_do_not_survive(files: NodeFiles) -> N
         "table gone",
         "table cut",
         "header damaged",
+        "range damaged",
     ):
         assert damaged(change), change
     files.remove(0)
@@ -311,15 +317,22 @@ def test_growth_that_cannot_be_meant_is_refused(
     segment.close()
 
 
-def test_ranges_given_up_are_bounded(files: NodeFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cenote.store.slot_format.RETIRED_RANGES_MAX", 2)
+def test_ranges_given_up_are_kept_as_they_came_and_bounded(
+    files: NodeFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cenote.store.table_file.RANGES_MAX", 3)
     segment = make(files)
-    for i in range(2):
-        assert segment.retire(i * 2 * MIB, 4096, grown(segment, 4096))
-    with pytest.raises(InvalidArgument, match="no more ranges"):
-        segment.retire(MIB, 4096, grown(segment, 4096))
-    assert segment.retire(4096, 4096, grown(segment, 4096)), "a neighbour is no new range"
+    given = [(MIB, 4096), (8192, 4096), (4096, 4096)]
+    for offset, length in given:
+        assert segment.retire(offset, length, grown(segment, length))
+    with pytest.raises(InvalidArgument, match="3 ranges were given up already"):
+        segment.retire(0, 4096, grown(segment, 4096))
     segment.close()
+    again = reopen(files)
+    assert again is not None
+    ranges = np.frombuffer(again.info().retired_extents, EXTENT)
+    assert ranges[["offset", "length"]].tolist() == given
+    again.close()
 
 
 def test_memory_that_cannot_be_given_back_is_only_a_warning(

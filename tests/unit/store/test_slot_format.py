@@ -11,13 +11,18 @@ from hypothesis import strategies as st
 from cenote.store.slot_format import (
     HEADER_BYTES,
     HEADER_COPY_BYTES,
-    RETIRED_RANGES_MAX,
+    RANGE_BYTES,
+    RANGES_MAX,
     SLOT_BYTES,
+    SLOTS_AT,
     TableHeader,
     boot_id_bytes,
-    slots_in,
+    pack_range,
+    slots_for,
     table_file_bytes,
+    table_memory_bytes,
     unpack_header,
+    unpack_ranges,
 )
 
 HEADER = TableHeader(
@@ -34,17 +39,15 @@ HEADER = TableHeader(
     slots=1 << 33,
     node_id=9,
     segment_id=(1 << 32) - 1,
-    retired=((0, 4096), (1 << 37, 64)),
+    retired_count=RANGES_MAX,
 )
 
 
 def test_what_is_packed_is_unpacked() -> None:
     assert unpack_header(HEADER.pack() + bytes(HEADER_COPY_BYTES)) == HEADER
     assert unpack_header(bytes(HEADER_COPY_BYTES) + HEADER.pack()) == HEADER
-    full = dataclasses.replace(HEADER, retired=tuple((i, 1) for i in range(RETIRED_RANGES_MAX)))
-    assert unpack_header(full.pack() + HEADER.pack()) == full
-    with pytest.raises(ValueError, match="retired ranges"):
-        dataclasses.replace(full, retired=(*full.retired, (9, 9))).pack()
+    too_many = dataclasses.replace(HEADER, retired_count=RANGES_MAX + 1)
+    assert unpack_header(too_many.pack() + bytes(HEADER_COPY_BYTES)) is None
 
 
 def test_the_later_valid_copy_counts() -> None:
@@ -65,15 +68,31 @@ def test_a_damaged_copy_never_counts(at: int, flip: int) -> None:
     assert unpack_header(bytes(copy) + bytes(HEADER_COPY_BYTES)) is None
 
 
-@given(slots=st.integers(0, 1 << 40), page_bytes=st.sampled_from([4096, 1 << 21]))
-def test_a_file_has_room_for_its_slots_and_less_than_a_page_more(
-    slots: int, page_bytes: int
-) -> None:
-    size = table_file_bytes(slots, page_bytes)
-    assert size % page_bytes == 0
-    assert 0 <= size - HEADER_BYTES - slots * SLOT_BYTES < page_bytes
-    assert slots_in(size) >= slots
-    assert slots_in(0) == 0
+def test_ranges_are_whole_or_none_counts() -> None:
+    ranges = [(0, 4096), (1 << 63, (1 << 64) - 1)]
+    packed = b"".join(pack_range(*r) for r in ranges)
+    assert len(packed) == 2 * RANGE_BYTES
+    assert unpack_ranges(packed) == ranges
+    assert unpack_ranges(b"") == []
+    for at in range(len(packed)):
+        damaged = bytearray(packed)
+        damaged[at] ^= 1
+        assert unpack_ranges(bytes(damaged)) is None
+
+
+@given(slots=st.integers(0, 1 << 40), granule=st.sampled_from([4096, 1 << 16, 1 << 21, 1 << 30]))
+def test_memory_and_slots_of_a_table_go_together(slots: int, granule: int) -> None:
+    size = table_file_bytes(slots, granule)
+    assert size % granule == 0
+    assert 0 <= size - SLOTS_AT - slots * SLOT_BYTES < granule
+    memory = table_memory_bytes(slots, granule)
+    assert memory % granule == 0
+    assert slots * SLOT_BYTES < memory <= slots * SLOT_BYTES + HEADER_BYTES + 3 * granule
+    room = slots_for(memory, granule)
+    assert room >= slots
+    assert table_memory_bytes(room, granule) == memory
+    assert table_memory_bytes(room + 1, granule) > memory
+    assert slots_for(0, granule) == 0
 
 
 def test_boot_ids_are_uuids() -> None:
