@@ -94,7 +94,7 @@ METHOD_MAX: Final = 0xFFFF
 DEADLINE_MS_MAX: Final = 0xFFFF_FFFF
 
 _HELLO_HEAD: Final = struct.Struct("<8sHH")
-_ERROR_TEXT_BYTES_MAX: Final = 4096
+_ERROR_TEXT_BYTES_MAX: Final = 1024  # each; gRPC carries them in 8 KiB of metadata
 # Pieces of an unfinished frame shorter than this are copied, so that a peer who sends a few bytes
 # of a frame behind a large chunk does not keep that whole chunk in memory.
 _COPY_BELOW_BYTES: Final = 16 << 10

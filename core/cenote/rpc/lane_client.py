@@ -124,6 +124,9 @@ class LaneClient:
                 self._failed(lane, error)
                 raise
             else:
+                if not lane.clean:
+                    pool.discard(lane)
+                    return reply
                 lane.used_s = now_s
                 self._idle_push(lane)
                 if pool.waiting or pool.closed:
@@ -165,8 +168,11 @@ class LaneClient:
             except BaseException as error:  # also KeyboardInterrupt: the stream is in mid-frame
                 self._failed(lane, error)
                 raise
-            lane.used_s = self._clock()
-            self._pool.give_back(lane)
+            if lane.clean:
+                lane.used_s = self._clock()
+                self._pool.give_back(lane)
+            else:
+                self._pool.discard(lane)
             return _filled(batch, None)
 
     # --- slow paths -----------------------------------------------------------------------------

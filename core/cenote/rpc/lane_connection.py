@@ -68,6 +68,8 @@ _ENDING: Final = 3  # no further request is looked at; replies still go out
 _LINGERING: Final = 4  # our side is shut down
 _GONE: Final = 5
 
+_LINGER_WORDLESS_S: Final = 0.1
+
 _UCRED: Final = struct.Struct("3i")
 
 
@@ -413,7 +415,9 @@ class LaneConnection(LaneOutput):
             return
         self._transport.write_eof()
         self._resume_reading()
-        self._write_timer = self._loop.call_later(self._limits.linger_s, self.abort)
+        # Without last words there is less to lose, and a server that ends must not be held up.
+        linger_s = self._limits.linger_s if self._last_words else _LINGER_WORDLESS_S
+        self._write_timer = self._loop.call_later(linger_s, self.abort)
 
 
 def _peer_name(transport: asyncio.BaseTransport) -> str:

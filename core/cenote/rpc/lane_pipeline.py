@@ -48,6 +48,7 @@ class Pipeline:
         "_next",
         "_out",
         "_parser",
+        "_refused",
         "_spin_polls",
         "_unanswered_bytes",
         "_until_s",
@@ -76,6 +77,7 @@ class Pipeline:
         self._next = 0  # the first request that is not packed yet
         self._answered = 0
         self._unanswered_bytes = 0
+        self._refused = False  # a ProtocolError came: the server closes the connection
         self._out = memoryview(b"")
         self.begun = 0
         self.results: list[bytes | CenoteError | None] = [None] * len(bodies)
@@ -97,7 +99,7 @@ class Pipeline:
                 lane.wait(select.POLLIN | select.POLLOUT if self._out else select.POLLIN)
         if not self._parser.idle:
             raise lane.broken_protocol("more than the replies that are due")
-        lane.clean = True
+        lane.clean = not self._refused
 
     def _send(self) -> bool:
         """Send what fits; True when something more may be sent at once."""
@@ -152,7 +154,9 @@ class Pipeline:
             if kind == REPLY:
                 self.results[index] = body
             elif kind == ERROR:
-                self.results[index] = decode_error(word, body)
+                refusal = decode_error(word, body)
+                self.results[index] = refusal
+                self._refused |= isinstance(refusal, ProtocolError)
             else:
                 raise self._lane.broken_protocol(f"{KIND_NAMES[kind]} frame instead of REPLY")
             self._answered += 1

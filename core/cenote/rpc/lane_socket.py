@@ -26,7 +26,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 
-from cenote.api.errors import DeadlineExceeded, ProtocolError, Unavailable
+from cenote.api.errors import ClientClosed, DeadlineExceeded, ProtocolError, Unavailable
 
 from .address import Address
 from .frames import (
@@ -166,12 +166,11 @@ class LaneSocket:
         self._send_rest(pack_frame(HELLO, self._next_call_id(), body=pack_hello(hello)), 0)
         while not self._poll.poll(min(50.0, self._left_ms())):
             if cancelled():
-                break  # the pool closes the connection and says why
+                raise ClientClosed()
         kind, body = self._receive(self._call_id, 0)
         if kind != HELLO_REPLY:
             raise self.broken_protocol(f"{KIND_NAMES[kind]} frame instead of HELLO_REPLY")
         self.protocol_version, self.hello_reply = parse_hello_reply(body)
-        self.clean = True
 
     # --- one call -------------------------------------------------------------------------------
 
@@ -206,7 +205,6 @@ class LaneSocket:
         kind, reply = self._receive(call_id, got)
         if kind != REPLY:
             raise self.broken_protocol(f"{KIND_NAMES[kind]} frame instead of REPLY")
-        self.clean = True
         return reply
 
     def _spin(self) -> int:
@@ -317,7 +315,8 @@ class LaneSocket:
     def _receive(self, call_id: int, have: int) -> tuple[int, bytes]:
         """The frame whose first `have` bytes are in the buffer, or is still to come.
 
-        `have` may be 0 or less: nothing yet, or the stream's end, which is found out here.
+        `have` may be 0 or less: nothing yet, or the stream's end, which is found out here. Sets
+        `clean` where another call may follow.
         """
         buffer, view = self._buffer, self._view
         have = max(have, 0)
@@ -343,8 +342,6 @@ class LaneSocket:
                 filled += self._receive_into(target[filled:])
             body = bytes(whole)
             have = end
-        if have > end:
-            raise self.broken_protocol(f"{have - end} bytes behind the only reply that is due")
         if kind == ERROR:
             error = decode_error(word, body)
             # An error with id 0 is about the connection, which the server closes.
@@ -352,6 +349,8 @@ class LaneSocket:
             raise error
         if got_id != call_id:
             raise self.broken_protocol(f"a reply to call {got_id} while {call_id} is waiting")
+        # What comes behind the only reply that is due can only be why the server hangs up.
+        self.clean = have == end
         return kind, body
 
     def _receive_into(self, target: memoryview) -> int:

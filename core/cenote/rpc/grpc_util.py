@@ -1,0 +1,282 @@
+"""gRPC as this project serves it: health, reflection, bounds, the same typed errors as the lane.
+
+An error travels as a gRPC status (so that any language sees something sensible) and, in the
+trailing metadata `cenote-error-bin`, as u32 code and the body of the lane's ERROR frame, of which a
+client of ours makes the same exception again.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final, NoReturn
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from cenote.api.errors import (
+    CenoteError,
+    ClientClosed,
+    DeadlineExceeded,
+    InternalError,
+    InvalidArgument,
+    PermissionDenied,
+    ProtocolVersionMismatch,
+    ResourceUnavailable,
+    Unauthenticated,
+    Unavailable,
+)
+
+from .frames import decode_error, encode_error
+
+__all__ = [
+    "ERROR_METADATA_KEY",
+    "MESSAGE_BYTES_MAX_DEFAULT",
+    "ErrorInterceptor",
+    "GrpcServer",
+    "abort",
+    "channel_options",
+    "error_metadata",
+    "server_options",
+    "status_code",
+    "typed_error",
+]
+
+ERROR_METADATA_KEY: Final = "cenote-error-bin"
+MESSAGE_BYTES_MAX_DEFAULT: Final = 16 << 20
+
+_log = logging.getLogger(__name__)
+
+_CODE: Final = struct.Struct("<I")
+_DETAILS_CHARS_MAX: Final = 500  # percent-encoded in a header that shares 8 KiB with the metadata
+_KEEPALIVE_TIME_MS: Final = 30_000
+_KEEPALIVE_TIMEOUT_MS: Final = 10_000
+_PING_INTERVAL_MS_MIN: Final = 10_000
+
+Option = tuple[str, int]
+
+
+def server_options(message_bytes_max: int = MESSAGE_BYTES_MAX_DEFAULT) -> list[Option]:
+    """Options of a server: bounded messages, dead peers found, no port shared with a stranger."""
+    return [
+        ("grpc.max_receive_message_length", message_bytes_max),
+        ("grpc.max_send_message_length", message_bytes_max),
+        ("grpc.keepalive_time_ms", _KEEPALIVE_TIME_MS),
+        ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", _PING_INTERVAL_MS_MIN),
+        ("grpc.so_reuseport", 0),
+    ]
+
+
+def channel_options(message_bytes_max: int = MESSAGE_BYTES_MAX_DEFAULT) -> list[Option]:
+    """Options of a channel that go with `server_options`."""
+    return [
+        ("grpc.max_receive_message_length", message_bytes_max),
+        ("grpc.max_send_message_length", message_bytes_max),
+        ("grpc.keepalive_time_ms", _KEEPALIVE_TIME_MS),
+        ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+        ("grpc.enable_http_proxy", 0),  # a proxy of the environment is meant for the web
+    ]
+
+
+# --- errors -------------------------------------------------------------------------------------
+
+
+def status_code(error: CenoteError) -> grpc.StatusCode:
+    """The gRPC status of an error's class."""
+    code: grpc.StatusCode = grpc.StatusCode[type(error).grpc_status]
+    return code
+
+
+def error_metadata(error: CenoteError) -> tuple[tuple[str, bytes], ...]:
+    """The trailing metadata from which `typed_error` makes the error again."""
+    return ((ERROR_METADATA_KEY, _CODE.pack(error.code) + encode_error(error)),)
+
+
+async def abort(context: Any, error: CenoteError) -> NoReturn:
+    """End a call of a grpc.aio server with `error`."""
+    details = str(error)
+    if len(details) > _DETAILS_CHARS_MAX:
+        details = details[:_DETAILS_CHARS_MAX] + "…"
+    await context.abort(status_code(error), details, error_metadata(error))
+    raise AssertionError("context.abort returned")
+
+
+_BY_STATUS: Final[dict[grpc.StatusCode, type[CenoteError]]] = {
+    grpc.StatusCode.CANCELLED: ClientClosed,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.INTERNAL: InternalError,
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ResourceUnavailable,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.UNIMPLEMENTED: ProtocolVersionMismatch,
+}
+
+
+def typed_error(rpc_error: Any) -> CenoteError:
+    """The error that a failed call (grpc.RpcError, blocking or aio) stands for.
+
+    One that the server raised comes back as it was. One that gRPC itself raised gets the class of
+    its status; whether such a call was executed is not known.
+    """
+    for key, value in rpc_error.trailing_metadata() or ():
+        if key == ERROR_METADATA_KEY and len(value) >= _CODE.size:
+            (code,) = _CODE.unpack_from(value)
+            return decode_error(code, value[_CODE.size :])
+    status = rpc_error.code()
+    details = rpc_error.details() or "no details"
+    error = _BY_STATUS.get(status, CenoteError)(f"gRPC {status.name}: {details}")
+    error.maybe_executed = status is not grpc.StatusCode.UNIMPLEMENTED
+    return error
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Turns what handlers raise into statuses: CenoteError typed, anything else InternalError."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[Any], Awaitable[Any]],
+        handler_call_details: Any,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method
+        if handler.request_streaming:
+            behavior = handler.stream_stream or handler.stream_unary
+        else:
+            behavior = handler.unary_stream or handler.unary_unary
+        # Functions that are not async belong to somebody else's services.
+        if inspect.isasyncgenfunction(behavior):
+            guarded: Any = _guard_stream(behavior, method)
+        elif inspect.iscoroutinefunction(behavior):
+            guarded = _guard_unary(behavior, method)
+        else:
+            return handler
+        make = {
+            (False, False): grpc.unary_unary_rpc_method_handler,
+            (False, True): grpc.unary_stream_rpc_method_handler,
+            (True, False): grpc.stream_unary_rpc_method_handler,
+            (True, True): grpc.stream_stream_rpc_method_handler,
+        }[handler.request_streaming, handler.response_streaming]
+        return make(
+            guarded,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+
+def _guard_unary(
+    behavior: Callable[[Any, Any], Awaitable[Any]], method: str
+) -> Callable[[Any, Any], Awaitable[Any]]:
+    async def guarded(request: Any, context: Any) -> Any:
+        try:
+            return await behavior(request, context)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:  # the border: a handler's bug must not look like gRPC's UNKNOWN
+            await abort(context, _as_cenote_error(error, method))
+
+    return guarded
+
+
+def _guard_stream(
+    behavior: Callable[[Any, Any], AsyncIterator[Any]], method: str
+) -> Callable[[Any, Any], AsyncIterator[Any]]:
+    async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
+        try:
+            async for item in behavior(request, context):
+                yield item
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:  # the border: a handler's bug must not look like gRPC's UNKNOWN
+            await abort(context, _as_cenote_error(error, method))
+
+    return guarded
+
+
+def _as_cenote_error(error: Exception, method: str) -> CenoteError:
+    if isinstance(error, CenoteError):
+        return error
+    _log.error("%s failed", method, exc_info=error)
+    return InternalError(f"{method} failed: {type(error).__name__}: {error}")
+
+
+# --- the server ---------------------------------------------------------------------------------
+
+
+class GrpcServer:
+    """A grpc.aio server with health, reflection and typed errors, on the running loop.
+
+    `calls_max` bounds the calls under way; further ones are refused with RESOURCE_EXHAUSTED.
+    """
+
+    def __init__(
+        self,
+        *,
+        message_bytes_max: int = MESSAGE_BYTES_MAX_DEFAULT,
+        calls_max: int = 1024,
+        interceptors: Sequence[Any] = (),
+    ) -> None:
+        self.server: Any = grpc.aio.server(
+            interceptors=(ErrorInterceptor(), *interceptors),
+            options=server_options(message_bytes_max),
+            maximum_concurrent_rpcs=calls_max,
+        )
+        self._health = health.aio.HealthServicer()
+        self._names: list[str] = []
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
+
+    def add_service(
+        self, add_to_server: Callable[[Any, Any], None], servicer: Any, full_name: str
+    ) -> None:
+        """Serve `servicer`; `add_to_server` is the generated `add_...Servicer_to_server`.
+
+        `full_name` (`cenote.v1.MasterService`) is what reflection and health call it. Before start.
+        """
+        add_to_server(servicer, self.server)
+        self._names.append(full_name)
+
+    def listen(self, address: str) -> int:
+        """Listen on `host:port` or `unix:/path`, before `start`. Returns the port (0: a free one).
+
+        Raises ResourceUnavailable.
+        """
+        try:
+            port: int = self.server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise ResourceUnavailable(
+                f"can't serve gRPC on {address}: {error}",
+                remedy="stop the other program or choose another port",
+            ) from error
+        if port == 0:
+            raise ResourceUnavailable(f"can't serve gRPC on {address}")
+        return port
+
+    async def start(self) -> None:
+        """Serve, and say so to health checks."""
+        names = [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection(names, self.server)
+        await self.set_serving(True)
+        await self.server.start()
+
+    async def set_serving(self, serving: bool) -> None:
+        """What health checks are told, for the whole server and for each service."""
+        status = (
+            health_pb2.HealthCheckResponse.SERVING
+            if serving
+            else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        for name in ("", *self._names):
+            await self._health.set(name, status)
+
+    async def close(self, grace_s: float = 1.0) -> None:
+        """Tell health checks, take no more calls, cut those that last longer than `grace_s`."""
+        await self._health.enter_graceful_shutdown()
+        await self.server.stop(grace_s)
