@@ -277,7 +277,7 @@ def test_growth_that_was_cut_short_is_completed(
         if step == "punch":
             patch.setattr(DramSegment, "_punch", fail)
         else:
-            patch.setattr("cenote.store.table_file.allocate_file", fail)
+            patch.setattr("cenote.store.table_file.TableFile.extend", fail)
         with pytest.raises(ResourceUnavailable):
             segment.retire(0, MIB, slots)
     assert segment.table.slots == before
