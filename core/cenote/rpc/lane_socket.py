@@ -167,9 +167,7 @@ class LaneSocket:
         while not self._poll.poll(min(50.0, self._left_ms())):
             if cancelled():
                 raise ClientClosed()
-        kind, body = self._receive(self._call_id, 0)
-        if kind != HELLO_REPLY:
-            raise self.broken_protocol(f"{KIND_NAMES[kind]} frame instead of HELLO_REPLY")
+        body = self._receive(HELLO_REPLY, self._call_id, 0)
         self.protocol_version, self.hello_reply = parse_hello_reply(body)
 
     # --- one call -------------------------------------------------------------------------------
@@ -202,10 +200,7 @@ class LaneSocket:
             if got_id == call_id and kind == REPLY and length == got - HEADER_BYTES and not flags:
                 self.clean = True
                 return bytes(self._view[HEADER_BYTES:got])
-        kind, reply = self._receive(call_id, got)
-        if kind != REPLY:
-            raise self.broken_protocol(f"{KIND_NAMES[kind]} frame instead of REPLY")
-        return reply
+        return self._receive(REPLY, call_id, got)
 
     def _spin(self) -> int:
         """Look for bytes without waiting; the count, 0 at the stream's end, -1 if none came."""
@@ -312,8 +307,8 @@ class LaneSocket:
                 raise self._lost(error) from error
             raise NotSent(str(error)) from error
 
-    def _receive(self, call_id: int, have: int) -> tuple[int, bytes]:
-        """The frame whose first `have` bytes are in the buffer, or is still to come.
+    def _receive(self, wanted: int, call_id: int, have: int) -> bytes:
+        """The body of the frame whose first `have` bytes are in the buffer, or is still to come.
 
         `have` may be 0 or less: nothing yet, or the stream's end, which is found out here. Sets
         `clean` where another call may follow.
@@ -345,13 +340,16 @@ class LaneSocket:
         if kind == ERROR:
             error = decode_error(word, body)
             # An error with id 0 is about the connection, which the server closes.
-            self.clean = got_id == call_id and not isinstance(error, ProtocolError)
+            own = got_id == call_id and not isinstance(error, ProtocolError)
+            self.clean = own and have == end
             raise error
+        if kind != wanted:
+            raise self.broken_protocol(f"{KIND_NAMES[kind]} frame instead of {KIND_NAMES[wanted]}")
         if got_id != call_id:
             raise self.broken_protocol(f"a reply to call {got_id} while {call_id} is waiting")
         # What comes behind the only reply that is due can only be why the server hangs up.
         self.clean = have == end
-        return kind, body
+        return body
 
     def _receive_into(self, target: memoryview) -> int:
         """At least one byte, waiting for it. Raises Unavailable at the stream's end."""

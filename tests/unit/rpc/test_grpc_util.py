@@ -1,0 +1,207 @@
+"""gRPC helpers: errors cross the wire as what they were; health and reflection answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+import uvloop
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from cenote.api.errors import (
+    ERRORS_BY_CODE,
+    AlreadyExists,
+    CenoteError,
+    DeadlineExceeded,
+    InternalError,
+    NoSpace,
+    NotLeader,
+    ProtocolVersionMismatch,
+    ResourceUnavailable,
+    Unavailable,
+)
+from cenote.rpc.grpc_util import (
+    GrpcServer,
+    channel_options,
+    error_metadata,
+    status_code,
+    typed_error,
+)
+
+SERVICE = "cenote.test.Echo"
+
+
+class Echo:
+    """A service by hand: what generated code would register."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    async def unary(self, request: bytes, context: Any) -> bytes:
+        if self.error is not None:
+            raise self.error
+        return request
+
+    async def stream(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
+        yield request
+        if self.error is not None:
+            raise self.error
+
+    async def slow(self, request: bytes, context: Any) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    @staticmethod
+    def add(servicer: Echo, server: Any) -> None:
+        handlers = {
+            "Unary": grpc.unary_unary_rpc_method_handler(servicer.unary),
+            "Stream": grpc.unary_stream_rpc_method_handler(servicer.stream),
+            "Slow": grpc.unary_unary_rpc_method_handler(servicer.slow),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+
+def serve(work: Callable[[Echo, Any, GrpcServer], Awaitable[None]]) -> None:
+    """Run `work` with a served Echo and a channel to it."""
+
+    async def main() -> None:
+        echo = Echo()
+        server = GrpcServer(message_bytes_max=100_000)
+        server.add_service(Echo.add, echo, SERVICE)
+        port = server.listen("127.0.0.1:0")
+        await server.start()
+        target = f"127.0.0.1:{port}"
+        try:
+            async with grpc.aio.insecure_channel(target, options=channel_options()) as channel:
+                await work(echo, channel, server)
+        finally:
+            await server.close(0)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+async def failure_of(call: Awaitable[Any]) -> CenoteError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return typed_error(caught.value)
+
+
+def test_every_error_comes_back_as_it_was() -> None:
+    async def work(echo: Echo, channel: Any, _: GrpcServer) -> None:
+        unary = channel.unary_unary(f"/{SERVICE}/Unary")
+        assert await unary(b"hello") == b"hello"
+        for kind in ERRORS_BY_CODE.values():
+            echo.error = kind("what happened", remedy="do this")
+            error = await failure_of(unary(b""))
+            assert type(error) is kind
+            assert (error.message, error.remedy) == ("what happened", "do this")
+        echo.error = NotLeader("no", leader="tcp://a:1")
+        leader = await failure_of(unary(b""))
+        assert isinstance(leader, NotLeader)
+        assert leader.leader == "tcp://a:1"
+        echo.error = AlreadyExists("k", same_bytes=False)
+        exists = await failure_of(unary(b""))
+        assert isinstance(exists, AlreadyExists)
+        assert exists.same_bytes is False
+
+    serve(work)
+
+
+def test_other_languages_see_status_and_text() -> None:
+    async def work(echo: Echo, channel: Any, _: GrpcServer) -> None:
+        echo.error = NoSpace("the pool is full", remedy="add ä store")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary(f"/{SERVICE}/Unary")(b"")
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert caught.value.details() == "the pool is full (add ä store)"
+        echo.error = NoSpace("ä" * 100_000, remedy="b" * 100_000)
+        endless = await failure_of(channel.unary_unary(f"/{SERVICE}/Unary")(b""))
+        assert type(endless) is NoSpace
+        assert endless.message.startswith("äää")
+
+    serve(work)
+
+
+def test_streams_end_with_typed_errors() -> None:
+    async def work(echo: Echo, channel: Any, _: GrpcServer) -> None:
+        echo.error = NoSpace("full")
+        call = channel.unary_stream(f"/{SERVICE}/Stream")(b"first")
+        assert await call.read() == b"first"
+        error = await failure_of(call.read())
+        assert type(error) is NoSpace
+
+    serve(work)
+
+
+def test_a_bug_is_an_internal_error_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def work(echo: Echo, channel: Any, _: GrpcServer) -> None:
+        echo.error = ZeroDivisionError("a bug, on purpose")
+        error = await failure_of(channel.unary_unary(f"/{SERVICE}/Unary")(b""))
+        assert type(error) is InternalError
+        assert "ZeroDivisionError: a bug, on purpose" in str(error)
+
+    with caplog.at_level(logging.ERROR):
+        serve(work)
+    assert "a bug, on purpose" in caplog.text
+
+
+def test_what_grpc_itself_says_is_typed_too() -> None:
+    async def work(_: Echo, channel: Any, server: GrpcServer) -> None:
+        missing = await failure_of(channel.unary_unary(f"/{SERVICE}/Missing")(b""))
+        assert type(missing) is ProtocolVersionMismatch
+        assert not missing.maybe_executed
+        late = await failure_of(channel.unary_unary(f"/{SERVICE}/Slow")(b"", timeout=0.05))
+        assert type(late) is DeadlineExceeded
+        assert late.maybe_executed
+        big = await failure_of(channel.unary_unary(f"/{SERVICE}/Unary")(b"x" * 200_000))
+        assert type(big) is ResourceUnavailable
+        await server.close(0)
+        gone = await failure_of(channel.unary_unary(f"/{SERVICE}/Unary")(b""))
+        assert type(gone) is Unavailable
+
+    serve(work)
+
+
+def test_health_and_reflection_answer() -> None:
+    async def work(_: Echo, channel: Any, server: GrpcServer) -> None:
+        health = health_pb2_grpc.HealthStub(channel)
+        response_type = health_pb2.HealthCheckResponse
+        for name in ("", SERVICE):
+            reply = await health.Check(health_pb2.HealthCheckRequest(service=name))
+            assert reply.status == response_type.SERVING
+        await server.set_serving(False)
+        reply = await health.Check(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert reply.status == response_type.NOT_SERVING
+        ask = reflection_pb2.ServerReflectionRequest(list_services="")
+        stream = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([ask]))
+        names = [s.name async for r in stream for s in r.list_services_response.service]
+        assert SERVICE in names
+        assert "grpc.health.v1.Health" in names
+
+    serve(work)
+
+
+def test_a_port_in_use_is_refused() -> None:
+    async def work(_: Echo, channel: Any, server: GrpcServer) -> None:
+        taken = GrpcServer()
+        port = taken.listen("127.0.0.1:0")
+        await taken.start()
+        other = GrpcServer()
+        with pytest.raises(ResourceUnavailable, match=f"127.0.0.1:{port}"):
+            other.listen(f"127.0.0.1:{port}")
+        await taken.close(0)
+        await other.close(0)
+
+    serve(work)
+
+
+def test_every_error_class_names_a_grpc_status() -> None:
+    for kind in ERRORS_BY_CODE.values():
+        assert isinstance(status_code(kind("x")), grpc.StatusCode)
+        assert len(error_metadata(kind("x" * 5000, remedy="y" * 5000))[0][1]) < 4000
