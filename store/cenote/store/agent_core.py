@@ -1,0 +1,396 @@
+"""What a store daemon does next about its master: a machine of events in, actions out. No I/O.
+
+The shell (`agent.py`, or the simulator) carries one action out at a time and hands back what came
+of it:
+
+    action = core.start()
+    while not isinstance(action, End):
+        action = core.handle(carry_out(action))
+
+    SayHello -> Greeted --(a leader, not of an older epoch)--> CutOlder -> OlderCut -> SendAttach
+      ^  ^        |                                                                      |
+      |  +- Pause-+ (standby, or older)                                               Attached
+      |                                                                                  v
+      +------------- Pause <- Failed <------------------- Beat <-> Beaten, Execute <-> Executed
+
+    stop() -> Detach -> Detached | Failed -> End
+
+Rules that matter:
+- Writers of older epochs are cut off before the inventory for a newer one is taken.
+- A connection that broke means a new hello, not a new attach: only a newer epoch, or a master that
+  does not know the daemon, means that.
+- A master is followed only upwards: one with an older epoch than was followed before is asked again
+  later, however often that is.
+- Nothing is given up for ever but what can't be right, and that only before the first attach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, TypeAlias, final
+
+from cenote.api.errors import (
+    CenoteError,
+    DeadlineExceeded,
+    InvalidArgument,
+    NotLeader,
+    PermissionDenied,
+    ProtocolVersionMismatch,
+    SessionUnknown,
+    StaleEpoch,
+    Unauthenticated,
+    Unavailable,
+)
+
+__all__ = [
+    "Action",
+    "AgentCore",
+    "Attached",
+    "Beat",
+    "Beaten",
+    "CutOlder",
+    "Detach",
+    "Detached",
+    "End",
+    "Event",
+    "Execute",
+    "Executed",
+    "Failed",
+    "Greeted",
+    "OlderCut",
+    "Pause",
+    "Paused",
+    "SayHello",
+    "SendAttach",
+    "Stage",
+]
+
+BACKOFF_FIRST_S: Final = 0.05
+BACKOFF_MAX_S: Final = 1.0
+REFUSED_PAUSE_S: Final = 5.0
+"""After an answer that will most likely be the same again."""
+CUT_PAUSE_S: Final = 0.1
+RESTLESS_BEAT_S: Final = 0.2
+"""How long a heartbeat may be held while there is soon something new to tell."""
+BEAT_S_MIN: Final = 0.05
+BEAT_S_MAX: Final = 30.0
+REDIRECTS_MAX: Final = 3
+
+
+class Stage(Enum):
+    """Where the daemon stands with its master."""
+
+    SEEKING = "seeking"
+    """No master was found yet, or the last one is out of reach."""
+    CUTTING = "cutting"
+    """Writers of an older epoch are being cut off."""
+    ATTACHING = "attaching"
+    ATTACHED = "attached"
+    ENDED = "ended"
+
+
+# ---- actions --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SayHello:
+    """Connect to this master, closing an earlier connection. -> Greeted | Failed"""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class CutOlder:
+    """Refuse changes of epochs below this one, and cut off their writers. -> OlderCut"""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendAttach:
+    """Send what this daemon has, inventory included. -> Attached | Failed"""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """Send a heartbeat that the master may hold for `wait_s`. -> Beaten | Failed"""
+
+    wait_s: float
+    done_instruction: int
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    """Carry out the instructions that the last heartbeat brought. -> Executed"""
+
+    done_instruction: int
+    """Numbers up to this one were carried out before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Let so much time pass. -> Paused"""
+
+    seconds: float
+    why: str
+    """For people; empty where it is nothing to speak of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Detach:
+    """Tell the master that the daemon stops. -> Detached | Failed"""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Nothing is left to do: `error` is why, None where it was told to stop."""
+
+    error: CenoteError | None
+
+
+Action: TypeAlias = SayHello | CutOlder | SendAttach | Beat | Execute | Pause | Detach | End
+
+
+# ---- events ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Greeted:
+    """The master answered the hello."""
+
+    epoch: int
+    is_leader: bool
+    leader: str
+    """Where the leader is, if this is a standby and knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class OlderCut:
+    """Writers of older epochs were cut off, but for some that may still write."""
+
+    left: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    epoch: int
+    heartbeat_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Beaten:
+    """The master answered a heartbeat."""
+
+    epoch: int
+    instructions: int
+    restless: bool
+    """There will soon be something new to tell: memory is being set up, a session quarantined."""
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """Instructions were carried out, without a gap up to number `done_instruction`."""
+
+    done_instruction: int
+    restless: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Detached:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A request to the master failed."""
+
+    error: CenoteError
+
+
+Event: TypeAlias = Greeted | OlderCut | Attached | Beaten | Executed | Paused | Detached | Failed
+
+
+_HOPELESS: Final = (
+    InvalidArgument,
+    PermissionDenied,
+    ProtocolVersionMismatch,
+    Unauthenticated,
+)
+_UNKNOWN_HERE: Final = (SessionUnknown, StaleEpoch)
+
+
+@final
+class AgentCore:
+    """See the module's docstring. `jitter` gives numbers in [0, 1); `masters` is not empty."""
+
+    def __init__(
+        self, masters: Sequence[str], *, last_epoch: int, jitter: Callable[[], float]
+    ) -> None:
+        if not masters:
+            raise InvalidArgument("a store daemon needs the address of a master (--master)")
+        self._masters = tuple(masters)
+        self._jitter = jitter
+        self._address = self._masters[0]
+        self._failures = 0
+        self._redirects = 0
+        self._heartbeat_s = 1.0
+        self._after_pause: Action = SayHello(self._address)
+        self._attached = False
+        self._ever_attached = False
+        self.stage = Stage.SEEKING
+        self.epoch = last_epoch
+        """Of the master that is followed, or was last."""
+        self.done_instruction = 0
+
+    @property
+    def is_attached(self) -> bool:
+        """To the present epoch, also while the master is out of reach."""
+        return self._attached and self.stage is not Stage.ENDED
+
+    def start(self) -> Action:
+        """The first action."""
+        return SayHello(self._address)
+
+    def stop(self) -> Action:
+        """What to do last, instead of whatever was to be done."""
+        attached, self.stage = self._attached, Stage.ENDED
+        return Detach() if attached else End(None)
+
+    def handle(self, event: Event) -> Action:
+        """What to do next, now that `event` came of the last action."""
+        if self.stage is Stage.ENDED:
+            return End(None)
+        match event:
+            case Greeted():
+                return self._on_greeted(event)
+            case OlderCut():
+                return self._on_older_cut(event)
+            case Attached():
+                return self._on_attached(event)
+            case Beaten():
+                return self._on_beaten(event)
+            case Executed():
+                return self._on_executed(event)
+            case Failed():
+                return self._on_failed(event.error)
+            case Paused():
+                return self._after_pause
+            case Detached():
+                return End(None)
+
+    # ---- finding the leader -------------------------------------------------------------------
+
+    def _on_greeted(self, event: Greeted) -> Action:
+        if not event.is_leader:
+            return self._redirect(event.leader)
+        if event.epoch < self.epoch:
+            self._next_address()
+            return self._hello_after(
+                self._backoff_s(),
+                f"this master is at epoch {event.epoch}, but this daemon followed {self.epoch}:"
+                " it is an old leader, or its metadata was lost (then wipe this node's files)",
+            )
+        self._redirects = 0
+        if event.epoch == self.epoch and self._attached:
+            self.stage = Stage.ATTACHED
+            return Beat(0.0, self.done_instruction)
+        self._attached = False
+        self.epoch = event.epoch
+        self.stage = Stage.CUTTING
+        return CutOlder(event.epoch)
+
+    def _on_older_cut(self, event: OlderCut) -> Action:
+        if event.left:
+            why = f"{event.left} writers of an older epoch may still write (stopped processes?)"
+            return self._pause(CUT_PAUSE_S, why, CutOlder(self.epoch))
+        self.stage = Stage.ATTACHING
+        return SendAttach()
+
+    def _redirect(self, leader: str) -> Action:
+        self._redirects += 1
+        if not leader or self._redirects > REDIRECTS_MAX:
+            self._redirects = 0
+            self._next_address()
+            return self._hello_after(self._backoff_s(), "no leader was found")
+        self._address = leader
+        self.stage = Stage.SEEKING
+        return SayHello(leader)
+
+    def _next_address(self) -> None:
+        masters = self._masters
+        at = masters.index(self._address) if self._address in masters else -1
+        self._address = masters[(at + 1) % len(masters)]
+
+    # ---- following it -------------------------------------------------------------------------
+
+    def _on_attached(self, event: Attached) -> Action:
+        if event.epoch != self.epoch:
+            # The leader changed in between: what was sent was fenced for another epoch.
+            return self._hello_after(self._backoff_s(), "the leader changed while attaching")
+        self._failures = 0
+        self._attached = self._ever_attached = True
+        self.done_instruction = 0
+        self._heartbeat_s = min(max(event.heartbeat_s, BEAT_S_MIN), BEAT_S_MAX)
+        self.stage = Stage.ATTACHED
+        return Beat(0.0, 0)
+
+    def _on_beaten(self, event: Beaten) -> Action:
+        if event.epoch != self.epoch:
+            return self._hello_after(0.0 if event.epoch > self.epoch else self._backoff_s(), "")
+        self._failures = 0
+        if event.instructions:
+            return Execute(self.done_instruction)
+        return self._beat(event.restless)
+
+    def _on_executed(self, event: Executed) -> Action:
+        if event.done_instruction > self.done_instruction:
+            self.done_instruction = event.done_instruction
+            return self._beat(event.restless)
+        # The master would send the same again at once.
+        beat = self._beat(True)
+        return self._pause(RESTLESS_BEAT_S, "an instruction can't be carried out yet", beat)
+
+    def _beat(self, restless: bool) -> Beat:
+        wait_s = min(RESTLESS_BEAT_S, self._heartbeat_s) if restless else self._heartbeat_s
+        return Beat(wait_s, self.done_instruction)
+
+    # ---- failures -----------------------------------------------------------------------------
+
+    def _on_failed(self, error: CenoteError) -> Action:
+        if isinstance(error, NotLeader):
+            return self._redirect(error.leader)
+        if isinstance(error, _UNKNOWN_HERE):
+            # It answers, but wants an attach: at once the first time.
+            self._attached = False
+            pause_s = self._backoff_s() if self._failures else 0.0
+            self._failures += 1
+            return self._hello_after(pause_s, "")
+        if isinstance(error, _HOPELESS):
+            if not self._ever_attached:
+                self.stage = Stage.ENDED
+                return End(error)
+            return self._hello_after(REFUSED_PAUSE_S, str(error))
+        if isinstance(error, Unavailable | DeadlineExceeded):
+            self._next_address()
+        return self._hello_after(self._backoff_s(), str(error))
+
+    def _hello_after(self, seconds: float, why: str) -> Action:
+        self.stage = Stage.SEEKING
+        hello = SayHello(self._address)
+        return self._pause(seconds, why, hello) if seconds else hello
+
+    def _pause(self, seconds: float, why: str, then: Action) -> Action:
+        self._after_pause = then
+        return Pause(seconds, why)
+
+    def _backoff_s(self) -> float:
+        self._failures += 1
+        longest_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * (1 << min(self._failures - 1, 10)))
+        return longest_s * (0.5 + 0.5 * self._jitter())
