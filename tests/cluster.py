@@ -274,7 +274,7 @@ class Cluster:
         return _host_port(self.master.ready["grpc"])
 
     def _pinned_ports(self) -> dict[str, object]:
-        return {"lane": self.lane, "grpc": self.grpc}
+        return {"listen": self.lane, "grpc": self.grpc}
 
     def add_store(
         self,

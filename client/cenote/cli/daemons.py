@@ -18,6 +18,8 @@ from typing import Final, final
 
 from cenote.api.errors import CenoteError, InvalidArgument, ResourceUnavailable, Unavailable
 
+from .interrupts import Interrupts
+
 __all__ = ["Daemon", "DaemonSpec", "clean_environment", "stop_all"]
 
 _POLL_S: Final = 0.005
@@ -51,7 +53,7 @@ class DaemonSpec:
 
 @final
 class Daemon:
-    """One daemon process; its directory has `NAME.out` and `NAME.log`, which each start appends to."""
+    """One daemon process; its directory has `NAME.out` and `NAME.log`, added to by each start."""
 
     def __init__(
         self,
@@ -179,17 +181,19 @@ class Daemon:
         return -int(signal.SIGKILL) if code is None else code
 
 
-def stop_all(daemons: Sequence[Daemon], end_s: float) -> None:
+def stop_all(daemons: Sequence[Daemon], end_s: float, interrupts: Interrupts | None = None) -> None:
     """SIGTERM to all, SIGKILL to those that live at `end_s` (of time.monotonic()).
 
-    A KeyboardInterrupt meanwhile counts as the end.
+    A KeyboardInterrupt, or another signal that `interrupts` caught, counts as the end.
     """
     running = [daemon for daemon in daemons if daemon.is_running]
     try:
         for daemon in running:
             daemon.send_signal(signal.SIGTERM)
-        for daemon in running:
-            daemon.wait(max(0.0, end_s - time.monotonic()))
+        while any(daemon.is_running for daemon in running):
+            if time.monotonic() >= end_s or (interrupts is not None and interrupts.hurry):
+                break
+            time.sleep(_POLL_S)
     finally:
         for daemon in running:
             if daemon.is_running:

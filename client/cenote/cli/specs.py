@@ -25,7 +25,7 @@ def master_spec(
 ) -> DaemonSpec:
     """A master on loopback. `metadata`: `memory:` or `file:DIRECTORY`."""
     flags: dict[str, object] = {
-        "lane": free_port_flag(lane_port),
+        "listen": free_port_flag(lane_port),
         "grpc": free_port_flag(grpc_port),
         "metadata": metadata,
     }

@@ -1,0 +1,162 @@
+"""A whole pool on this machine: a master and some store daemons, started and stopped together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, final
+
+from cenote.api.errors import ResourceUnavailable
+
+from .daemons import Daemon, stop_all
+from .interrupts import Interrupts
+from .scratch import MEMORY_DIRECTORY, scratch_directory
+from .specs import master_spec, store_spec
+
+__all__ = ["LocalPool", "PoolPlan", "memory_available_bytes", "running_pool"]
+
+_READY_TIMEOUT_S: Final = 20.0
+# Together below the two seconds in which Ctrl-C has to end everything.
+_STORES_STOP_S: Final = 1.0
+_MASTER_STOP_S: Final = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    """What to start."""
+
+    nodes: int
+    dram_bytes: int
+    """Of each node."""
+    lane_port: int = 0
+    grpc_port: int = 0
+    """0: any free port."""
+    directory: Path | None = None
+    """Metadata and logs, kept at the end; None: nothing is kept."""
+    dram_directory: Path | None = None
+    """Segments; None: a directory in /dev/shm that is removed at the end."""
+    distinct_domains: bool = False
+    """Each node is a failure domain of its own, so that one host can hold two replicas."""
+    master_flags: tuple[tuple[str, object], ...] = ()
+    store_flags: tuple[tuple[str, object], ...] = ()
+
+
+@final
+class LocalPool:
+    """The daemons of a plan. `start`, then `stop` in any state."""
+
+    def __init__(self, plan: PoolPlan, directory: Path, dram_directory: Path) -> None:
+        self.plan = plan
+        self.directory = directory
+        self.dram_directory = dram_directory
+        self._sockets = directory / "run"
+        metadata = f"file:{directory / 'metadata'}"
+        spec = master_spec(
+            metadata=metadata,
+            lane_port=plan.lane_port,
+            grpc_port=plan.grpc_port,
+            extra=dict(plan.master_flags),
+        )
+        self.master = Daemon(spec, directory)
+        self.stores: list[Daemon] = []
+
+    @property
+    def lane(self) -> str:
+        """Address of the master's lane, host:port."""
+        return self.master.ready["lane"].removeprefix("tcp://")
+
+    @property
+    def grpc(self) -> str:
+        """Address of the master's gRPC server, host:port."""
+        return self.master.ready["grpc"]
+
+    @property
+    def daemons(self) -> list[Daemon]:
+        return [self.master, *self.stores]
+
+    def start(self) -> None:
+        """Start everything; returns when all serve. Raises what kept one from it."""
+        self._sockets.mkdir(mode=0o700, exist_ok=True)
+        self.master.start()
+        self.master.wait_ready(_READY_TIMEOUT_S)
+        for index in range(self.plan.nodes):
+            name = f"node{index}"
+            flags: dict[str, object] = dict(self.plan.store_flags)
+            if self.plan.distinct_domains:
+                flags["failure-domain"] = name
+            spec = store_spec(
+                name,
+                master=self.lane,
+                dram_bytes=self.plan.dram_bytes,
+                dram_directory=self.dram_directory,
+                socket_directory=self._sockets,
+                extra=flags,
+            )
+            store = Daemon(spec, self.directory)
+            self.stores.append(store)
+            store.start()
+        for store in self.stores:
+            store.wait_ready(_READY_TIMEOUT_S)
+
+    def first_dead(self) -> Daemon | None:
+        """A daemon that ended by itself."""
+        return next((daemon for daemon in self.daemons if not daemon.is_running), None)
+
+    def stop(self, interrupts: Interrupts | None = None) -> None:
+        """End everything: the stores while their master is there to be told, then the master."""
+        if interrupts is not None:
+            interrupts.take()
+        now_s = time.monotonic()
+        stop_all(self.stores, now_s + _STORES_STOP_S, interrupts)
+        stop_all([self.master], time.monotonic() + _MASTER_STOP_S, interrupts)
+
+
+@contextmanager
+def running_pool(plan: PoolPlan, interrupts: Interrupts) -> Iterator[LocalPool]:
+    """A pool that serves inside the block, and of which nothing is left after it.
+
+    What the plan says to keep is kept. The caller catches signals with `interrupts`.
+    """
+    with ExitStack() as stack:
+        if plan.directory is None:
+            directory = stack.enter_context(scratch_directory())
+        else:
+            directory = _made(plan.directory)
+        if plan.dram_directory is None:
+            dram_directory = stack.enter_context(scratch_directory(MEMORY_DIRECTORY))
+        else:
+            dram_directory = _made(plan.dram_directory)
+        pool = LocalPool(plan, directory, dram_directory)
+        try:
+            pool.start()
+            yield pool
+        finally:
+            pool.stop(interrupts)
+
+
+def _made(path: Path) -> Path:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ResourceUnavailable(
+            f"can't make the directory {path}: {error.strerror}", remedy="choose another --dir"
+        ) from error
+    return path.resolve()
+
+
+def memory_available_bytes() -> int:
+    """How much the segments of a new pool could get."""
+    from cenote.runtime.memory import available_bytes
+
+    with contextlib.suppress(OSError):
+        fd = os.open(MEMORY_DIRECTORY, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return available_bytes(fd)
+        finally:
+            os.close(fd)
+    return 0
