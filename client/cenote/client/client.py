@@ -1,0 +1,261 @@
+"""`Client`: a program's way into the pool."""
+
+from __future__ import annotations
+
+import importlib
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Final, Literal, Self, TypedDict, Unpack, cast
+
+from cenote.api.errors import ConfigError
+from cenote.api.master import MasterApi
+from cenote.api.types import ClientStats
+from cenote.transport.base import Region, Transport
+from cenote.v1 import master_pb2 as pb
+
+from .buffers import AnyBuffer, Buffer, readable_memory
+from .config import ClientConfig, make_config
+from .master_stub import LaneMaster
+from .namespace import Namespace
+from .session import Session
+
+__all__ = ["Client", "ClientKeywords", "Registration"]
+
+_TRANSPORTS: Final = {
+    "shm": ("cenote.transport.shm", "ShmTransport"),
+    "tcp": ("cenote.transport.tcp", "TcpTransport"),
+}
+
+
+class ClientKeywords(TypedDict, total=False):
+    """Options of a client; the others come from `CENOTE_CLIENT_*` variables, then defaults."""
+
+    namespace: str
+    fingerprint: bytes | str
+    name: str
+    deadline_s: float
+    transports: Sequence[str]
+    verify: Literal["auto", "lease", "checksum"]
+    replicas: int
+    min_replicas: int
+    durability: Literal["default", "relaxed", "journaled"]
+    local_first: bool
+    tenant: str
+    token: str
+    location_cache_entries: int
+    transfer_threads: int
+
+
+class Registration:
+    """Memory made known to every transport; `deregister` when it isn't used any more."""
+
+    def __init__(self, parts: list[tuple[Transport, Region]]) -> None:
+        self._parts = parts
+
+    def deregister(self) -> None:
+        """Undo; twice does no harm."""
+        parts, self._parts = self._parts, []
+        for transport, region in parts:
+            transport.deregister(region)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.deregister()
+
+
+class Client(Namespace):
+    """A connection to a cenote pool; its own calls work in its default namespace.
+
+        with Client("127.0.0.1:5110", namespace="llama", fingerprint=b"bf16;block=16") as client:
+            client.put("key", b"bytes")
+            client.get("key")
+
+    `addresses`: one or several masters, `host:port` or `unix:///path`. Options are those of
+    `ClientConfig`. Connects at once: raises Unavailable or DeadlineExceeded where no master answers
+    within `deadline_s`, FingerprintMismatch, Unauthenticated, ConfigError.
+
+    Safe from several threads; not after `os.fork()` (ForkedClient). `close` it, or use `with`.
+    """
+
+    def __init__(
+        self, addresses: str | Sequence[str] | None = None, **options: Unpack[ClientKeywords]
+    ) -> None:
+        config, fingerprint = _configure(addresses, options)
+        self._start(
+            config,
+            fingerprint,
+            lambda hello, greeted: LaneMaster(config.addresses, hello, on_hello=greeted),
+            [_make_transport(name) for name in config.transports],
+        )
+
+    @classmethod
+    def embedded(
+        cls,
+        master: MasterApi,
+        over: Sequence[Transport],
+        **options: Unpack[ClientKeywords],
+    ) -> Self:
+        """A client of a master in this process, over given transports (tests, embedded use)."""
+        config, fingerprint = _configure(None, options)
+        client = cls.__new__(cls)
+        client._start(config, fingerprint, lambda hello, greeted: master, over)
+        return client
+
+    def _start(
+        self,
+        config: ClientConfig,
+        fingerprint: bytes,
+        make_master: Callable[[pb.HelloRequest, Callable[[pb.HelloResponse], None]], MasterApi],
+        transports: Sequence[Transport],
+    ) -> None:
+        until_s = time.monotonic() + config.deadline_s
+        session = Session(config, make_master, transports)
+        self._transports = list(transports)
+        self._registrations: list[Registration] = []
+        try:
+            session.open(config.deadline_s)
+            left_s = max(0.001, until_s - time.monotonic())
+            space = session.open_space(config.namespace, fingerprint, left_s)
+            super().__init__(session, space)
+            session.housekeeper.watch(self)
+            session.housekeeper.start()
+        except BaseException:
+            session.close()
+            raise
+
+    @property
+    def config(self) -> ClientConfig:
+        return self._config
+
+    def namespace(
+        self,
+        name: str,
+        *,
+        fingerprint: bytes | str = b"",
+        deadline_s: float | None = None,
+    ) -> Namespace:
+        """Another namespace over the same connections; created if it does not exist.
+
+        `fingerprint`: what its bytes depend on (model, dtype, block size, hash ...). Raises
+        FingerprintMismatch where it exists with another one.
+        """
+        call = self._call(deadline_s)
+        space = self._session.open_space(name, _as_bytes(fingerprint), call.remaining_s())
+        return Namespace(self._session, space)
+
+    # ---- memory ------------------------------------------------------------------------------
+
+    def alloc(self, size_bytes: int) -> Buffer:
+        """Memory that every local transport uses without a copy: page aligned, populated, and
+        registered until the client is closed. Raises ResourceUnavailable."""
+        self._session.check()
+        buffer = Buffer(size_bytes)
+        self._registrations.append(self._register(buffer.address, size_bytes, buffer))
+        return buffer
+
+    def register(self, buffer: AnyBuffer) -> Registration:
+        """Make memory of yours known to every transport, once, instead of at each transfer.
+
+        Optional for shm and TCP; the buffer is kept alive until `deregister` or `close`.
+        """
+        self._session.check()
+        address, length, keeper = readable_memory(buffer)
+        registration = self._register(address, length, keeper)
+        self._registrations.append(registration)
+        return registration
+
+    def _register(self, address: int, length: int, keeper: object) -> Registration:
+        parts: list[tuple[Transport, Region]] = []
+        for transport in self._transports:
+            parts.append((transport, transport.register(address, length, keeper)))
+        return Registration(parts)
+
+    # ---- the client itself -------------------------------------------------------------------
+
+    def stats(self) -> ClientStats:
+        """Counters since the client was made."""
+        session = self._session
+        counters = session.state.counters
+        return ClientStats(
+            hits=counters.hits,
+            misses=counters.misses,
+            stored=counters.stored,
+            existed=counters.existed,
+            failed=counters.failed,
+            read_bytes=counters.read_bytes,
+            written_bytes=counters.written_bytes,
+            cached_reads=counters.cached_reads,
+            stale_locations=counters.stale_locations,
+            node_failures=counters.node_failures,
+            unreachable_misses=counters.unreachable_misses,
+            retries=counters.retries,
+            locations_cached=sum(len(s.locations) for s in list(session.spaces.values())),
+            nodes_connected=len(session.channels),
+        )
+
+    @property
+    def closed(self) -> bool:
+        return self._session.refusal is not None
+
+    def close(self) -> None:
+        """End the session: calls under way end with ClientClosed, leases and grants are given back,
+        no thread and no socket is left. From any state and thread, also twice; ends within 2 s."""
+        self._session.close()
+        registrations, self._registrations = self._registrations, []
+        if not self._session.forked:
+            for registration in registrations:
+                registration.deregister()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        session = self.__dict__.get("_session")
+        if session is not None and session.refusal is None and not session.forked:
+            # The background thread closes it; a destructor must not wait for a network.
+            warnings.warn("a cenote Client was not closed", ResourceWarning, 1, source=self)
+
+
+def _as_bytes(fingerprint: bytes | str) -> bytes:
+    return fingerprint.encode() if isinstance(fingerprint, str) else bytes(fingerprint)
+
+
+def _configure(
+    addresses: str | Sequence[str] | None, options: ClientKeywords
+) -> tuple[ClientConfig, bytes]:
+    overrides = dict(cast("dict[str, Any]", options))
+    fingerprint = overrides.get("fingerprint")
+    if isinstance(fingerprint, bytes):  # the configuration is text; this survives the way back
+        overrides["fingerprint"] = fingerprint.decode("utf-8", "surrogateescape")
+    if isinstance(overrides.get("transports"), str):
+        overrides["transports"] = (overrides["transports"],)
+    config = make_config(addresses, overrides)
+    return config, config.fingerprint.encode("utf-8", "surrogateescape")
+
+
+def _make_transport(name: str) -> Transport:
+    try:
+        module, kind = _TRANSPORTS[name]
+    except KeyError:
+        raise ConfigError(
+            f"there is no transport {name!r}", remedy="one of: " + ", ".join(_TRANSPORTS)
+        ) from None
+    made: Transport = getattr(importlib.import_module(module), kind)()
+    return made

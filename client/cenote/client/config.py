@@ -1,0 +1,87 @@
+"""What a client can be told, from arguments, `CENOTE_CLIENT_*` variables or a TOML file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from cenote.api.errors import ConfigError
+from cenote.runtime.config import load_config, option
+
+__all__ = ["ADDRESS_DEFAULT", "ENV_PREFIX", "ClientConfig", "make_config"]
+
+ENV_PREFIX: Final = "CENOTE_CLIENT_"
+ADDRESS_DEFAULT: Final = "127.0.0.1:5110"
+
+Verify = Literal["auto", "lease", "checksum"]
+DurabilityName = Literal["default", "relaxed", "journaled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientConfig:
+    """Options of a `Client`; each is an argument of `Client(...)` of the same name."""
+
+    addresses: tuple[str, ...] = field(
+        default=(ADDRESS_DEFAULT,),
+        metadata=option(help="masters: host:port or unix:///path, the first that leads is used"),
+    )
+    namespace: str = field(default="default", metadata=option(help="namespace of Client's methods"))
+    fingerprint: str = field(
+        default="", metadata=option(help="what the namespace's bytes depend on (model, dtype ...)")
+    )
+    name: str = field(default="", metadata=option(help="shown by `cenote status`"))
+    deadline_s: float = field(
+        default=5.0,
+        metadata=option(
+            unit="duration", minimum=0.001, maximum=86400, help="for calls without one"
+        ),
+    )
+    transports: tuple[str, ...] = field(
+        default=("shm", "tcp"), metadata=option(help="in order of preference")
+    )
+    verify: Verify = field(
+        default="auto",
+        metadata=option(help="what proves a read: lease, checksum, auto (lease over shm)"),
+    )
+    replicas: int = field(default=1, metadata=option(minimum=1, maximum=8, help="copies to place"))
+    min_replicas: int = field(
+        default=1, metadata=option(minimum=1, maximum=8, help="fewer than these: the put fails")
+    )
+    durability: DurabilityName = field(
+        default="default", metadata=option(help="default: what the namespace was created with")
+    )
+    local_first: bool = field(default=False, metadata=option(help="place on this host if it can"))
+    tenant: str = field(default="", metadata=option(help="credentials: who this is"))
+    token: str = field(default="", repr=False, metadata=option(help="credentials: the proof"))
+    location_cache_entries: int = field(
+        default=65536,
+        metadata=option(minimum=0, maximum=1 << 22, help="per namespace, about 250 bytes each"),
+    )
+    transfer_threads: int = field(
+        default=4, metadata=option(minimum=1, maximum=64, help="for several nodes at once")
+    )
+
+    def __post_init__(self) -> None:
+        if not self.addresses:
+            raise ConfigError("no master address", remedy=f"pass one, such as {ADDRESS_DEFAULT}")
+        if not self.transports:
+            raise ConfigError("no transport", remedy="pass transports=('shm', 'tcp')")
+        if self.min_replicas > self.replicas:
+            raise ConfigError(
+                f"min_replicas={self.min_replicas} is more than replicas={self.replicas}",
+                remedy="raise replicas or lower min_replicas",
+            )
+
+
+def make_config(
+    addresses: str | Sequence[str] | None, overrides: dict[str, object]
+) -> ClientConfig:
+    """The configuration of a client from its arguments, then the environment, then the defaults.
+
+    Raises ConfigError.
+    """
+    given = dict(overrides)
+    if addresses is not None:
+        given["addresses"] = addresses if isinstance(addresses, str) else list(addresses)
+    return load_config(ClientConfig, env_prefix=ENV_PREFIX, overrides=given)

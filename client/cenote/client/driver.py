@@ -1,0 +1,239 @@
+"""Drives plans from blocking threads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from google.protobuf.message import Message
+from numpy.typing import NDArray
+
+from cenote.api.errors import CenoteError, ClientClosed, StaleEpoch, Unavailable
+from cenote.transport.base import Channel
+
+from .buffers import hash_pieces, new_bytes
+from .plan.pieces import Pieces
+from .plan.state import Call
+from .plan.steps import (
+    Allocate,
+    Ask,
+    AskMany,
+    Checksum,
+    Hash,
+    Move,
+    MoveOne,
+    Part,
+    Pause,
+    Plan,
+    RefreshView,
+    Reopen,
+    SealPart,
+    Seals,
+)
+from .session import Session
+
+__all__ = ["BlockingDriver"]
+
+T = TypeVar("T")
+
+_PARALLEL_BYTES_MIN: Final = 512 << 10  # below, handing work to a thread costs more than it gains
+_INTERRUPT_WAIT_S: Final = 1.5
+
+
+class BlockingDriver:
+    """Does what the plans of one session ask for, in the calling thread."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._do: dict[type, Any] = {
+            Ask: self.ask,
+            AskMany: self.ask_many,
+            Move: self.move,
+            MoveOne: self.move_one,
+            Seals: self.seals,
+            Hash: self.hash,
+            Allocate: self.allocate,
+            Pause: self.pause,
+            RefreshView: self.refresh_view,
+            Reopen: self.reopen,
+        }
+
+    def run(self, call: Call, plan: Plan[T]) -> T:
+        """Drive the plan to its end; grants that it leaves open are given back in any case."""
+        do = self._do
+        try:
+            step = next(plan)
+            while True:
+                try:
+                    result = do[type(step)](call, step)
+                except CenoteError as error:
+                    step = plan.throw(error)
+                else:
+                    step = plan.send(result)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+        finally:
+            plan.close()
+            if call.grants:
+                for grant in call.grants.values():
+                    self._session.abort_later(grant)
+
+    # ---- the master --------------------------------------------------------------------------
+
+    def ask(self, call: Call, step: Ask) -> Message:
+        reply: Message = getattr(self._session.master, step.method)(step.request, step.deadline_s)
+        return reply
+
+    def ask_many(self, call: Call, step: AskMany) -> Sequence[Message | CenoteError]:
+        master = self._session.master
+        call_many = getattr(master, "call_many", None)
+        if call_many is not None:
+            replies: list[Message | CenoteError] = call_many(
+                step.method, [make() for make in step.make], step.deadline_s
+            )
+            return replies
+        until_s = time.monotonic() + step.deadline_s
+        found: list[Message | CenoteError] = []
+        for make in step.make:
+            try:
+                found.append(
+                    getattr(master, step.method)(make(), max(0.001, until_s - time.monotonic()))
+                )
+            except CenoteError as error:
+                found.append(error)
+        return found
+
+    def refresh_view(self, call: Call, step: RefreshView) -> None:
+        self._session.refresh_view(step.deadline_s)
+
+    def reopen(self, call: Call, step: Reopen) -> None:
+        if step.session_too:
+            self._session.reopen_session(step.deadline_s)
+        else:
+            self._session.reopen_space(call.space, step.deadline_s)
+
+    # ---- here --------------------------------------------------------------------------------
+
+    def pause(self, call: Call, step: Pause) -> None:
+        time.sleep(step.duration_s)
+
+    def hash(self, call: Call, step: Hash) -> NDArray[np.uint64]:
+        return hash_pieces(step.pieces, step.sizes)
+
+    def allocate(self, call: Call, step: Allocate) -> tuple[Pieces, list[bytes]]:
+        made = [new_bytes(size) for size in step.sizes.tolist()]
+        values = [value for value, _ in made]
+        addresses = np.array([address for _, address in made], np.uint64)
+        return Pieces(addresses, step.sizes, None, [values]), values
+
+    # ---- nodes -------------------------------------------------------------------------------
+
+    def move(self, call: Call, step: Move) -> None:
+        parts = step.parts
+        if len(parts) == 1:
+            self.move_part(parts[0])
+        elif sum(part.size_bytes for part in parts) < _PARALLEL_BYTES_MIN:
+            for part in parts:
+                self.move_part(part)
+        else:
+            self._side_by_side([(self.move_part, part, part.node_id) for part in parts])
+
+    def _side_by_side(self, tasks: Sequence[tuple[Any, Any, int]]) -> None:
+        """Run tasks at the same time, the first one here. Returns when all ended."""
+        pool = self._session.pool()
+        futures: list[Future[None]] = []
+        try:
+            futures.extend(pool.submit(run, argument) for run, argument, _ in tasks[1:])
+            tasks[0][0](tasks[0][1])
+            for future in futures:
+                future.result()
+        except BaseException:  # Ctrl-C: nothing may touch the caller's memory when this returns
+            running = [
+                node
+                for future, (_, _, node) in zip(futures, tasks[1:], strict=False)
+                if not future.cancel() and not future.done()
+            ]
+            for node in running:
+                channel = self._session.channels.get(node)
+                if channel is not None:
+                    self._session.drop_channel(node, channel)
+            wait(futures, _INTERRUPT_WAIT_S)
+            raise
+
+    def move_part(self, part: Part) -> None:
+        """One node's transfers; what went wrong is noted in the part."""
+        session = self._session
+        channel: Channel | None = None
+        try:
+            channel = session.channel(part.node_id, part.budget_s)
+            sums = None
+            if part.checksum == Checksum.ALWAYS or (
+                part.checksum and not channel.verifies_by_lease
+            ):
+                sums = np.zeros(len(part.addresses), np.uint64)
+            if part.grant_id:
+                part.statuses = channel.write(
+                    part.extents, part.addresses, part.grant_id, part.budget_s, sums
+                )
+            else:
+                part.statuses = channel.read(part.extents, part.addresses, part.budget_s, sums)
+            part.checksums = sums
+        except CenoteError as error:
+            part.error = self.node_error(part.node_id, channel, error)
+
+    def move_one(self, call: Call, step: MoveOne) -> tuple[int, int, bool]:
+        session = self._session
+        channel: Channel | None = None
+        try:
+            channel = session.channel(step.node_id, step.budget_s)
+            by_lease = channel.verifies_by_lease and step.checksum != Checksum.ALWAYS
+            wanted = step.checksum != Checksum.NEVER and not by_lease
+            if step.grant_id:
+                status, checksum = channel.write_one(
+                    step.segment,
+                    step.offset,
+                    step.length,
+                    step.address,
+                    step.grant_id,
+                    step.budget_s,
+                    wanted,
+                )
+            else:
+                status, checksum = channel.read_one(
+                    step.segment, step.offset, step.length, step.address, step.budget_s, wanted
+                )
+        except CenoteError as error:
+            raise self.node_error(step.node_id, channel, error) from None
+        return status, checksum, not wanted
+
+    def seals(self, call: Call, step: Seals) -> None:
+        parts = step.parts
+        if len(parts) == 1:
+            self.seal_part(parts[0])
+        else:
+            self._side_by_side([(self.seal_part, part, part.node_id) for part in parts])
+
+    def seal_part(self, part: SealPart) -> None:
+        """One daemon's seals; what went wrong is noted in the part."""
+        channel: Channel | None = None
+        try:
+            channel = self._session.channel(part.node_id, part.budget_s)
+            part.statuses = channel.seal(part.batch, max(part.budget_s, 0.001))
+        except CenoteError as error:
+            part.error = self.node_error(part.node_id, channel, error)
+
+    def node_error(self, node_id: int, channel: Channel | None, error: CenoteError) -> CenoteError:
+        """Note that a channel failed; the error as the plan is to see it."""
+        session = self._session
+        if channel is None:
+            return error
+        if isinstance(error, Unavailable | StaleEpoch) and channel.verifies_by_lease:
+            session.drop_channel(node_id, channel)  # its maps belong to a daemon that is gone
+        if isinstance(error, ClientClosed) and session.refusal is None:
+            # Given up under us (a new view, another thread's failure); the client is open.
+            return Unavailable(f"the channel to node {node_id} was closed meanwhile")
+        return error

@@ -1,0 +1,235 @@
+"""A client's one background thread: what can wait a moment, and what must be done in time.
+
+Every 50 ms while there is something to tell: released leases and reads from cached locations that
+no request took along, grants to abort, failures to report. A third of the way into each lifetime:
+the session, and the leases of transfers under way. When nothing is pending the thread sleeps, and
+`wake` (called on the hot paths) is one look at a flag while it does not.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from cenote.api.errors import CenoteError, SessionUnknown
+from cenote.v1 import master_pb2 as pb
+
+from .plan.budgets import LEASE_SHARE
+from .plan.state import Grant, LeaseHold, Space
+
+if TYPE_CHECKING:
+    from .session import Session
+
+__all__ = ["Housekeeper"]
+
+_log = logging.getLogger("cenote.client")
+
+_TICK_S: Final = 0.05
+_IDLE_LOOK_S: Final = 0.5  # how soon the end of the main thread or of the owner is seen
+_CALL_S: Final = 1.0
+_JOIN_S: Final = 3.0
+_TOUCH_PERIOD_S: Final = 0.5
+_TOUCHES_PER_REQUEST: Final = 4096
+
+
+class Housekeeper:
+    """Starts with the first `wake` or `start`; ends with `close`."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._owner: weakref.ref[object] | None = None
+        self._signal: SimpleQueue[None] = SimpleQueue()
+        self._asleep = True
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._start_lock = threading.Lock()
+        self._renew_at_s = 0.0
+        self._touch_at_s = 0.0
+        self._seen_release = 0
+
+    def watch(self, owner: object) -> None:
+        """Close the session when `owner` is garbage."""
+        self._owner = weakref.ref(owner)
+
+    def start(self) -> None:
+        """Begin to renew the session."""
+        with self._start_lock:
+            if self._thread is None and not self._closing:
+                self._renew_at_s = time.monotonic() + self._renew_period_s()
+                self._thread = threading.Thread(target=self._run, name="cenote-housekeeping")
+                self._thread.start()
+
+    def wake(self) -> None:
+        """There is something to tell within 50 ms."""
+        if self._asleep:
+            self._asleep = False
+            self._signal.put(None)
+
+    def close(self) -> None:
+        """End the thread, after what it is doing right now."""
+        with self._start_lock:
+            self._closing = True
+            thread = self._thread
+        self._signal.put(None)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_JOIN_S)
+
+    # ---- the thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._closing:
+            if self._asleep:
+                self._wait(min(_IDLE_LOOK_S, max(0.0, self._renew_at_s - time.monotonic())))
+            if self._closing:
+                return
+            if not self._asleep:
+                self._wait(_TICK_S)  # so that news can ride on requests of their own accord
+            if self._closing:
+                return
+            if self._is_orphan():
+                self._session.close()
+                return
+            try:
+                pending = self._turn()
+            except CenoteError as error:
+                _log.debug("housekeeping will try again: %s", error)
+                pending = True
+            if not pending:
+                self._asleep = True
+                if self._has_news():  # it came between our look and the flag
+                    self._asleep = False
+
+    def _wait(self, timeout_s: float) -> None:
+        try:
+            self._signal.get(timeout=timeout_s)
+        except Empty:
+            return
+
+    def _is_orphan(self) -> bool:
+        """The program ended, or dropped its client, without closing it."""
+        if not threading.main_thread().is_alive():
+            return True
+        return self._owner is not None and self._owner() is None
+
+    def _has_news(self) -> bool:
+        state = self._session.state
+        return bool(
+            state.released
+            or state.failures
+            or self._session.aborts
+            or any(space.touches or space.chain_touches for space in self._spaces())
+        )
+
+    def _spaces(self) -> list[Space]:
+        return list(self._session.spaces.values())
+
+    def _turn(self) -> bool:
+        """Do what is due; whether there is more to come soon."""
+        now_s = time.monotonic()
+        if now_s >= self._renew_at_s:
+            self._renew()
+        self._flush_aborts()
+        self._flush_failures()
+        self._flush_releases()
+        if now_s >= self._touch_at_s:
+            self._flush_touches()
+            self._touch_at_s = now_s + _TOUCH_PERIOD_S
+        return self._has_news() or bool(self._session.state.holds)
+
+    def _renew_period_s(self) -> float:
+        state = self._session.state
+        periods = [state.limits.session_ttl_s / 3]
+        periods += [hold.ttl_ms / 3000 for hold in list(state.holds.values()) if hold.ttl_ms]
+        return max(min(periods), _TICK_S)
+
+    def _renew(self) -> None:
+        session = self._session
+        holds: list[LeaseHold] = [h for h in list(session.state.holds.values()) if h.ttl_ms]
+        ttl_ms = min((hold.ttl_ms for hold in holds), default=0)
+        request = pb.RenewSessionRequest(
+            session_id=session.identity.session_id,
+            lease_ttl_ms=ttl_ms,
+            lease_ids=np.array([hold.lease_id for hold in holds], "<u8").tobytes(),
+        )
+        # Set first: after a failure it is tried again with the next tick, not in a tight loop.
+        self._renew_at_s = time.monotonic() + _TICK_S
+        asked_s = time.monotonic()
+        try:
+            reply = session.master.renew_session(request, _CALL_S)
+        except SessionUnknown:
+            session.reopen_session(_CALL_S)
+        else:
+            lost = set(np.frombuffer(reply.lost_lease_ids, "<u8").tolist())
+            for hold in holds:
+                if hold.lease_id in lost:
+                    session.state.holds.pop(hold.lease_id, None)
+                else:
+                    hold.end_s = asked_s + LEASE_SHARE * ttl_ms / 1000
+            if reply.view_version > session.state.peers.view_version:
+                session.refresh_view(_CALL_S)
+        self._renew_at_s = time.monotonic() + self._renew_period_s()
+
+    def _flush_aborts(self) -> None:
+        session = self._session
+        while session.aborts:
+            grant: Grant = session.aborts.popleft()
+            request = pb.PutAbortRequest(
+                grant_id=grant.grant_id,
+                session_id=session.identity.session_id,
+                unfenced=grant.unfenced,
+            )
+            try:
+                session.master.put_abort(request, _CALL_S)
+            except SessionUnknown:
+                pass  # the session's grants ended with it
+            except CenoteError:
+                session.aborts.appendleft(grant)
+                raise
+
+    def _flush_failures(self) -> None:
+        session = self._session
+        while session.state.failures:
+            node_id, what = session.state.failures.popleft()
+            request = pb.ReportFailureRequest(
+                node_id=node_id, session_id=session.identity.session_id, what=what
+            )
+            session.master.report_failure(request, _CALL_S)
+
+    def _flush_releases(self) -> None:
+        """Leases that no request took along since the last tick."""
+        state = self._session.state
+        try:
+            first = state.released[0]
+        except IndexError:
+            self._seen_release = 0
+            return
+        if first != self._seen_release:
+            self._seen_release = first
+            return
+        spaces = self._spaces()
+        if not spaces:
+            return
+        taken = state.take_releases()
+        news = pb.ReleaseRequest()
+        news.piggyback.released_lease_ids = np.array(taken, "<u8").tobytes()
+        try:
+            self._session.master.release(news, _CALL_S)
+        except SessionUnknown:
+            pass  # its leases ended with it
+        except CenoteError:
+            state.released.extendleft(reversed(taken))
+            raise
+
+    def _flush_touches(self) -> None:
+        for space in self._spaces():
+            while space.touches or space.chain_touches:
+                news = self._session.state.piggyback(space, _TOUCHES_PER_REQUEST)
+                if news is None:
+                    break
+                self._session.master.touch(pb.TouchRequest(piggyback=news), _CALL_S)

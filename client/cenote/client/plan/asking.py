@@ -1,0 +1,77 @@
+"""Metadata requests with what is tried again, and for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from google.protobuf.message import Message
+
+from cenote.api.errors import CenoteError, DeadlineExceeded, NamespaceReset, SessionUnknown
+
+from .budgets import ask_again, backoff_s
+from .state import Call
+from .steps import Ask, Pause, Plan, Reopen
+
+__all__ = ["ask_master", "reopening"]
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+
+_REOPENS_MAX: Final = 3
+
+
+def ask_master(call: Call, method: str, request: Message, reply_type: type[M]) -> Plan[M]:
+    """The reply to `request`, which is sent again while nobody answers and the deadline permits.
+
+    Requests are idempotent (by nature, or by their request id). Raises DeadlineExceeded naming the
+    last failure, NamespaceReset, and what the master refuses for good.
+    """
+    attempt = 0
+    reopens = 0
+    last: CenoteError | None = None
+    while True:
+        remaining_s = call.remaining_s()
+        if remaining_s <= 0:
+            raise _too_late(method, last)
+        try:
+            reply: M = yield Ask(method, request, remaining_s)
+            return reply
+        except SessionUnknown as error:
+            reopens += 1
+            if reopens > _REOPENS_MAX:
+                raise
+            last = error
+            yield Reopen(remaining_s, session_too=True)
+        except CenoteError as error:
+            if not ask_again(error):
+                raise
+            last = error
+            attempt += 1
+            call.state.counters.retries += 1
+            pause_s = backoff_s(attempt)
+            if call.remaining_s() <= pause_s:
+                raise _too_late(method, last) from error
+            yield Pause(pause_s)
+
+
+def _too_late(method: str, last: CenoteError | None) -> CenoteError:
+    if last is None:
+        return DeadlineExceeded(f"the deadline passed before {method} was sent")
+    late = DeadlineExceeded(f"{method} found nobody to answer before the deadline: {last.message}")
+    late.remedy = last.remedy
+    late.__cause__ = last
+    return late
+
+
+def reopening(call: Call, start: Callable[[], Plan[T]]) -> Plan[T]:
+    """A plan that begins anew, with the new generation's digests, when its namespace was reset."""
+    reopens = 0
+    while True:
+        try:
+            return (yield from start())
+        except NamespaceReset:
+            reopens += 1
+            if reopens > _REOPENS_MAX:
+                raise
+            yield Reopen(call.remaining_s(), session_too=False)

@@ -1,0 +1,73 @@
+"""How long, how often, what next: the constants and small formulas of the plans."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cenote.api.errors import (
+    CenoteError,
+    DeadlineExceeded,
+    NotLeader,
+    StaleEpoch,
+    Unavailable,
+)
+
+__all__ = [
+    "LEASE_SHARE",
+    "PUT_ATTEMPTS_MAX",
+    "READ_ATTEMPTS_MAX",
+    "attempt_budget_s",
+    "backoff_s",
+    "lease_ttl_ms",
+    "node_failed",
+]
+
+LEASE_SHARE: Final = 0.9
+"""Of a lease's time, counted from before the request was sent, that a reader may rely on."""
+
+READ_ATTEMPTS_MAX: Final = 5
+"""How often one read asks the master for an object that is not where it was said to be."""
+
+PUT_ATTEMPTS_MAX: Final = 5
+"""How often one put asks for new space, after failed nodes and lost grants."""
+
+SEAL_ATTEMPTS_MAX: Final = 200
+"""How often a seal is sent again while a slot table grows; the deadline ends it earlier."""
+
+_ATTEMPT_FLOOR_S: Final = 0.1
+_ATTEMPT_BYTES_PER_S: Final = 50e6
+_BACKOFF_FIRST_S: Final = 0.002
+_BACKOFF_MAX_S: Final = 0.25
+_TTL_SLACK_S: Final = 0.5
+
+
+def attempt_budget_s(remaining_s: float, size_bytes: int, *, alternatives: bool) -> float:
+    """Time for one try at one node.
+
+    With another replica at hand: what a healthy but slow node needs (100 ms and 50 MB/s), so that a
+    frozen one leaves time for the other. Else all there is.
+    """
+    if not alternatives:
+        return remaining_s
+    return min(remaining_s, _ATTEMPT_FLOOR_S + size_bytes / _ATTEMPT_BYTES_PER_S)
+
+
+def backoff_s(attempt: int) -> float:
+    """Pause before trying again for the `attempt`-th time: 2 ms, doubling to 250."""
+    return min(_BACKOFF_FIRST_S * 2.0 ** min(attempt - 1, 10), _BACKOFF_MAX_S)
+
+
+def lease_ttl_ms(remaining_s: float, ttl_max_ms: int) -> int:
+    """A lease that outlasts the call, as far as the master gives one."""
+    wanted_ms = int((remaining_s + _TTL_SLACK_S) / LEASE_SHARE * 1000) + 1
+    return min(wanted_ms, ttl_max_ms) if ttl_max_ms else wanted_ms
+
+
+def node_failed(error: CenoteError) -> bool:
+    """Whether this says that the node, not the request, is in trouble."""
+    return isinstance(error, Unavailable | DeadlineExceeded) and not isinstance(error, NotLeader)
+
+
+def ask_again(error: CenoteError) -> bool:
+    """Whether the same metadata request may be answered if it is sent again after a moment."""
+    return isinstance(error, Unavailable | StaleEpoch)

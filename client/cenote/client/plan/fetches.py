@@ -1,0 +1,344 @@
+"""Moving the bytes of located objects here: replica by replica until one is proven right.
+
+Works on rows (positions in a lookup's answer), each of which ends in exactly one of: hit, miss,
+failed with an error, or `again` (the location was stale: ask the master).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.api.errors import (
+    BufferInUse,
+    CenoteError,
+    ClientClosed,
+    DeadlineExceeded,
+    InvalidBuffer,
+    SessionUnknown,
+    StaleEpoch,
+    StaleLocation,
+    error_from_code,
+)
+from cenote.api.rows import ObjectStatus
+from cenote.transport.base import ItemStatus
+
+from .budgets import attempt_budget_s, node_failed
+from .pieces import Items, Pieces, Placement, cut_items, place_replicas
+from .state import Call, LeaseHold
+from .steps import Allocate, Checksum, Hash, Move, Part, Plan, RefreshView
+
+__all__ = ["Fetch", "Located"]
+
+I64 = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+_NONE: Final[I64] = np.zeros(0, np.int64)
+
+_OPEN, _HIT, _MISS, _FAILED, _AGAIN = range(5)
+
+
+@dataclass(slots=True)
+class Located:
+    """The answer to a lookup: OBJECT rows, their EXTENT rows, and what proves a read of them."""
+
+    positions: I64
+    """Of each row in the user's batch."""
+    objects: NDArray[np.void]
+    extents: NDArray[np.void]
+    hold: LeaseHold | None = None
+    cached: bool = False
+    asked_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Pick:
+    """The replicas chosen for one try."""
+
+    rows: I64
+    """Rows that are read now."""
+    extents: NDArray[np.void]
+    owner: I64
+    """Per extent: its row's position in `rows`."""
+    start: I64
+    nodes: I64
+    alternatives: bool
+    """Whether any row has another replica to turn to."""
+
+
+class Fetch:
+    """One lookup's answer being read."""
+
+    __slots__ = (
+        "_call",
+        "_leased",
+        "_located",
+        "_placement",
+        "_state",
+        "_verify",
+        "cacheable",
+        "failed",
+        "objects",
+        "positions",
+        "sizes",
+        "values",
+    )
+
+    def __init__(self, call: Call, located: Located, verify: str) -> None:
+        self._call = call
+        self._located = located
+        self._verify = verify
+        self.positions = located.positions
+        self.objects = located.objects
+        present = located.objects["status"] != ObjectStatus.MISS
+        if not present.all():
+            self.positions = located.positions[present]
+            self.objects = located.objects[present]
+        self.sizes: I64 = self.objects["size"].astype(np.int64)
+        self._state = np.zeros(len(self.objects), np.uint8)
+        self._leased: Bools = self.objects["status"] == ObjectStatus.LEASED
+        self._placement: Placement | None = None
+        self.failed: list[tuple[I64, CenoteError]] = []
+        self.values: list[bytes] | None = None
+        self.cacheable: NDArray[np.void] | None = None
+        """Per row the only extent that it was read from, where that is so."""
+
+    # ---- what came of it ---------------------------------------------------------------------
+
+    def open_positions(self) -> I64:
+        """Positions in the user's batch that have no outcome (yet)."""
+        open_: I64 = self.positions[(self._state == _OPEN) | (self._state == _AGAIN)]
+        return open_
+
+    def hit_rows(self) -> I64:
+        return np.flatnonzero(self._state == _HIT)
+
+    def cacheable_hits(self) -> tuple[I64, NDArray[np.void]]:
+        """(rows, the extent of each) of hits that lie in one piece."""
+        if self.cacheable is None:
+            return _NONE, self._located.extents[:0]
+        rows = np.flatnonzero((self._state == _HIT) & (self.cacheable["length"] > 0))
+        return rows, self.cacheable[rows]
+
+    def nodes_of(self, segments: NDArray[np.uint32]) -> I64:
+        return self._call.state.peers.nodes_of(segments)
+
+    # ---- reading -----------------------------------------------------------------------------
+
+    def run(self, pieces: Pieces | None) -> Plan[None]:
+        """Read all rows. `pieces` are those of the user's whole batch (None: allocate)."""
+        if not len(self.objects):
+            return
+        if pieces is None:
+            mine, self.values = yield Allocate(self.objects["size"].astype(np.uint64))
+        else:
+            mine = pieces if self._is_whole(len(pieces)) else pieces.take(self.positions)
+            self._refuse_small(mine)
+        self._placement = place_replicas(
+            self._located.extents,
+            self.objects["extents"].astype(np.int64),
+            self.objects["replicas"].astype(np.int64),
+            self.sizes,
+        )
+        self.cacheable = np.zeros(len(self.objects), self._located.extents.dtype)
+        nodes = self.nodes_of(self._placement.extents["segment"])
+        if (nodes < 0).any():  # a segment newer than our view
+            yield RefreshView(self._call.remaining_s())
+            nodes = self.nodes_of(self._placement.extents["segment"])
+        while True:
+            rows = np.flatnonzero(self._state == _OPEN)
+            if not len(rows):
+                return
+            pick = self._pick(rows, nodes)
+            if len(pick.rows):
+                yield from self._try(pick, mine)
+
+    def _is_whole(self, count: int) -> bool:
+        positions = self.positions
+        return len(positions) == count and bool((positions == np.arange(count)).all())
+
+    def _refuse_small(self, pieces: Pieces) -> None:
+        small = np.flatnonzero(pieces.totals() < self.objects["size"])
+        if len(small):
+            first = int(small[0])
+            self._fail(
+                small,
+                InvalidBuffer(
+                    f"buffer {int(self.positions[first])} has {int(pieces.totals()[first])} bytes,"
+                    f" the object has {int(self.sizes[first])}",
+                    remedy="pass a buffer that is large enough",
+                ),
+            )
+
+    def _fail(self, rows: I64, error: CenoteError) -> None:
+        self._state[rows] = _FAILED
+        self.failed.append((rows, error))
+
+    def _pick(self, rows: I64, nodes: I64) -> _Pick:
+        """The first usable replica of each row; rows without one get their outcome."""
+        placement = self._placement
+        assert placement is not None
+        avoid = self._call.avoid
+        unusable: Bools = nodes < 0
+        if avoid:
+            unusable = unusable | np.isin(nodes, np.array(sorted(avoid)))
+        if placement.single:
+            lost = rows[unusable[rows]]
+            kept = rows[~unusable[rows]] if len(lost) else rows
+            self._unreachable(lost)
+            return _Pick(
+                kept,
+                placement.extents[kept],
+                np.arange(len(kept), dtype=np.int64),
+                placement.start[kept],
+                nodes[kept],
+                alternatives=False,
+            )
+        replicas = self.objects["replicas"].astype(np.int64)
+        widest = int(replicas.max())
+        bad = np.arange(widest) >= replicas[:, None]
+        np.logical_or.at(bad, (placement.owner, placement.replica), unusable)
+        choice = np.argmin(bad, axis=1)
+        usable = ~bad[np.arange(len(bad)), choice]
+        self._unreachable(rows[~usable[rows]])
+        kept = rows[usable[rows]]
+        taken = np.zeros(len(self.objects), np.bool_)
+        taken[kept] = True
+        select = taken[placement.owner] & (placement.replica == choice[placement.owner])
+        owner = np.searchsorted(kept, placement.owner[select])
+        return _Pick(
+            kept,
+            placement.extents[select],
+            owner,
+            placement.start[select],
+            nodes[select],
+            alternatives=bool(((~bad).sum(axis=1)[kept] > 1).any()) if len(kept) else False,
+        )
+
+    def _unreachable(self, rows: I64) -> None:
+        """No replica of these can be reached: a miss; a cached location may only be old."""
+        if not len(rows):
+            return
+        if self._located.cached:
+            self._state[rows] = _AGAIN
+        else:
+            self._state[rows] = _MISS
+            self._call.state.counters.unreachable_misses += len(rows)
+
+    def _try(self, pick: _Pick, mine: Pieces) -> Plan[None]:
+        """Read one replica of each picked row."""
+        rows = pick.rows
+        local = mine if len(rows) == len(self.objects) else mine.take(rows)
+        items = cut_items(pick.extents, pick.owner, pick.start, self.sizes[rows], local)
+        nodes = pick.nodes if items.whole else self.nodes_of(items.extents["segment"])
+        parts, members = self._parts(pick, items, nodes)
+        yield Move(parts)
+        done = np.ones(len(items.owner), np.bool_)
+        leased = np.zeros(len(items.owner), np.bool_)
+        sums = np.zeros(len(items.owner), np.uint64)
+        for part, where in zip(parts, members, strict=True):
+            self._take_part(part, where, items, rows, done)
+            if part.checksums is None:
+                leased[where] = True
+            else:
+                sums[where] = part.checksums
+        complete = np.ones(len(rows), np.bool_)
+        complete[items.owner[~done]] = False
+        yield from self._prove(pick, items, complete, leased, sums, local)
+
+    def _parts(self, pick: _Pick, items: Items, nodes: I64) -> tuple[list[Part], list[I64]]:
+        remaining_s = self._call.remaining_s()
+        if remaining_s <= 0:
+            raise DeadlineExceeded("the deadline passed before the bytes were read")
+        parts: list[Part] = []
+        members: list[I64] = []
+        for node in np.unique(nodes).tolist():
+            where = np.flatnonzero(nodes == node)
+            whole = len(where) == len(nodes)
+            extents = items.extents if whole else items.extents[where]
+            size_bytes = int(extents["length"].sum())
+            budget_s = attempt_budget_s(remaining_s, size_bytes, alternatives=pick.alternatives)
+            parts.append(
+                Part(
+                    node,
+                    extents,
+                    items.addresses if whole else items.addresses[where],
+                    budget_s=budget_s,
+                    size_bytes=size_bytes,
+                    checksum=self._checksum_mode(pick.rows[items.owner[where]]),
+                )
+            )
+            members.append(where)
+        return parts, members
+
+    def _checksum_mode(self, rows: I64) -> int:
+        if self._located.hold is None or self._verify == "checksum":
+            return Checksum.ALWAYS
+        if not self._leased[rows].all():
+            return Checksum.ALWAYS
+        return Checksum.NEVER if self._verify == "lease" else Checksum.UNLESS_LEASED
+
+    def _take_part(self, part: Part, where: I64, items: Items, rows: I64, done: Bools) -> None:
+        """Note what one node did not deliver, and what becomes of those rows."""
+        error = part.error
+        if error is None and part.statuses is not None:
+            self._call.state.trust(part.node_id)
+            if not part.statuses.any():
+                return
+            bad = part.statuses != ItemStatus.OK
+            done[where[bad]] = False
+            for code in np.unique(part.statuses[bad]).tolist():
+                affected = rows[items.owner[where[part.statuses == code]]]
+                if code == ItemStatus.NOT_DONE:
+                    self._call.node_failed(part.node_id, "it did not complete a read")
+                elif code == ItemStatus.STALE:
+                    self._state[affected] = _AGAIN
+                else:
+                    what = f"node {part.node_id} refused the read"
+                    self._fail(np.unique(affected), error_from_code(code, what))
+            return
+        assert error is not None
+        done[where] = False
+        if isinstance(error, BufferInUse | ClientClosed):
+            raise error
+        if isinstance(error, StaleEpoch | StaleLocation | SessionUnknown):
+            self._state[rows[items.owner[where]]] = _AGAIN
+        elif node_failed(error) and self._call.remaining_s() > 0:
+            self._call.node_failed(part.node_id, str(error))  # the rows stay open: next replica
+        else:
+            raise error
+
+    def _prove(
+        self,
+        pick: _Pick,
+        items: Items,
+        complete: Bools,
+        leased: Bools,
+        sums: NDArray[np.uint64],
+        local: Pieces,
+    ) -> Plan[None]:
+        """Tell right bytes from stale ones among the rows that arrived whole."""
+        rows = pick.rows
+        by_lease = np.ones(len(rows), np.bool_)
+        by_lease[items.owner[~leased]] = False
+        by_sum = np.flatnonzero(complete & ~by_lease)
+        right = np.zeros(len(rows), np.bool_)
+        if len(by_sum):
+            if items.whole:
+                got = sums[by_sum]
+            else:
+                picked = local.take(by_sum)
+                got = yield Hash(picked, self.objects["size"][rows[by_sum]])
+            right[by_sum] = got == self.objects["checksum"][rows[by_sum]]
+        held = complete & by_lease
+        if held.any():
+            hold = self._located.hold
+            if hold is not None and self._call.now() <= hold.end_s:
+                right |= held
+        open_ = self._state[rows] == _OPEN
+        self._state[rows[right & open_]] = _HIT
+        self._state[rows[complete & ~right & open_]] = _AGAIN
+        if len(pick.extents) == len(rows) and self.cacheable is not None:
+            self.cacheable[rows] = pick.extents

@@ -1,0 +1,339 @@
+"""How objects are read: where from, what proves the bytes, what is tried next.
+
+    cached location --> read, verify by checksum --- right ------> hit
+         |                                   \\------ wrong ---\\
+    acquire (lease, all replicas) --> read one replica         |
+         ^                                 |                   |
+         |                                 +-- proven by lease or checksum --> hit
+         |                                 +-- node failed --> its next replica; none left: a miss
+         +-- stale, mismatch, lease over --+   (bounded)
+
+A wrong checksum says that the location was stale, and never that the node is bad.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.api.errors import (
+    BufferInUse,
+    CenoteError,
+    ClientClosed,
+    InvalidArgument,
+    NamespaceReset,
+    StaleLocation,
+)
+from cenote.api.keys import split_digests
+from cenote.api.rows import DIGEST_BYTES, EXTENT, OBJECT, ObjectStatus
+from cenote.api.types import AcquiredLease, GetStatus
+from cenote.client.locations import LOCATION
+from cenote.v1 import master_pb2 as pb
+
+from .asking import ask_master
+from .budgets import LEASE_SHARE, READ_ATTEMPTS_MAX, backoff_s, lease_ttl_ms
+from .fetches import Fetch, Located
+from .pieces import Pieces, ranges
+from .state import Call, LeaseHold, pick_digests
+from .steps import Pause, Plan
+
+__all__ = ["ReadOptions", "ReadOutcome", "acquire", "read_objects"]
+
+I64 = NDArray[np.int64]
+
+CACHED_BYTES_MAX: Final = 512 << 10
+"""Larger objects are not read under a cached location where a lease proves a read without a
+checksum: hashing them would take longer than the round trip that the cache saves."""
+
+
+@dataclass(slots=True)
+class ReadOptions:
+    chain: bool = False
+    verify: str = "auto"
+    lease: AcquiredLease | None = None
+    lease_proves: bool = True
+    """False: the end of the given lease can't be told here, so checksums prove."""
+
+
+@dataclass(slots=True)
+class ReadOutcome:
+    """Per key: GetStatus, size in bytes (0 unless a hit), error code; the values, where memory was
+    allocated for them."""
+
+    statuses: NDArray[np.uint8]
+    sizes: NDArray[np.uint64]
+    codes: NDArray[np.uint16]
+    values: list[bytes | None] | None = None
+    errors: dict[int, CenoteError] = field(default_factory=dict)
+    """The first error of each code."""
+
+    @classmethod
+    def blank(cls, count: int, *, values: bool) -> ReadOutcome:
+        return cls(
+            np.full(count, GetStatus.MISS, np.uint8),
+            np.zeros(count, np.uint64),
+            np.zeros(count, np.uint16),
+            [None] * count if values else None,
+        )
+
+    def hit(self, positions: I64, sizes: NDArray[np.uint64]) -> None:
+        self.statuses[positions] = GetStatus.HIT
+        self.sizes[positions] = sizes
+
+    def fail(self, positions: I64, error: CenoteError) -> None:
+        self.statuses[positions] = GetStatus.FAILED
+        self.codes[positions] = error.code
+        self.errors.setdefault(error.code, error)
+
+
+def read_objects(
+    call: Call, digests: bytes, pieces: Pieces | None, options: ReadOptions
+) -> Plan[ReadOutcome]:
+    """Read every key's object into its pieces (None: into new `bytes`).
+
+    Raises what ended the call before any key had an outcome; afterwards errors are per key.
+    """
+    count = len(digests) // DIGEST_BYTES
+    outcome = ReadOutcome.blank(count, values=pieces is None)
+    per_slice = call.state.limits.batch_keys_max
+    for first in range(0, count, per_slice):
+        reader = _Reader(call, digests, pieces, options, outcome)
+        reader.todo = np.arange(first, min(count, first + per_slice), dtype=np.int64)
+        end = int(reader.todo[-1]) + 1
+        try:
+            yield from reader.read()
+        except (BufferInUse, ClientClosed, NamespaceReset):
+            raise
+        except CenoteError as error:
+            if len(reader.todo) == count:
+                raise
+            outcome.fail(np.concatenate((reader.todo, np.arange(end, count))), error)
+            break
+        if options.chain and (outcome.statuses[first:end] == GetStatus.MISS).any():
+            break
+    _count(call, outcome)
+    return outcome
+
+
+def _count(call: Call, outcome: ReadOutcome) -> None:
+    counters = call.state.counters
+    by_status = np.bincount(outcome.statuses, minlength=3).tolist()
+    counters.hits += by_status[GetStatus.HIT]
+    counters.misses += by_status[GetStatus.MISS]
+    counters.failed += by_status[GetStatus.FAILED]
+    counters.read_bytes += int(outcome.sizes.sum())
+
+
+class _Reader:
+    """One slice of a batch."""
+
+    __slots__ = ("call", "digests", "options", "outcome", "pieces", "todo")
+
+    def __init__(
+        self,
+        call: Call,
+        digests: bytes,
+        pieces: Pieces | None,
+        options: ReadOptions,
+        outcome: ReadOutcome,
+    ) -> None:
+        self.call = call
+        self.digests = digests
+        self.pieces = pieces
+        self.options = options
+        self.outcome = outcome
+        self.todo: I64 = np.zeros(0, np.int64)
+        """Positions without an outcome (a miss is one)."""
+
+    def read(self) -> Plan[None]:
+        if self.options.lease is not None:
+            yield from self._fetch(self._under_lease(self.options.lease))
+        elif len(self.call.space.locations):
+            cached = self._from_cache()
+            if cached is not None:
+                yield from self._fetch(cached)
+        for attempt in range(READ_ATTEMPTS_MAX):
+            if not len(self.todo):
+                return
+            if attempt:
+                self.call.state.counters.stale_locations += len(self.todo)
+                yield Pause(backoff_s(attempt))
+            located = yield from self._acquired()
+            try:
+                yield from self._fetch(located)
+            finally:
+                if located.hold is not None:
+                    self.call.state.release(located.hold.lease_id)
+                    self.call.state.holds.pop(located.hold.lease_id, None)
+        if len(self.todo):
+            lost = StaleLocation(
+                f"the bytes were not where the master said, {READ_ATTEMPTS_MAX} times",
+                remedy="remove the key and put it again if this persists",
+            )
+            self.outcome.fail(self.todo, lost)
+
+    def _fetch(self, located: Located) -> Plan[None]:
+        """Read what was located; leaves in `todo` what is to be asked for (again)."""
+        fetch = Fetch(self.call, located, self.options.verify)
+        asked = located.positions
+        rest = self.todo[~np.isin(self.todo, asked)] if len(asked) != len(self.todo) else None
+        try:
+            yield from fetch.run(self.pieces)
+        finally:
+            self._take_over(fetch, located)
+            open_ = fetch.open_positions()
+            self.todo = open_ if rest is None else np.union1d(rest, open_)
+
+    def _take_over(self, fetch: Fetch, located: Located) -> None:
+        outcome = self.outcome
+        hits = fetch.hit_rows()
+        if len(hits):
+            positions = fetch.positions[hits]
+            outcome.hit(positions, fetch.objects["size"][hits])
+            if outcome.values is not None and fetch.values is not None:
+                for row, position in zip(hits.tolist(), positions.tolist(), strict=True):
+                    outcome.values[position] = fetch.values[row]
+            if located.cached:
+                self._touch(positions)
+            elif fetch.cacheable is not None:
+                self._remember(fetch, located)
+        for rows, error in fetch.failed:
+            outcome.fail(fetch.positions[rows], error)
+
+    # ---- cached locations --------------------------------------------------------------------
+
+    def _from_cache(self) -> Located | None:
+        cache, todo = self.call.space.locations, self.todo
+        wanted = self._digests_of(todo)
+        where, rows = cache.find_many(split_digests(wanted), self.call.now())
+        if not len(where) or (self.options.chain and len(where) < len(todo)):
+            return None
+        objects = np.zeros(len(where), OBJECT)
+        objects["size"] = rows["size"]
+        objects["checksum"] = rows["checksum"]
+        objects["extents"] = objects["replicas"] = 1
+        objects["status"] = ObjectStatus.UNLEASED
+        extents = np.zeros(len(where), EXTENT)
+        extents["segment"] = rows["segment"]
+        extents["offset"] = rows["offset"]
+        extents["length"] = rows["size"]
+        return Located(todo[where], objects, extents, cached=True)
+
+    def _remember(self, fetch: Fetch, located: Located) -> None:
+        """Cache where the hits of a lookup are, if they will be read from there."""
+        state, space = self.call.state, self.call.space
+        rows, extents = fetch.cacheable_hits()
+        if not len(rows) or not space.locations.entries_max:
+            return
+        objects = fetch.objects[rows]
+        nodes = fetch.nodes_of(extents["segment"])
+        if state.lease_proven:
+            worth = (objects["size"] <= CACHED_BYTES_MAX) | ~np.isin(
+                nodes, np.array(list(state.lease_proven))
+            )
+            if not worth.all():
+                rows, extents, objects, nodes = (
+                    rows[worth],
+                    extents[worth],
+                    objects[worth],
+                    nodes[worth],
+                )
+        locations = np.empty(len(rows), LOCATION)
+        locations["end_s"] = located.asked_s + state.limits.location_ttl_s
+        locations["offset"] = extents["offset"]
+        locations["size"] = objects["size"]
+        locations["checksum"] = objects["checksum"]
+        locations["segment"] = extents["segment"]
+        locations["node_id"] = nodes
+        digests = split_digests(self._digests_of(fetch.positions[rows]))
+        space.locations.store_many(digests, locations)
+
+    def _touch(self, positions: I64) -> None:
+        """The master did not see these reads: tell it soon, so that hot objects don't look cold."""
+        space = self.call.space
+        digests = self._digests_of(positions)
+        self.call.state.counters.cached_reads += len(positions)
+        if self.options.chain:
+            space.chain_touches.append(digests)
+        else:
+            space.touches.extend(split_digests(digests))
+        self.call.state.wake()
+
+    def _digests_of(self, positions: I64) -> bytes:
+        if len(positions) * DIGEST_BYTES == len(self.digests):
+            return self.digests
+        return pick_digests(self.digests, positions)
+
+    # ---- the master --------------------------------------------------------------------------
+
+    def _acquired(self) -> Plan[Located]:
+        call = self.call
+        positions = self.todo
+        asked_s = call.now()
+        ttl_ms = lease_ttl_ms(call.remaining_s(), call.state.limits.lease_ttl_max_ms)
+        reply, hold = yield from acquire(
+            call, self._digests_of(positions), ttl_ms, chain=self.options.chain
+        )
+        if hold is not None and hold.end_s < call.end_s:
+            call.state.holds[hold.lease_id] = hold  # renewed while this call runs
+            call.state.wake()
+        objects = np.frombuffer(reply.objects, OBJECT)
+        return Located(
+            positions, objects, np.frombuffer(reply.extents, EXTENT), hold, asked_s=asked_s
+        )
+
+    def _under_lease(self, lease: AcquiredLease) -> Located:
+        """The wanted rows of a lease that somebody acquired. Raises InvalidArgument."""
+        objects = np.frombuffer(lease.objects, OBJECT)
+        extents = np.frombuffer(lease.extents, EXTENT)
+        hold = (
+            LeaseHold(lease.lease_id, 0, lease.end_s)
+            if lease.lease_id and self.options.lease_proves
+            else None
+        )
+        asked_s = self.call.now()
+        if lease.digests == self.digests and len(self.todo) == len(objects):
+            return Located(self.todo, objects, extents, hold, asked_s=asked_s)
+        rank = {digest: row for row, digest in enumerate(split_digests(lease.digests))}
+        wanted = split_digests(self._digests_of(self.todo))
+        found = [rank.get(digest, -1) for digest in wanted]
+        if -1 in found:
+            raise InvalidArgument(
+                f"key {int(self.todo[found.index(-1)])} is not one of those that were acquired",
+                remedy="read under a lease only the keys that it was acquired for",
+            )
+        rows = np.array(found, np.int64)
+        counts = objects["extents"].astype(np.int64)
+        starts = np.cumsum(counts) - counts
+        picked = ranges(starts[rows], counts[rows])
+        return Located(self.todo, objects[rows], extents[picked], hold, asked_s=asked_s)
+
+
+def acquire(
+    call: Call,
+    digests: bytes,
+    ttl_ms: int,
+    *,
+    chain: bool = False,
+    hold: bool = False,
+) -> Plan[tuple[pb.AcquireResponse, LeaseHold | None]]:
+    """Locations of the keys' objects and a lease of them (None where none was given)."""
+    request = pb.AcquireRequest(
+        keys=call.key_batch(digests),
+        ttl_ms=ttl_ms,
+        lease=True,
+        chain=chain,
+        hold=hold,
+        session_id=call.state.session_id,
+        avoid_node_ids=call.avoided_ids(),
+        piggyback=call.state.piggyback(call.space),
+    )
+    asked_s = call.now()
+    reply = yield from ask_master(call, "acquire", request, pb.AcquireResponse)
+    if not reply.lease.lease_id:
+        return reply, None
+    ttl_ms = reply.lease.ttl_ms
+    return reply, LeaseHold(reply.lease.lease_id, ttl_ms, asked_s + LEASE_SHARE * ttl_ms / 1000)

@@ -1,0 +1,251 @@
+"""What a plan asks of the world: the only things that it can't do by itself.
+
+A plan is a generator. It yields a step; whoever drives it does what the step says and sends the
+result back, or throws a `CenoteError` into it. The blocking client, the asyncio client and the
+simulator are three drivers of the same plans (`drive` in `driver.py` is the shortest one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Final, TypeAlias, TypeVar, cast
+
+import numpy as np
+from google.protobuf.message import Message
+from numpy.typing import NDArray
+
+from cenote.api.errors import CenoteError
+from cenote.transport.base import ExtentArray, ItemStatus, SealBatch, U8Array, U64Array
+
+from .pieces import Pieces
+
+__all__ = [
+    "Allocate",
+    "Ask",
+    "AskMany",
+    "Checksum",
+    "Hash",
+    "Move",
+    "MoveOne",
+    "Part",
+    "Pause",
+    "Plan",
+    "RefreshView",
+    "Reopen",
+    "SealPart",
+    "Seals",
+    "Step",
+]
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+
+READ_GRANT: Final = 0
+"""`grant_id` of a part that reads."""
+
+
+class Checksum:
+    """When a part's checksums are wanted."""
+
+    NEVER: Final = 0
+    UNLESS_LEASED: Final = 1
+    """Not where the channel's reads are proven by the lease alone (shm)."""
+    ALWAYS: Final = 2
+
+
+class Ask:
+    """One metadata request. Result: its reply."""
+
+    __slots__ = ("deadline_s", "method", "request")
+
+    def __init__(self, method: str, request: Message, deadline_s: float) -> None:
+        self.method = method
+        self.request = request
+        self.deadline_s = deadline_s
+
+
+class AskMany:
+    """Requests of one method, sent without waiting in between. Result: a reply or error for each.
+
+    `make[i]()` gives request i when it is its turn, so that the master works on one while the next
+    is made.
+    """
+
+    __slots__ = ("deadline_s", "make", "method")
+
+    def __init__(
+        self, method: str, make: Sequence[Callable[[], Message]], deadline_s: float
+    ) -> None:
+        self.method = method
+        self.make = make
+        self.deadline_s = deadline_s
+
+
+class Part:
+    """What moves between here and one node. The driver fills in how it went."""
+
+    __slots__ = (
+        "addresses",
+        "budget_s",
+        "checksum",
+        "checksums",
+        "error",
+        "extents",
+        "grant_id",
+        "node_id",
+        "size_bytes",
+        "statuses",
+    )
+
+    def __init__(
+        self,
+        node_id: int,
+        extents: ExtentArray,
+        addresses: U64Array,
+        *,
+        budget_s: float,
+        size_bytes: int,
+        checksum: int,
+        grant_id: int = READ_GRANT,
+    ) -> None:
+        self.node_id = node_id
+        self.extents = extents
+        self.addresses = addresses
+        self.grant_id = grant_id
+        self.checksum = checksum
+        self.budget_s = budget_s
+        self.size_bytes = size_bytes
+        self.statuses: U8Array | None = None
+        self.checksums: U64Array | None = None
+        self.error: CenoteError | None = None
+        """Why none of its items counts."""
+
+    def done(self) -> NDArray[np.bool_]:
+        """bool[items]: which items completed."""
+        if self.statuses is None:
+            return np.zeros(len(self.addresses), np.bool_)
+        return np.asarray(self.statuses == ItemStatus.OK)
+
+
+class Move:
+    """Transfers with several nodes, at once where that pays. Result: None, see the parts."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = parts
+
+
+class MoveOne:
+    """One extent, one piece. Result: (item status, XXH3-64 or 0, whether the lease proves it)."""
+
+    __slots__ = (
+        "address",
+        "budget_s",
+        "checksum",
+        "grant_id",
+        "length",
+        "node_id",
+        "offset",
+        "segment",
+    )
+
+    def __init__(
+        self,
+        node_id: int,
+        segment: int,
+        offset: int,
+        length: int,
+        address: int,
+        budget_s: float,
+        checksum: int,
+        grant_id: int = READ_GRANT,
+    ) -> None:
+        self.node_id = node_id
+        self.segment = segment
+        self.offset = offset
+        self.length = length
+        self.address = address
+        self.budget_s = budget_s
+        self.checksum = checksum
+        self.grant_id = grant_id
+
+
+class SealPart:
+    """What one daemon is to seal. The driver fills in how it went."""
+
+    __slots__ = ("batch", "budget_s", "error", "node_id", "statuses")
+
+    def __init__(self, node_id: int, batch: SealBatch, budget_s: float) -> None:
+        self.node_id = node_id
+        self.batch = batch
+        self.budget_s = budget_s
+        self.statuses: U8Array | None = None
+        self.error: CenoteError | None = None
+
+
+class Seals:
+    """Seals at several daemons at the same time. Result: None, see the parts."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[SealPart]) -> None:
+        self.parts = parts
+
+
+class Hash:
+    """XXH3-64 over each object's pieces. Result: uint64[n]."""
+
+    __slots__ = ("pieces", "sizes")
+
+    def __init__(self, pieces: Pieces, sizes: U64Array) -> None:
+        self.pieces = pieces
+        self.sizes = sizes
+
+
+class Allocate:
+    """Memory for objects of these sizes, as new `bytes`. Result: (Pieces, values)."""
+
+    __slots__ = ("sizes",)
+
+    def __init__(self, sizes: U64Array) -> None:
+        self.sizes = sizes
+
+
+class Pause:
+    """Wait for a moment. Result: None."""
+
+    __slots__ = ("duration_s",)
+
+    def __init__(self, duration_s: float) -> None:
+        self.duration_s = duration_s
+
+
+class RefreshView:
+    """Fetch the cluster view if there is a newer one. Result: None."""
+
+    __slots__ = ("deadline_s",)
+
+    def __init__(self, deadline_s: float) -> None:
+        self.deadline_s = deadline_s
+
+
+class Reopen:
+    """Open the call's namespace (and, if need be, the session) again. Result: None."""
+
+    __slots__ = ("deadline_s", "session_too")
+
+    def __init__(self, deadline_s: float, *, session_too: bool) -> None:
+        self.deadline_s = deadline_s
+        self.session_too = session_too
+
+
+Step: TypeAlias = (
+    Ask | AskMany | Move | MoveOne | Seals | Hash | Allocate | Pause | RefreshView | Reopen
+)
+Plan: TypeAlias = Generator[Step, Any, T]
+
+
+def ask(method: str, request: Message, reply_type: type[M], deadline_s: float) -> Plan[M]:
+    """Yield one `Ask`; the reply with its type."""
+    return cast("M", (yield Ask(method, request, deadline_s)))

@@ -1,0 +1,322 @@
+"""How objects are put: start, payload, commit, seal; and what is tried again.
+
+    put_start --> EXISTS: nothing is sent
+        |         refused: the key's error
+      granted --> payload to every replica --> enough replicas written? --- no --> abort, start anew
+                                                     |                             elsewhere
+                                                  commit --> another was first: existed
+                                                     |       grant lost: start anew
+                                                   seal --> slot table still growing: seal again
+                                                     |      no replica sealed: start anew
+                                                   stored
+
+Acknowledged means sealed, sealed means decided. Rows (positions in the user's batch) end as stored,
+existed or failed; `_OPEN` ones are started anew, at most `PUT_ATTEMPTS_MAX` times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.api.errors import (
+    BufferInUse,
+    CenoteError,
+    ClientClosed,
+    GrantRevoked,
+    InternalError,
+    NamespaceReset,
+    NoSpace,
+    ObjectTooLarge,
+    QuotaExceeded,
+    ReplicasUnavailable,
+    Unavailable,
+)
+from cenote.api.keys import tail_lengths
+from cenote.api.rows import DIGEST_BYTES, PUT, PutStatus
+from cenote.api.types import PutStatus as Outcome
+from cenote.api.types import Sameness
+from cenote.v1 import common_pb2
+from cenote.v1 import master_pb2 as pb
+
+from .asking import ask_master
+from .budgets import PUT_ATTEMPTS_MAX, backoff_s
+from .pieces import Pieces
+from .state import Call, pick_digests
+from .steps import Pause, Plan
+from .stores import Store
+
+__all__ = ["PutOptions", "PutOutcome", "put_objects"]
+
+I64 = NDArray[np.int64]
+
+_OPEN: Final = 0
+
+_REFUSALS: Final[dict[int, tuple[type[CenoteError], str]]] = {
+    PutStatus.NO_SPACE: (NoSpace, "the pool has no room that could be freed now"),
+    PutStatus.TOO_LARGE: (ObjectTooLarge, "the object is larger than the pool could ever hold"),
+    PutStatus.REPLICAS_UNAVAILABLE: (
+        ReplicasUnavailable,
+        "min_replicas can't be placed in as many failure domains",
+    ),
+    PutStatus.QUOTA_EXCEEDED: (QuotaExceeded, "the namespace's or session's share is used up"),
+    PutStatus.INVALID: (InternalError, "the master found this key's request invalid"),
+}
+
+
+@dataclass(slots=True)
+class PutOptions:
+    """What a put asks for; see `Namespace.put_batch`."""
+
+    replicas: int = 1
+    min_replicas: int = 1
+    durability: int = 0
+    local_first: bool = False
+    chain: bool = False
+    prefix: bytes = b""
+    """Packed digests of the keys before these in their chain."""
+    ttl_ms: int = 0
+    pin: bool = False
+
+
+@dataclass(slots=True)
+class PutOutcome:
+    """Per key: `api.types.PutStatus` (0 while open), Sameness, error code."""
+
+    statuses: NDArray[np.uint8]
+    sameness: NDArray[np.uint8]
+    codes: NDArray[np.uint16]
+    errors: dict[int, CenoteError] = field(default_factory=dict)
+    """The first error of each code."""
+
+    @classmethod
+    def blank(cls, count: int) -> PutOutcome:
+        return cls(np.zeros(count, np.uint8), np.zeros(count, np.uint8), np.zeros(count, np.uint16))
+
+    def stored(self, positions: I64) -> None:
+        self.statuses[positions] = Outcome.STORED
+
+    def existed(self, positions: I64, sameness: int) -> None:
+        self.statuses[positions] = Outcome.EXISTED
+        self.sameness[positions] = sameness
+
+    def fail(self, positions: I64, error: CenoteError) -> None:
+        if len(positions):
+            self.statuses[positions] = Outcome.FAILED
+            self.codes[positions] = error.code
+            self.errors.setdefault(error.code, error)
+
+
+def put_objects(
+    call: Call, keys: Sequence[bytes], digests: bytes, pieces: Pieces, options: PutOptions
+) -> Plan[PutOutcome]:
+    """Put every key's pieces.
+
+    Raises what ended the call before any key had an outcome; afterwards errors are per key.
+    """
+    count = len(keys)
+    outcome = PutOutcome.blank(count)
+    sizes = pieces.totals()
+    tails = tail_lengths(keys)
+    writer = _Writer(call, keys, digests, pieces, sizes, tails, options, outcome)
+    per_slice = call.state.limits.batch_keys_max
+    for first in range(0, count, per_slice):
+        todo = np.arange(first, min(count, first + per_slice), dtype=np.int64)
+        try:
+            yield from writer.put(todo)
+        except (BufferInUse, ClientClosed, NamespaceReset):
+            raise
+        except CenoteError as error:
+            open_ = np.flatnonzero(outcome.statuses == _OPEN)
+            if len(open_) == count:
+                raise
+            outcome.fail(open_, error)
+            break
+    if options.prefix:
+        # Told after the commits (news is applied before the request that it rides on), so that of
+        # the whole chain the root is newest and not the blocks that were put last.
+        call.space.chain_touches.append(options.prefix + digests)
+        call.state.wake()
+    _count(call, outcome, sizes)
+    return outcome
+
+
+def _count(call: Call, outcome: PutOutcome, sizes: NDArray[np.uint64]) -> None:
+    counters = call.state.counters
+    stored = outcome.statuses == Outcome.STORED
+    counters.stored += int(np.count_nonzero(stored))
+    counters.existed += int(np.count_nonzero(outcome.statuses == Outcome.EXISTED))
+    counters.failed += int(np.count_nonzero(outcome.statuses == Outcome.FAILED))
+    counters.written_bytes += int(sizes[stored].sum())
+
+
+class _Writer:
+    """One user's batch."""
+
+    __slots__ = (
+        "_decided",
+        "call",
+        "digests",
+        "keys",
+        "options",
+        "outcome",
+        "pieces",
+        "sizes",
+        "tails",
+    )
+
+    def __init__(
+        self,
+        call: Call,
+        keys: Sequence[bytes],
+        digests: bytes,
+        pieces: Pieces,
+        sizes: NDArray[np.uint64],
+        tails: NDArray[np.uint16] | None,
+        options: PutOptions,
+        outcome: PutOutcome,
+    ) -> None:
+        self.call = call
+        self.keys = keys
+        self.digests = digests
+        self.pieces = pieces
+        self.sizes = sizes
+        self.tails = tails
+        self.options = options
+        self.outcome = outcome
+        # Decided, but sealed nowhere: that the master knows the key does not make it stored.
+        self._decided = np.zeros(len(keys), np.bool_)
+
+    def put(self, todo: I64) -> Plan[None]:
+        """Put the keys at these positions."""
+        last: CenoteError | None = None
+        for attempt in range(PUT_ATTEMPTS_MAX):
+            if attempt:
+                self.call.state.counters.retries += 1
+                yield Pause(backoff_s(attempt + 4))
+            reply = yield from self._start(todo)
+            granted, duplicates = self._sort_answers(todo, reply)
+            if len(granted):
+                last = (yield from self._store(todo, granted, reply)) or last
+            self._copy_duplicates(todo, duplicates)
+            todo = todo[self.outcome.statuses[todo] == _OPEN]
+            if not len(todo):
+                return
+        self.outcome.fail(
+            todo,
+            last
+            or Unavailable(
+                f"not stored in {PUT_ATTEMPTS_MAX} attempts: decided, but sealed on no node",
+                remedy="put again; `cenote nodes` shows which daemons are in trouble",
+            ),
+        )
+
+    def _start(self, todo: I64) -> Plan[pb.PutStartResponse]:
+        call, options = self.call, self.options
+        whole = len(todo) == len(self.keys)
+        sizes = self.sizes if whole else self.sizes[todo]
+        if len(sizes) > 1 and bool((sizes == sizes[0]).all()):
+            sizes = sizes[:1]
+        tails = self.tails
+        if tails is not None and not whole:
+            tails = tails[todo]
+        request = pb.PutStartRequest(
+            keys=call.key_batch(self.digests if whole else pick_digests(self.digests, todo)),
+            sizes=sizes.astype("<u8", copy=False).tobytes(),
+            tail_lengths=b"" if tails is None else tails.astype("<u2", copy=False).tobytes(),
+            options=pb.PutOptions(
+                replicas=options.replicas,
+                min_replicas=options.min_replicas,
+                durability=options.durability,  # type: ignore[arg-type]
+                tier=common_pb2.TIER_DRAM,
+                local_first=options.local_first,
+                ttl_ms=options.ttl_ms,
+                pin=options.pin,
+                chain=options.chain,
+                avoid_node_ids=call.avoided_ids(),
+            ),
+            session_id=call.state.session_id,
+            request_id=next(call.state.request_ids),
+            piggyback=call.state.piggyback(call.space),
+            credentials=call.state.credentials,
+        )
+        return (yield from ask_master(call, "put_start", request, pb.PutStartResponse))
+
+    def _sort_answers(self, todo: I64, reply: pb.PutStartResponse) -> tuple[I64, I64]:
+        """Give refused and existing keys their outcome; (granted, duplicate) indexes in `todo`."""
+        statuses = np.frombuffer(reply.puts, PUT)["status"]
+        if len(statuses) != len(todo):
+            raise InternalError(f"put_start answered {len(statuses)} of {len(todo)} keys")
+        everything = np.arange(len(todo), dtype=np.int64)
+        if bool((statuses == PutStatus.GRANTED).all()):
+            return everything, everything[:0]
+        there = todo[statuses == PutStatus.EXISTS]
+        self.outcome.existed(there[~self._decided[there]], Sameness.UNKNOWN)
+        self.outcome.stored(todo[statuses == PutStatus.DEDUPLICATED])
+        for status in np.unique(statuses).tolist():
+            refusal = _REFUSALS.get(status)
+            if refusal is not None:
+                kind, what = refusal
+                self.outcome.fail(todo[statuses == status], kind(what))
+        return (
+            everything[statuses == PutStatus.GRANTED],
+            everything[statuses == PutStatus.DUPLICATE_IN_BATCH],
+        )
+
+    def _copy_duplicates(self, todo: I64, duplicates: I64) -> None:
+        """A key that stands earlier in the batch has that position's outcome."""
+        if not len(duplicates):
+            return
+        rows = np.frombuffer(self.digests, f"V{DIGEST_BYTES}")[todo].tolist()
+        first: dict[bytes, int] = {}
+        for position, digest in zip(todo.tolist(), rows, strict=True):
+            first.setdefault(digest, position)
+        outcome = self.outcome
+        for index in duplicates.tolist():
+            source, target = first[rows[index]], int(todo[index])
+            if outcome.statuses[source] == Outcome.STORED:
+                outcome.statuses[target] = Outcome.EXISTED
+            else:
+                outcome.statuses[target] = outcome.statuses[source]
+                outcome.codes[target] = outcome.codes[source]
+            outcome.sameness[target] = outcome.sameness[source]
+
+    def _store(
+        self, todo: I64, granted: I64, reply: pb.PutStartResponse
+    ) -> Plan[CenoteError | None]:
+        """Payload, commit and seal of what was granted; what is still open afterwards, and why."""
+        positions = todo[granted]
+        store = Store(
+            call=self.call,
+            reply=reply,
+            granted=granted,
+            keys=self.keys if len(positions) == len(self.keys) else _pick(self.keys, positions),
+            digests=self.digests
+            if len(positions) == len(self.keys)
+            else pick_digests(self.digests, positions),
+            pieces=self.pieces if len(positions) == len(self.keys) else self.pieces.take(positions),
+            sizes=self.sizes[positions].astype(np.int64),
+            tails=None if self.tails is None else self.tails[positions].astype(np.int64),
+            min_replicas=self.options.min_replicas,
+        )
+        try:
+            yield from store.run()
+        except GrantRevoked as revoked:  # the whole grant: nothing of it counts
+            return revoked
+        finally:
+            outcome = self.outcome
+            outcome.stored(positions[store.sealed])
+            outcome.existed(positions[store.same], Sameness.SAME)
+            outcome.existed(positions[store.different], Sameness.DIFFERENT)
+            for rows, error in store.failed:
+                outcome.fail(positions[rows], error)
+            self._decided[positions[store.decided]] = True
+        return store.last_error
+
+
+def _pick(keys: Sequence[bytes], positions: I64) -> list[bytes]:
+    return [keys[position] for position in positions.tolist()]

@@ -1,0 +1,343 @@
+"""One client's tie to the cluster: its session at the master, its channels to the daemons.
+
+Whatever is shared by a client's threads and does I/O lives here; decisions are made in `plan`. The
+session ends with `close`, with the process's main thread, or when its owner is garbage.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from cenote.api.errors import (
+    CenoteError,
+    ClientClosed,
+    DeadlineExceeded,
+    NotLeader,
+    Unavailable,
+)
+from cenote.api.master import MasterApi
+from cenote.rpc.fork import ForkGuard
+from cenote.transport.base import Channel, SessionIdentity, Transport
+from cenote.v1 import common_pb2
+from cenote.v1 import master_pb2 as pb
+
+from .config import ClientConfig
+from .housekeeping import Housekeeper
+from .plan.state import ClientState, Grant, Peers, Space
+
+__all__ = ["Session", "clock_id"]
+
+_CLOSE_BUDGET_S: Final = 1.0
+_REHELLO_PAUSE_S: Final = 0.05
+_DURABILITIES: Final = {
+    "default": common_pb2.DURABILITY_UNSPECIFIED,
+    "relaxed": common_pb2.DURABILITY_RELAXED,
+    "journaled": common_pb2.DURABILITY_JOURNALED,
+}
+
+MakeMaster = Callable[[pb.HelloRequest, Callable[[pb.HelloResponse], None]], MasterApi]
+
+
+def boot_id() -> str:
+    """Identifies this boot of this host, "" where the kernel does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def clock_id() -> str:
+    """Identifies the monotonic clock: equal in all processes that read the same one."""
+    try:
+        return f"{boot_id()}/{os.stat('/proc/self/ns/time').st_ino}"
+    except OSError:
+        return boot_id()
+
+
+class Session:
+    """See the module's docstring. `open` before use."""
+
+    def __init__(
+        self, config: ClientConfig, make_master: MakeMaster, transports: Sequence[Transport]
+    ) -> None:
+        self.config = config
+        self.clock_id = clock_id()
+        self.identity = SessionIdentity(
+            session_id=secrets.token_bytes(16),
+            boot_id=boot_id(),
+            process_id=os.getpid(),
+            credentials=common_pb2.Credentials(tenant=config.tenant, token=config.token.encode()),
+        )
+        self.state = ClientState(
+            self.identity.session_id, time.monotonic, self.identity.credentials
+        )
+        self.spaces: dict[str, Space] = {}
+        self.refusal: CenoteError | None = ClientClosed("the client is not open yet")
+        """Why calls are refused; None while the session is open."""
+        self.aborts: deque[Grant] = deque()
+        self.channels: dict[int, Channel] = {}
+        self._transports = list(transports)
+        self._connecting = threading.Lock()
+        self._hello_lock = threading.Lock()
+        self._hello_s = 0.0
+        self._space_lock = threading.Lock()
+        self._close_lock = threading.Lock()
+        self._closed = False
+        self._fork = ForkGuard()
+        self._pool: ThreadPoolExecutor | None = None
+        self._hello = pb.HelloRequest(
+            credentials=self.identity.credentials,
+            session_id=self.identity.session_id,
+            client_name=config.name or f"{socket.gethostname()}:{os.getpid()}",
+            boot_id=self.identity.boot_id,
+            process_id=self.identity.process_id,
+        )
+        self.master = make_master(self._hello, self._greeted)
+        self.housekeeper = Housekeeper(self)
+        self.state.wake = self.housekeeper.wake
+
+    # ---- open and close ----------------------------------------------------------------------
+
+    def open(self, deadline_s: float) -> None:
+        """Say hello. Raises what connecting raises; nothing stays open then."""
+        try:
+            self.hello(deadline_s)
+        except BaseException:
+            self.close()
+            raise
+        self.refusal = None
+
+    def check(self) -> None:
+        """Raises ClientClosed or ForkedClient where this session can't be used."""
+        if self._fork.forked:
+            self._fork.check()
+        if self.refusal is not None:
+            raise type(self.refusal)(self.refusal.message)
+
+    @property
+    def forked(self) -> bool:
+        return self._fork.forked
+
+    def close(self) -> None:
+        """End all calls, say goodbye, close sockets and threads. From any state, thread, twice."""
+        if self._fork.forked:
+            self._close_in_child()
+            return
+        with self._close_lock:
+            if self._closed:
+                return
+            self._closed = True
+            was_open = self.refusal is None
+            self.refusal = ClientClosed("the client was closed")
+        try:
+            self.housekeeper.close()
+            if was_open:
+                self._say_goodbye()
+        finally:
+            self._close_parts()
+
+    def _say_goodbye(self) -> None:
+        """Ends leases and grants at once instead of when the session runs out."""
+        request = pb.CloseSessionRequest(session_id=self.identity.session_id)
+        with suppress(CenoteError):  # nobody there: it ends sessions that aren't renewed
+            self.master.close_session(request, _CLOSE_BUDGET_S)
+
+    def _close_parts(self) -> None:
+        for channel in list(self.channels.values()):
+            channel.close()
+        self.channels.clear()
+        for transport in self._transports:
+            transport.close()
+        close_master = getattr(self.master, "close", None)
+        if close_master is not None:  # one that belongs to us, not a service in this process
+            close_master()
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _close_in_child(self) -> None:
+        """The parent's connections and threads are not ours to end."""
+        self._closed = True
+        self.refusal = ClientClosed("the client was closed")
+
+    # ---- the master --------------------------------------------------------------------------
+
+    def hello(self, deadline_s: float) -> None:
+        """(Re)open the session. Several threads that find it lost say one hello."""
+        began_s = time.monotonic()
+        if not self._hello_lock.acquire(timeout=max(deadline_s, 0.0)):
+            raise DeadlineExceeded("another thread is opening the session")
+        try:
+            if self._hello_s > began_s - _REHELLO_PAUSE_S and self._hello_s:
+                return
+            reply = self.master.hello(
+                self._hello, max(0.001, deadline_s - (time.monotonic() - began_s))
+            )
+            if not reply.is_leader:
+                raise NotLeader("this master is a standby", leader=reply.leader)
+            self._greeted(reply)
+            self._hello_s = time.monotonic()
+        finally:
+            self._hello_lock.release()
+
+    def _greeted(self, reply: pb.HelloResponse) -> None:
+        """Take over what a master says in its hello."""
+        limits = self.state.limits
+        limits.epoch = max(limits.epoch, reply.epoch)
+        limits.session_ttl_s = reply.session_ttl_ms / 1000 or limits.session_ttl_s
+        limits.location_ttl_s = reply.location_ttl_ms / 1000
+        limits.lease_ttl_max_ms = reply.lease_ttl_max_ms
+        limits.batch_keys_max = min(reply.batch_keys_max or 16_384, 16_384)
+        self.take_view(reply.cluster_view, reply.epoch)
+
+    def refresh_view(self, deadline_s: float) -> None:
+        """Fetch the cluster view if there is a newer one."""
+        known = self.state.peers.view_version
+        reply = self.master.get_cluster_view(
+            pb.GetClusterViewRequest(known_view_version=known), deadline_s
+        )
+        if reply.HasField("cluster_view"):
+            self.take_view(reply.cluster_view, reply.epoch)
+
+    def take_view(self, view: common_pb2.ClusterView, epoch: int) -> None:
+        """Use a newer cluster view; channels to daemons that changed are given up."""
+        old = self.state.peers
+        if view.view_version < old.view_version and epoch <= self.state.limits.epoch:
+            return
+        self.state.limits.epoch = max(self.state.limits.epoch, epoch)
+        self.state.peers = peers = Peers(view)
+        for node_id, channel in list(self.channels.items()):
+            before, now = old.nodes.get(node_id), peers.nodes.get(node_id)
+            if now is None or (before is not None and _address_of(before) != _address_of(now)):
+                self.drop_channel(node_id, channel)
+            elif hasattr(channel, "epoch"):
+                channel.epoch = self.state.limits.epoch
+
+    def open_space(self, name: str, fingerprint: bytes, deadline_s: float) -> Space:
+        """The namespace of this name, opened once per session.
+
+        Raises FingerprintMismatch where it exists with another fingerprint.
+        """
+        with self._space_lock:
+            space = self.spaces.get(name)
+        if space is not None and space.fingerprint == fingerprint:
+            return space
+        space = Space(name, fingerprint, self.config.location_cache_entries)
+        self.reopen_space(space, deadline_s)
+        with self._space_lock:
+            return self.spaces.setdefault(name, space)
+
+    def reopen_space(self, space: Space, deadline_s: float) -> None:
+        """Ask the master for the namespace's present id, generation and seed."""
+        request = pb.OpenNamespaceRequest(
+            name=space.name,
+            fingerprint=space.fingerprint,
+            create=True,
+            durability=_DURABILITIES[self.config.durability],
+            credentials=self.identity.credentials,
+        )
+        space.opened(self.master.open_namespace(request, deadline_s))
+
+    def reopen_session(self, deadline_s: float) -> None:
+        """The master does not know us: say hello again and open what was open."""
+        began_s = time.monotonic()
+        self.hello(deadline_s)
+        with self._space_lock:
+            spaces = list(self.spaces.values())
+        for space in spaces:
+            self.reopen_space(space, max(0.001, deadline_s - (time.monotonic() - began_s)))
+
+    # ---- channels ----------------------------------------------------------------------------
+
+    def channel(self, node_id: int, deadline_s: float) -> Channel:
+        """The channel to a node, made if there is none.
+
+        Raises Unavailable where no transport reaches it, DeadlineExceeded, ClientClosed.
+        """
+        channel = self.channels.get(node_id)
+        if channel is not None:
+            return channel
+        until_s = time.monotonic() + deadline_s
+        if not self._connecting.acquire(timeout=max(deadline_s, 0.0)):
+            raise DeadlineExceeded("another thread is connecting to a node")
+        try:
+            channel = self.channels.get(node_id)
+            if channel is None:
+                if self.refusal is not None:
+                    raise ClientClosed(self.refusal.message)
+                channel = self._connect(node_id, until_s)
+                self.channels[node_id] = channel
+        finally:
+            self._connecting.release()
+        return channel
+
+    def _connect(self, node_id: int, until_s: float) -> Channel:
+        node = self.state.peers.nodes.get(node_id)
+        if node is None:
+            raise Unavailable(f"node {node_id} is not in the cluster view any more")
+        failures: list[CenoteError] = []
+        for transport in self._transports:
+            if not transport.reachable(node, self.identity):
+                continue
+            try:
+                channel = transport.connect(
+                    node,
+                    self.identity,
+                    self.state.limits.epoch,
+                    max(0.001, until_s - time.monotonic()),
+                )
+            except CenoteError as error:
+                failures.append(error)
+                continue
+            if channel.verifies_by_lease:
+                self.state.lease_proven.add(node_id)
+            else:
+                self.state.lease_proven.discard(node_id)
+            return channel
+        if failures:
+            raise failures[0]
+        raise Unavailable(
+            f"no transport of {', '.join(self.config.transports)} reaches node"
+            f" {node.name or node_id}",
+            remedy="allow another transport, e.g. transports=('shm', 'tcp')",
+        )
+
+    def drop_channel(self, node_id: int, channel: Channel) -> None:
+        """Give a channel up; the next use makes a new one."""
+        if self.channels.get(node_id) is channel:
+            self.channels.pop(node_id, None)
+            channel.close()
+
+    # ---- helpers -----------------------------------------------------------------------------
+
+    def pool(self) -> ThreadPoolExecutor:
+        """Threads for transfers with several nodes at once."""
+        pool = self._pool
+        if pool is None:
+            with self._close_lock:
+                if self._closed:
+                    raise ClientClosed("the client was closed")
+                if self._pool is None:
+                    self._pool = ThreadPoolExecutor(
+                        self.config.transfer_threads, thread_name_prefix="cenote-transfer"
+                    )
+                pool = self._pool
+        return pool
+
+    def abort_later(self, grant: Grant) -> None:
+        """Give a grant back without waiting for it."""
+        self.aborts.append(grant)
+        self.state.wake()
+
+
+def _address_of(node: common_pb2.NodeView) -> list[tuple[int, str]]:
+    return [(endpoint.kind, endpoint.address) for endpoint in node.endpoints]

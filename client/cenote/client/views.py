@@ -1,0 +1,171 @@
+"""Objects seen in place: memoryviews of the pool's own memory, held by a lease without an end."""
+
+from __future__ import annotations
+
+import math
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cenote.api.errors import (
+    BufferInUse,
+    CenoteError,
+    InvalidArgument,
+    NamespaceReset,
+    StaleLocation,
+)
+from cenote.api.keys import digest_keys
+from cenote.api.rows import EXTENT, OBJECT, ObjectStatus
+from cenote.api.types import AcquiredLease, GetStatus
+
+from .plan.asking import reopening
+from .plan.pieces import place_replicas
+from .plan.reads import ReadOptions, acquire, read_objects
+from .plan.state import Call
+from .plan.steps import Plan
+
+if TYPE_CHECKING:
+    from .namespace import Namespace
+
+__all__ = ["View"]
+
+
+class View:
+    """Made by `Namespace.view`; a context manager whose value is a list of memoryviews."""
+
+    def __init__(
+        self, namespace: Namespace, keys: list[bytes], *, copy: bool, deadline_s: float | None
+    ) -> None:
+        self._namespace = namespace
+        self._keys = keys
+        self._copy = copy
+        self._deadline_s = deadline_s
+        self._views: list[memoryview | None] = []
+        self._lease_id = 0
+        self.copied_count = 0
+        """How many of the objects were copied, since they can't be seen from here."""
+
+    def __enter__(self) -> list[memoryview | None]:
+        namespace = self._namespace
+        call = namespace._call(self._deadline_s)
+        self._views = [None] * len(self._keys)
+        if self._keys:
+            try:
+                namespace._driver.run(call, reopening(call, lambda: self._open(call)))
+            except BaseException:
+                self._close()
+                raise
+        return self._views
+
+    def _open(self, call: Call) -> Plan[None]:
+        namespace = self._namespace
+        space = namespace._space
+        digests = digest_keys(self._keys, space.seed)
+        ttl_ms = int(call.state.limits.session_ttl_s * 1000)
+        reply, hold = yield from acquire(call, digests, ttl_ms, hold=True)
+        self._lease_id = hold.lease_id if hold else 0
+        objects = np.frombuffer(reply.objects, OBJECT)
+        extents = np.frombuffer(reply.extents, EXTENT)
+        unseen = self._look(call, objects, extents)
+        if not unseen:
+            return
+        if not self._copy:
+            raise InvalidArgument(
+                f"key {unseen[0]} and {len(unseen) - 1} more can't be seen from here",
+                remedy="view on a host that holds a replica, or allow copy=True",
+            )
+        lease = AcquiredLease(
+            namespace=space.name,
+            namespace_id=space.namespace_id,
+            generation=space.generation,
+            digest_seed=space.seed,
+            lease_id=self._lease_id,
+            ttl_s=math.inf,
+            end_s=math.inf,
+            clock_id=namespace._session.clock_id,
+            digests=digests,
+            objects=reply.objects,
+            extents=reply.extents,
+        )
+        wanted = digest_keys([self._keys[i] for i in unseen], space.seed)
+        options = ReadOptions(lease=lease, verify=namespace._config.verify)
+        outcome = yield from read_objects(call, wanted, None, options)
+        assert outcome.values is not None
+        for row, position in enumerate(unseen):
+            if outcome.statuses[row] == GetStatus.FAILED:
+                raise outcome.errors[int(outcome.codes[row])]
+            value = outcome.values[row]
+            if value is not None:
+                self._views[position] = memoryview(value)
+                self.copied_count += 1
+
+    def _look(self, call: Call, objects: np.ndarray, extents: np.ndarray) -> list[int]:
+        """Map what can be mapped; positions of hits that can't."""
+        hits = np.flatnonzero(objects["status"] != ObjectStatus.MISS)
+        if not len(hits):
+            return []
+        found = objects[hits]
+        sizes = found["size"].astype(np.int64)
+        placement = place_replicas(
+            extents, found["extents"].astype(np.int64), found["replicas"].astype(np.int64), sizes
+        )
+        nodes = call.state.peers.nodes_of(placement.extents["segment"])
+        usable = (placement.extents["length"].astype(np.int64) == sizes[placement.owner]) & (
+            found["status"] == ObjectStatus.LEASED
+        )[placement.owner]
+        seen = np.zeros(len(hits), np.bool_)
+        for at in np.flatnonzero(usable).tolist():
+            row = int(placement.owner[at])
+            if seen[row] or nodes[at] < 0 or int(nodes[at]) in call.avoid:
+                continue
+            extent = placement.extents[at]
+            view = self._map(
+                call, int(nodes[at]), int(extent["segment"]), int(extent["offset"]), int(sizes[row])
+            )
+            if view is not None:
+                self._views[int(hits[row])] = view
+                seen[row] = True
+        unseen: list[int] = hits[~seen].tolist()
+        return unseen
+
+    def _map(
+        self, call: Call, node: int, segment: int, offset: int, length: int
+    ) -> memoryview | None:
+        try:
+            channel = self._namespace._session.channel(node, call.remaining_s())
+            return channel.view(segment, offset, length)
+        except (NamespaceReset, StaleLocation):
+            return None
+        except CenoteError as error:
+            call.node_failed(node, str(error))
+            return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        exported = self._close()
+        if exported and error is None:
+            raise BufferInUse(
+                f"{exported} of {len(self._keys)} views are still exported",
+                remedy="drop arrays and memoryviews made from a view before its block ends",
+            )
+
+    def _close(self) -> int:
+        """Give the views back; how many of them can't be."""
+        exported = 0
+        for view in self._views:
+            if view is None:
+                continue
+            try:
+                view.release()
+            except BufferError:
+                exported += 1
+        if not exported:
+            self._views = []
+            self._namespace._session.state.release(self._lease_id)
+            self._lease_id = 0
+        return exported

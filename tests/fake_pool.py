@@ -1,0 +1,558 @@
+"""A pool in this process for the SDK's tests: a master of dicts, nodes of arrays, faults on order.
+
+It follows the borders (`MasterApi`, `Transport`) and nothing else; what a real master decides is
+tested with the real one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from cenote.api.errors import (
+    CenoteError,
+    FingerprintMismatch,
+    InvalidArgument,
+    NamespaceReset,
+    SessionUnknown,
+    Unavailable,
+)
+from cenote.api.rows import EXTENT, OBJECT, PUT, SEAL, CommitStatus, ObjectStatus, PutStatus
+from cenote.runtime.memory import address_of
+from cenote.transport.base import Region, SealBatch, SessionIdentity
+from cenote.v1 import common_pb2
+from cenote.v1 import master_pb2 as pb
+
+UNIT = 64
+
+
+@dataclass
+class FakeNode:
+    """One daemon with one segment (of the same id). `fault`, if set, is raised by every transfer."""
+
+    node_id: int
+    memory: np.ndarray[Any, np.dtype[np.uint8]]
+    free_at: int = 0
+    fault: CenoteError | None = None
+    seal_refusals: int = 0
+    """So many seals answer that the slot table is still growing."""
+    statuses: list[int] = field(default_factory=list)
+    """Item statuses of the next transfers, one each."""
+    sealed: dict[int, tuple[bytes, int, int]] = field(default_factory=dict)
+    """Slot -> (key, seq, checksum)."""
+    reads: int = 0
+    writes: int = 0
+    seals: int = 0
+
+    def address(self, offset: int, length: int) -> int:
+        assert offset >= 0 and offset + length <= len(self.memory)
+        return address_of(self.memory) + offset
+
+
+class FakeChannel:
+    """See `cenote.transport.base.Channel`."""
+
+    def __init__(self, node: FakeNode, by_lease: bool) -> None:
+        self._node = node
+        self.verifies_by_lease = by_lease
+        self.closed = False
+
+    @property
+    def node_id(self) -> int:
+        return self._node.node_id
+
+    def _check(self) -> int:
+        if self._node.fault is not None:
+            raise self._node.fault
+        return self._node.statuses.pop(0) if self._node.statuses else 0
+
+    def read(
+        self, extents: Any, addresses: Any, deadline_s: float, checksums: Any = None
+    ) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        return self._copy(extents, addresses, checksums, read=True)
+
+    def write(
+        self,
+        extents: Any,
+        addresses: Any,
+        grant_id: int,
+        deadline_s: float,
+        checksums: Any = None,
+    ) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        assert grant_id
+        return self._copy(extents, addresses, checksums, read=False)
+
+    def _copy(
+        self, extents: Any, addresses: Any, checksums: Any, *, read: bool
+    ) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        status = self._check()
+        node = self._node
+        if read:
+            node.reads += 1
+        else:
+            node.writes += 1
+        statuses = np.full(len(extents), status, np.uint8)
+        for i, (extent, local) in enumerate(zip(extents, addresses.tolist(), strict=True)):
+            assert int(extent["segment"]) == node.node_id
+            length = int(extent["length"])
+            remote = node.address(int(extent["offset"]), length)
+            if status:
+                continue
+            if read:
+                ctypes.memmove(local, remote, length)
+            else:
+                ctypes.memmove(remote, local, length)
+            if checksums is not None:
+                checksums[i] = xxh3_64_intdigest(ctypes.string_at(local, length))
+        return statuses
+
+    def read_one(
+        self,
+        segment: int,
+        offset: int,
+        length: int,
+        address: int,
+        deadline_s: float,
+        checksum: bool,
+    ) -> tuple[int, int]:
+        return self._copy_one(segment, offset, length, address, checksum, read=True)
+
+    def write_one(
+        self,
+        segment: int,
+        offset: int,
+        length: int,
+        address: int,
+        grant_id: int,
+        deadline_s: float,
+        checksum: bool,
+    ) -> tuple[int, int]:
+        assert grant_id
+        return self._copy_one(segment, offset, length, address, checksum, read=False)
+
+    def _copy_one(
+        self, segment: int, offset: int, length: int, address: int, checksum: bool, *, read: bool
+    ) -> tuple[int, int]:
+        extents = np.array([(segment, 0, offset, length)], EXTENT)
+        sums = np.zeros(1, np.uint64) if checksum else None
+        statuses = self._copy(extents, np.array([address], np.uint64), sums, read=read)
+        return int(statuses[0]), 0 if sums is None else int(sums[0])
+
+    def seal(self, batch: SealBatch, deadline_s: float) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        node = self._node
+        if node.fault is not None:
+            raise node.fault
+        node.seals += 1
+        rows = np.frombuffer(batch.rows, SEAL)
+        if node.seal_refusals:
+            node.seal_refusals -= 1
+            return np.full(len(rows), Unavailable.code, np.uint8)
+        at = 0
+        for row in rows:
+            key = batch.keys[at : at + int(row["key_length"])]
+            at += int(row["key_length"])
+            node.sealed[int(row["slot"])] = (key, int(row["seq"]), int(row["checksum"]))
+        assert at == len(batch.keys)
+        return np.zeros(len(rows), np.uint8)
+
+    def view(self, segment: int, offset: int, length: int) -> memoryview | None:
+        if not self.verifies_by_lease:
+            return None
+        return memoryview(self._node.memory[offset : offset + length].data).toreadonly()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeTransport:
+    """See `cenote.transport.base.Transport`. `by_lease`: like shm, else like TCP."""
+
+    kind = common_pb2.TRANSPORT_KIND_MEMORY
+
+    def __init__(self, nodes: dict[int, FakeNode], *, by_lease: bool = True) -> None:
+        self._nodes = nodes
+        self._by_lease = by_lease
+        self.closed = False
+        self.regions: list[Region] = []
+        self.channels: list[FakeChannel] = []
+
+    def reachable(self, node: common_pb2.NodeView, identity: SessionIdentity) -> bool:
+        return node.node_id in self._nodes
+
+    def register(self, address: int, length: int, keeper: object) -> Region:
+        region = Region(address, length, keeper)
+        self.regions.append(region)
+        return region
+
+    def deregister(self, region: Region) -> None:
+        self.regions.remove(region)
+
+    def connect(
+        self, node: common_pb2.NodeView, identity: SessionIdentity, epoch: int, deadline_s: float
+    ) -> FakeChannel:
+        channel = FakeChannel(self._nodes[node.node_id], self._by_lease)
+        self.channels.append(channel)
+        return channel
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class FakeObject:
+    size: int
+    checksum: int
+    seq: int
+    replicas: list[list[tuple[int, int, int]]]
+    """Per replica its extents: (node, offset, length)."""
+
+
+@dataclass
+class FakeGrant:
+    digests: list[bytes]
+    sizes: list[int]
+    placed: list[list[list[tuple[int, int, int]]] | None]
+
+
+class FakeMaster:
+    """See `cenote.api.master.MasterApi`."""
+
+    def __init__(self, nodes: int = 1, segment_bytes: int = 1 << 20) -> None:
+        self.nodes = {
+            i: FakeNode(i, np.zeros(segment_bytes, np.uint8)) for i in range(1, nodes + 1)
+        }
+        self.extent_bytes_max = segment_bytes
+        self.seed = 7
+        self.generation = 1
+        self.fingerprints: dict[str, bytes] = {}
+        self.objects: dict[bytes, FakeObject] = {}
+        self.grants: dict[int, FakeGrant] = {}
+        self.leases: set[int] = set()
+        self.pinned: set[bytes] = set()
+        self.known_sessions: set[bytes] = set()
+        self.touched: list[bytes] = []
+        self.touched_chains: list[bytes] = []
+        self.failures: list[int] = []
+        self.calls: dict[str, int] = defaultdict(int)
+        self.faults: dict[str, list[CenoteError]] = defaultdict(list)
+        """Method -> errors to raise, one a call."""
+        self.hooks: dict[str, Callable[[], None]] = {}
+        """Method -> called before it."""
+        self.rival_bytes: dict[bytes, bytes] = {}
+        """Digest -> what another writer commits just before we do."""
+        self.lease_ttl_ms: int | None = None
+        self.grants_leases = True
+        self.location_ttl_ms = 60_000
+        self.batch_keys_max = 16_384
+        self.view_version = 1
+        self.aborted: list[tuple[int, bool]] = []
+        self.requests: dict[str, list[Any]] = defaultdict(list)
+        self._ids = itertools.count(1)
+        self._seqs = itertools.count(1)
+        self._slots = itertools.count(0)
+        self._lock = threading.RLock()
+
+    # ---- plumbing ----------------------------------------------------------------------------
+
+    def _enter(self, method: str, request: Any) -> None:
+        self.calls[method] += 1
+        self.requests[method].append(request)
+        if method in self.hooks:
+            self.hooks[method]()
+        if self.faults[method]:
+            raise self.faults[method].pop(0)
+        news = getattr(request, "piggyback", None)
+        if news is not None:
+            for lease_id in np.frombuffer(news.released_lease_ids, "<u8").tolist():
+                self.leases.discard(lease_id)
+            self.touched += _split(news.touched_digests)
+            if news.touched_chain_digests:
+                self.touched_chains.append(news.touched_chain_digests)
+
+    def _digests(self, keys: common_pb2.KeyBatch) -> list[bytes]:
+        if keys.generation != self.generation:
+            raise NamespaceReset("the namespace was reset")
+        return _split(keys.digests)
+
+    def reset(self) -> None:
+        """As an administrator would: new generation, new seed, nothing left."""
+        self.generation += 1
+        self.seed += 1
+        self.objects.clear()
+
+    def view(self) -> common_pb2.ClusterView:
+        return common_pb2.ClusterView(
+            view_version=self.view_version,
+            nodes=[
+                common_pb2.NodeView(node_id=i, name=f"n{i}", segment_ids=[i]) for i in self.nodes
+            ],
+            segments=[common_pb2.SegmentView(segment_id=i, node_id=i) for i in self.nodes],
+        )
+
+    # ---- sessions ----------------------------------------------------------------------------
+
+    def hello(self, request: pb.HelloRequest, deadline_s: float) -> pb.HelloResponse:
+        self._enter("hello", request)
+        self.known_sessions.add(request.session_id)
+        return pb.HelloResponse(
+            epoch=1,
+            session_ttl_ms=10_000,
+            cluster_view=self.view(),
+            location_ttl_ms=self.location_ttl_ms,
+            lease_ttl_max_ms=10_000,
+            batch_keys_max=self.batch_keys_max,
+            is_leader=True,
+        )
+
+    def renew_session(
+        self, request: pb.RenewSessionRequest, deadline_s: float
+    ) -> pb.RenewSessionResponse:
+        self._enter("renew_session", request)
+        if request.session_id not in self.known_sessions:
+            raise SessionUnknown("who are you")
+        return pb.RenewSessionResponse(view_version=self.view_version, epoch=1)
+
+    def close_session(
+        self, request: pb.CloseSessionRequest, deadline_s: float
+    ) -> pb.CloseSessionResponse:
+        self._enter("close_session", request)
+        self.known_sessions.discard(request.session_id)
+        return pb.CloseSessionResponse()
+
+    def get_cluster_view(
+        self, request: pb.GetClusterViewRequest, deadline_s: float
+    ) -> pb.GetClusterViewResponse:
+        self._enter("get_cluster_view", request)
+        return pb.GetClusterViewResponse(cluster_view=self.view(), epoch=1)
+
+    def open_namespace(
+        self, request: pb.OpenNamespaceRequest, deadline_s: float
+    ) -> pb.OpenNamespaceResponse:
+        self._enter("open_namespace", request)
+        known = self.fingerprints.setdefault(request.name, request.fingerprint)
+        if known != request.fingerprint:
+            raise FingerprintMismatch(f"namespace {request.name!r} has another fingerprint")
+        return pb.OpenNamespaceResponse(
+            namespace_id=1 + list(self.fingerprints).index(request.name),
+            generation=self.generation,
+            digest_seed=self.seed + list(self.fingerprints).index(request.name) * 1000,
+        )
+
+    # ---- lookups -----------------------------------------------------------------------------
+
+    def exists(self, request: pb.ExistsRequest, deadline_s: float) -> pb.ExistsResponse:
+        self._enter("exists", request)
+        digests = self._digests(request.keys)
+        return pb.ExistsResponse(present=bytes(digest in self.objects for digest in digests))
+
+    def match(self, request: pb.MatchRequest, deadline_s: float) -> pb.MatchResponse:
+        self._enter("match", request)
+        present = [digest in self.objects for digest in self._digests(request.keys)]
+        return pb.MatchResponse(
+            presence_bitmap=np.packbits(present, bitorder="little").tobytes(),
+            prefix_keys=(present + [False]).index(False),
+        )
+
+    def acquire(self, request: pb.AcquireRequest, deadline_s: float) -> pb.AcquireResponse:
+        self._enter("acquire", request)
+        if request.session_id not in self.known_sessions:
+            raise SessionUnknown("who are you")
+        digests = self._digests(request.keys)
+        objects = np.zeros(len(digests), OBJECT)
+        extents: list[tuple[int, int, int, int]] = []
+        for i, digest in enumerate(digests):
+            found = self.objects.get(digest)
+            if found is None:
+                if request.chain:
+                    break
+                continue
+            status = ObjectStatus.LEASED if self.grants_leases else ObjectStatus.UNLEASED
+            count = sum(map(len, found.replicas))
+            objects[i] = (
+                found.size, found.checksum, found.seq, 1, count, len(found.replicas), status,
+            )  # fmt: skip
+            for number, replica in enumerate(found.replicas):
+                extents += [(node, number, offset, length) for node, offset, length in replica]
+        reply = pb.AcquireResponse(
+            objects=objects.tobytes(),
+            extents=np.array(extents, EXTENT).tobytes(),
+            view_version=self.view_version,
+        )
+        if extents and self.grants_leases:
+            reply.lease.lease_id = next(self._ids)
+            reply.lease.ttl_ms = self.lease_ttl_ms or request.ttl_ms
+            self.leases.add(reply.lease.lease_id)
+        return reply
+
+    def release(self, request: pb.ReleaseRequest, deadline_s: float) -> pb.ReleaseResponse:
+        self._enter("release", request)
+        return pb.ReleaseResponse()
+
+    def touch(self, request: pb.TouchRequest, deadline_s: float) -> pb.TouchResponse:
+        self._enter("touch", request)
+        return pb.TouchResponse()
+
+    # ---- writes ------------------------------------------------------------------------------
+
+    def _place(self, size: int, avoid: set[int], replicas: int) -> list[list[tuple[int, int, int]]]:
+        placed = []
+        for node in self.nodes.values():
+            if len(placed) == replicas or node.node_id in avoid:
+                continue
+            parts, left = [], size
+            while left:
+                length = min(left, self.extent_bytes_max)
+                if node.free_at + length > len(node.memory):
+                    break
+                parts.append((node.node_id, node.free_at, length))
+                node.free_at += -(-length // UNIT) * UNIT
+                left -= length
+            if not left:
+                placed.append(parts)
+        return placed
+
+    def put_start(self, request: pb.PutStartRequest, deadline_s: float) -> pb.PutStartResponse:
+        with self._lock:
+            self._enter("put_start", request)
+            if request.session_id not in self.known_sessions:
+                raise SessionUnknown("who are you")
+            digests = self._digests(request.keys)
+            sizes = np.frombuffer(request.sizes, "<u8")
+            sizes = np.broadcast_to(sizes, len(digests)) if len(sizes) == 1 else sizes
+            tails = np.frombuffer(request.tail_lengths, "<u2") if request.tail_lengths else None
+            avoid = set(np.frombuffer(request.options.avoid_node_ids, "<u4").tolist())
+            puts = np.zeros(len(digests), PUT)
+            extents: list[tuple[int, int, int, int]] = []
+            grant = FakeGrant(digests, sizes.tolist(), [None] * len(digests))
+            for i, digest in enumerate(digests):
+                if digest in digests[:i]:
+                    puts[i]["status"] = PutStatus.DUPLICATE_IN_BATCH
+                    continue
+                if digest in self.objects:
+                    puts[i]["status"] = PutStatus.EXISTS
+                    continue
+                total = int(sizes[i]) + (int(tails[i]) if tails is not None else 0)
+                placed = self._place(total, avoid, request.options.replicas or 1)
+                if not placed:
+                    puts[i]["status"] = PutStatus.NO_SPACE
+                elif len(placed) < request.options.min_replicas:
+                    puts[i]["status"] = PutStatus.REPLICAS_UNAVAILABLE
+                else:
+                    puts[i] = (PutStatus.GRANTED, len(placed), sum(map(len, placed)), 0)
+                    grant.placed[i] = placed
+                    extents += [
+                        (node, next(self._slots), offset, length)
+                        for replica in placed
+                        for node, offset, length in replica
+                    ]
+            grant_id = next(self._ids)
+            self.grants[grant_id] = grant
+            return pb.PutStartResponse(
+                puts=puts.tobytes(),
+                extents=np.array(extents, EXTENT).tobytes(),
+                grant_id=grant_id,
+                epoch=1,
+                view_version=self.view_version,
+            )
+
+    def put_commit(self, request: pb.PutCommitRequest, deadline_s: float) -> pb.PutCommitResponse:
+        with self._lock:
+            self._enter("put_commit", request)
+            grant = self.grants.pop(request.grant_id)
+            granted = [i for i, placed in enumerate(grant.placed) if placed is not None]
+            indexes = np.frombuffer(request.indexes, "<u4").tolist() or granted
+            sums = np.frombuffer(request.checksums, "<u8").tolist()
+            assert len(sums) == len(indexes)
+            lost = set(map(tuple, np.frombuffer(request.failed_replicas, "<u4").reshape(-1, 2)))
+            lost = {(int(a), int(b)) for a, b in lost}
+            statuses = bytearray()
+            first = 0
+            for index, checksum in zip(indexes, sums, strict=True):
+                digest, placed = grant.digests[index], grant.placed[index]
+                seq = next(self._seqs)
+                first = first or seq
+                rival = self.rival_bytes.pop(digest, None)
+                if rival is not None:
+                    self.objects[digest] = FakeObject(len(rival), xxh3_64_intdigest(rival), 0, [])
+                known = self.objects.get(digest)
+                if placed is None:
+                    statuses.append(CommitStatus.NOT_GRANTED)
+                elif known is not None:
+                    same = known.checksum == checksum and known.size == grant.sizes[index]
+                    statuses.append(
+                        CommitStatus.EXISTS_SAME if same else CommitStatus.EXISTS_DIFFERENT
+                    )
+                else:
+                    kept = [r for n, r in enumerate(placed) if (index, n) not in lost]
+                    kept = [_clipped(replica, grant.sizes[index]) for replica in kept]
+                    self.objects[digest] = FakeObject(grant.sizes[index], checksum, seq, kept)
+                    statuses.append(CommitStatus.DECIDED)
+            return pb.PutCommitResponse(statuses=bytes(statuses), epoch=1, seq_first=first)
+
+    def put_abort(self, request: pb.PutAbortRequest, deadline_s: float) -> pb.PutAbortResponse:
+        self._enter("put_abort", request)
+        self.aborted.append((request.grant_id, request.unfenced))
+        if not request.indexes:
+            self.grants.pop(request.grant_id, None)
+        return pb.PutAbortResponse()
+
+    def remove(self, request: pb.RemoveRequest, deadline_s: float) -> pb.RemoveResponse:
+        self._enter("remove", request)
+        found = [self.objects.pop(digest, None) for digest in self._digests(request.keys)]
+        return pb.RemoveResponse(removed=bytes(each is not None for each in found))
+
+    def pin(self, request: pb.PinRequest, deadline_s: float) -> pb.PinResponse:
+        self._enter("pin", request)
+        digests = self._digests(request.keys)
+        self.pinned |= {digest for digest in digests if digest in self.objects}
+        return pb.PinResponse(pinned=bytes(digest in self.objects for digest in digests))
+
+    def unpin(self, request: pb.UnpinRequest, deadline_s: float) -> pb.UnpinResponse:
+        self._enter("unpin", request)
+        digests = self._digests(request.keys)
+        were = bytes(digest in self.pinned for digest in digests)
+        self.pinned -= set(digests)
+        return pb.UnpinResponse(unpinned=were)
+
+    def report_failure(
+        self, request: pb.ReportFailureRequest, deadline_s: float
+    ) -> pb.ReportFailureResponse:
+        self._enter("report_failure", request)
+        self.failures.append(request.node_id)
+        return pb.ReportFailureResponse()
+
+    # ---- daemons (not here) ------------------------------------------------------------------
+
+    def attach(self, request: pb.AttachRequest, deadline_s: float) -> pb.AttachResponse:
+        raise InvalidArgument("no daemons attach to this master")
+
+    def heartbeat(self, request: pb.HeartbeatRequest, deadline_s: float) -> pb.HeartbeatResponse:
+        raise InvalidArgument("no daemons attach to this master")
+
+    def detach(self, request: pb.DetachRequest, deadline_s: float) -> pb.DetachResponse:
+        raise InvalidArgument("no daemons attach to this master")
+
+    def drain(self, request: pb.DrainRequest, deadline_s: float) -> pb.DrainResponse:
+        raise InvalidArgument("no daemons attach to this master")
+
+
+def _split(digests: bytes) -> list[bytes]:
+    return [digests[at : at + 16] for at in range(0, len(digests), 16)]
+
+
+def _clipped(replica: list[tuple[int, int, int]], size: int) -> list[tuple[int, int, int]]:
+    """A location has the payload only, without the key's tail."""
+    found, left = [], size
+    for node, offset, length in replica:
+        if left:
+            found.append((node, offset, min(length, left)))
+            left -= min(length, left)
+    return found
