@@ -26,6 +26,7 @@ class TransportKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TRANSPORT_KIND_SHM: _ClassVar[TransportKind]
     TRANSPORT_KIND_RDMA: _ClassVar[TransportKind]
     TRANSPORT_KIND_MEMORY: _ClassVar[TransportKind]
+    TRANSPORT_KIND_GRPC: _ClassVar[TransportKind]
 
 class NodeState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -47,6 +48,7 @@ TRANSPORT_KIND_TCP: TransportKind
 TRANSPORT_KIND_SHM: TransportKind
 TRANSPORT_KIND_RDMA: TransportKind
 TRANSPORT_KIND_MEMORY: TransportKind
+TRANSPORT_KIND_GRPC: TransportKind
 NODE_STATE_UNSPECIFIED: NodeState
 NODE_STATE_ALIVE: NodeState
 NODE_STATE_SUSPECT: NodeState
