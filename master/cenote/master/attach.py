@@ -1,0 +1,355 @@
+"""A daemon attaches: its segments become usable, and its slot tables and the object table agree.
+
+For each segment, in this order: extents of the table that are not sealed there are dropped; the
+allocator is made from what is left; slots newer than the journal are adopted where they are whole and
+overlap nothing; all other slots that the table does not know are to be cleared.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.api.errors import InvalidArgument, StaleEpoch
+from cenote.api.rows import KEY_INLINE_BYTES, SLOT, SLOT_REF, UNIT_BYTES
+
+from .commands import Attach, AttachReply, SegmentReport
+from .effects import GoneReason, NodeKnown, ReplicasChanged, SegmentKnown, SlotsGrown, Stored
+from .inventory import Found, confirm, gather
+from .node_ops import lose_segment
+from .nodes import Node, NodeState
+from .objects import LIVE
+from .pool import Pool
+from .segments import Segment
+from .slot_growth import instruct_growth
+from .spans import Spans, to_placed, units_of
+
+__all__ = ["attach"]
+
+_UUID_BYTES = 16
+_INCARNATION_BYTES_MAX = 64
+_SEGMENTS_MAX = 256
+_SLOTS_MAX = 1 << 31
+
+
+def attach(pool: Pool, command: Attach, now_s: float) -> AttachReply:
+    """Take a node in, or take it up again.
+
+    Raises InvalidArgument (a report that can't be right), StaleEpoch (the daemon has followed a
+    later leader than this one), ResourceUnavailable (segment numbers used up).
+    """
+    _check(pool, command)
+    node, same_process = _node(pool, command, now_s)
+    segments = _segments(pool, node, command)
+    inventory = command.inventory
+    known = np.zeros(len(inventory), np.bool_)
+    dropped = 0
+    for segment, report in zip(segments, command.segments, strict=True):
+        here = np.flatnonzero(inventory["segment_index"] == report.index)
+        gone, known_here = _reconcile(pool, segment, inventory[here], same_process)
+        known[here] = known_here
+        dropped += gone
+        _make_usable(pool, segment, report, bool(len(here)))
+    unknown = np.flatnonzero(~known)
+    adopted, cleared = _adopt(pool, segments, inventory[unknown])
+    node.attached = True
+    node.heard_s = now_s
+    node.state = NodeState.ALIVE
+    pool.segments.refresh_readable()
+    pool.view_changed()
+    refs = np.zeros(len(cleared), SLOT_REF)
+    for name in ("segment_index", "slot", "epoch", "seq"):
+        refs[name] = inventory[unknown][name][cleared]
+    pool.counters.adopted += adopted
+    pool.counters.lost += dropped
+    ids = [segment.segment_id for segment in segments]
+    return AttachReply(node.node_id, pool.epoch, ids, refs.tobytes(), adopted, dropped)
+
+
+def _check(pool: Pool, command: Attach) -> None:
+    if len(command.node_uuid) != _UUID_BYTES:
+        raise InvalidArgument(f"a node's uuid has {_UUID_BYTES} bytes")
+    if len(command.segments) > _SEGMENTS_MAX:
+        raise InvalidArgument(f"a node has at most {_SEGMENTS_MAX} segments")
+    indexes = {report.index for report in command.segments}
+    if len(indexes) != len(command.segments):
+        raise InvalidArgument("two segments have the same index")
+    for report in command.segments:
+        if not 0 < len(report.incarnation) <= _INCARNATION_BYTES_MAX:
+            raise InvalidArgument(f"segment {report.index}: an incarnation has 1 to 64 bytes")
+        if report.unit_bytes < UNIT_BYTES or report.unit_bytes % UNIT_BYTES:
+            raise InvalidArgument(
+                f"segment {report.index}: a unit is a multiple of {UNIT_BYTES} bytes"
+            )
+        if not 0 <= report.ready_bytes <= report.size_bytes < UNIT_BYTES << 32:
+            raise InvalidArgument(f"segment {report.index}: ready is more than its size")
+        if not 0 < report.slots < _SLOTS_MAX:
+            raise InvalidArgument(f"segment {report.index}: {report.slots} slots")
+        other = pool.segments.by_incarnation.get(report.incarnation)
+        if other is not None and other.node.uuid != command.node_uuid:
+            raise InvalidArgument(
+                f"segment {report.index}: its incarnation belongs to node {other.node.name!r}",
+                remedy="give the copied node directory a new identity",
+            )
+    inventory = command.inventory
+    if inventory.dtype != SLOT:
+        raise InvalidArgument("the inventory does not consist of SLOT rows")
+    if not np.isin(inventory["segment_index"], list(indexes)).all():
+        raise InvalidArgument("the inventory names a segment that is not reported")
+    if len(inventory) and int(inventory["epoch"].max()) > pool.epoch:
+        raise StaleEpoch(
+            f"the node holds slots of epoch {int(inventory['epoch'].max())}, "
+            f"this leader's is {pool.epoch}",
+            remedy="start the master with the metadata that this cluster has used last",
+        )
+
+
+def _node(pool: Pool, command: Attach, now_s: float) -> tuple[Node, bool]:
+    """The node, and whether this is the very process that attached to this epoch before."""
+    node = pool.nodes.by_uuid.get(command.node_uuid)
+    same_process = (
+        node is not None
+        and node.attached
+        and node.process_id == command.process_id != 0
+        and node.state != NodeState.DETACHED
+    )
+    known = NodeKnown(
+        node.node_id if node is not None else pool.nodes.new_id(),
+        command.node_uuid,
+        command.node_name,
+        command.boot_id,
+        command.failure_domain,
+    )
+    if node is None or node.known() != known:
+        node = pool.nodes.apply(known)
+        pool.effects.append(known)
+    node.endpoints = command.endpoints
+    node.process_id = command.process_id
+    node.server_version = command.server_version
+    node.suspect_until_s.clear()
+    return node, same_process
+
+
+def _segments(pool: Pool, node: Node, command: Attach) -> list[Segment]:
+    """The segments reported, in order; those of the node that are not are lost."""
+    reported = {report.incarnation for report in command.segments}
+    for segment_id in list(node.segment_ids):
+        if pool.segments.by_id[segment_id].incarnation not in reported:
+            lose_segment(pool, segment_id)
+    segments = []
+    for report in command.segments:
+        segment = pool.segments.by_incarnation.get(report.incarnation)
+        if segment is None:
+            known = SegmentKnown(
+                pool.segments.new_id(),
+                node.node_id,
+                report.index,
+                report.tier or 1,
+                report.incarnation,
+                report.size_bytes,
+                report.unit_bytes,
+                report.slots,
+            )
+            pool.effects.append(known)
+            segment = pool.segments.apply(known, node, pool.config.slots_grow_bytes_min)
+            segment.is_new = True
+        segment.index = report.index
+        _reconcile_growth(pool, segment, report)
+        segments.append(segment)
+    return segments
+
+
+def _reconcile_growth(pool: Pool, segment: Segment, report: SegmentReport) -> None:
+    """Ranges given up for slots: learn what the journal missed, repeat what the daemon missed."""
+    theirs = {
+        (offset // UNIT_BYTES, length // UNIT_BYTES)
+        for offset, length in zip(
+            report.retired["offset"].tolist(), report.retired["length"].tolist(), strict=True
+        )
+    }
+    for offset, length in sorted(theirs - set(segment.retired)):
+        grown = SlotsGrown(segment.segment_id, offset, length, report.slots)
+        segment.note_growth(grown)
+        pool.effects.append(grown)
+    segment.slots.total = max(segment.slots.total, report.slots)
+    for offset, length in segment.retired:
+        if (offset, length) not in theirs:
+            grown = SlotsGrown(segment.segment_id, offset, length, segment.slots.total)
+            instruct_growth(pool, segment, grown)
+
+
+def _reconcile(
+    pool: Pool, segment: Segment, slots: NDArray[np.void], same_process: bool
+) -> tuple[int, NDArray[np.bool_]]:
+    """Drop what the table has in this segment and the inventory does not.
+
+    Not when it is the same process in the same epoch: what it has not sealed yet is on its way.
+    Returns (objects lost, which slots the table knows).
+    """
+    rows, spans = pool.rows_in_segment(segment.segment_id)
+    live = (pool.state.take(rows) & LIVE) != 0
+    rows, spans = rows[live], spans[live]
+    records = pool.records_of(rows)
+    sealed, known = confirm(spans, records[:, 3] & np.uint64(0xFFFF_FFFF), records[:, 2], slots)
+    if same_process or sealed.all():
+        return 0, known
+    return pool.drop_replicas(rows[~sealed], spans[~sealed], GoneReason.LOST), known
+
+
+def _make_usable(pool: Pool, segment: Segment, report: SegmentReport, has_contents: bool) -> None:
+    ready_units = report.ready_bytes // UNIT_BYTES
+    if segment.allocator is not None:
+        segment.grow(ready_units)
+        return
+    segment.usable_from_s = 0.0 if segment.is_new and not has_contents else pool.inherited_until_s
+    rows, spans = pool.rows_in_segment(segment.segment_id)
+    if len(rows):
+        # Newest first: where two overlap, the higher version has overwritten the other.
+        records = pool.records_of(rows)
+        epochs = records[:, 3] & np.uint64(0xFFFF_FFFF)
+        order = np.lexsort((records[:, 2], epochs))[::-1]
+        rows, spans = rows[order], np.ascontiguousarray(spans[order])
+    refused = segment.build(ready_units, spans)
+    if len(refused):
+        lost, parts = rows[refused], spans[refused]
+        live = (pool.state.take(lost) & LIVE) != 0
+        pool.drop_overlapping(segment, lost[live], parts[live])
+
+
+# ---- adoption -------------------------------------------------------------------------------
+
+
+def _adopt(
+    pool: Pool, segments: list[Segment], slots: NDArray[np.void]
+) -> tuple[int, NDArray[np.bool_]]:
+    """Take in slots that are newer than the journal. Returns (objects, which slots to clear)."""
+    clear = np.ones(len(slots), np.bool_)
+    if not len(slots):
+        return 0, clear
+    newer = _newer(pool, slots)
+    if not newer.any():
+        return 0, clear
+    by_index = {segment.index: segment for segment in segments}
+    at = np.flatnonzero(newer)
+    ids = np.array([by_index[i].segment_id for i in slots["segment_index"][at].tolist()], np.int64)
+    where = {
+        (segment_id, number): position
+        for segment_id, number, position in zip(
+            ids.tolist(), slots["slot"][at].tolist(), at.tolist(), strict=True
+        )
+    }
+    adopted = 0
+    for found in gather(slots[at], ids):
+        spans = _adopt_one(pool, found)
+        adopted += len(spans) > 0
+        for segment_id, number in zip(
+            (spans[:, 0] & 0xFFFF).tolist(), spans[:, 1].tolist(), strict=True
+        ):
+            clear[where[segment_id, number]] = False
+    return adopted, clear
+
+
+def _newer(pool: Pool, slots: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Which slots are above the last seq that the journal has of their epoch."""
+    newer = np.zeros(len(slots), np.bool_)
+    if not pool.adoption_open:
+        return newer
+    for epoch in np.unique(slots["epoch"]).tolist():
+        known = pool.adoption.known.get(epoch)
+        if known is not None and pool.adoption.floor <= epoch < pool.epoch:
+            newer |= (slots["epoch"] == epoch) & (slots["seq"] > known)
+    return newer
+
+
+def _adopt_one(pool: Pool, found: Found) -> Spans:
+    """One version: its extents as they entered the table, none when it can't be adopted."""
+    none = np.zeros((0, 4), np.uint32)
+    namespace = pool.namespaces.by_id.get(found.namespace_id)
+    if (
+        namespace is None
+        or namespace.generation != found.generation
+        or found.clashes
+        or not pool.adoption.may_adopt(found.epoch, found.seq, found.digest)
+    ):
+        return none
+    low, high = np.frombuffer(found.digest, np.uint64).tolist()
+    row = pool.objects.lookup_one(low, high)
+    if row > 0:
+        record = pool.record_of(row)
+        if (record[3], record[2]) > (found.epoch, found.seq):
+            return none
+        if (record[3], record[2]) < (found.epoch, found.seq):
+            pool.unlink(np.array([row]), GoneReason.LOST)
+            row = -1
+    spans: list[tuple[int, int, int, int]] = []
+    replicas = 0
+    for number, replica in sorted(found.replicas.items()):
+        if replica.is_whole():
+            taken = _claim(pool, number, replica.extents)
+            if taken:
+                spans += taken
+                replicas += 1
+    if not replicas:
+        return none
+    added = np.array(spans, np.uint32)
+    digests = np.frombuffer(found.digest, np.uint64).reshape(1, 2)
+    seqs = np.array([found.seq], np.uint64)
+    if row > 0:
+        _add_replicas(pool, row, added, replicas)
+        return added
+    tail = found.key_length if found.key_length > KEY_INLINE_BYTES else 0
+    effect = Stored(
+        found.namespace_id,
+        found.generation,
+        found.epoch,
+        digests,
+        np.array([found.size], np.uint64),
+        np.array([found.checksum], np.uint64),
+        seqs,
+        np.array([tail], np.uint16),
+        np.array([len(added)], np.uint16),
+        np.array([replicas], np.uint8),
+        to_placed(added),
+    )
+    pool.link(namespace, effect, pool.policy.fresh(1, False), added, units_of(added))
+    pool.effects.append(effect)
+    return added
+
+
+def _claim(
+    pool: Pool, replica: int, extents: dict[int, tuple[int, np.void]]
+) -> list[tuple[int, int, int, int]]:
+    """Take the space of one replica's extents; nothing when any of it is taken already."""
+    spans: list[tuple[int, int, int, int]] = []
+    for index in range(len(extents)):
+        segment_id, slot = extents[index]
+        segment = pool.segments.by_id[segment_id]
+        offset = int(slot["offset"]) // UNIT_BYTES
+        units = -(-int(slot["length"]) // UNIT_BYTES)
+        number = int(slot["slot"])
+        if not segment.claim(number, offset, units):
+            for word, back, at, length in spans:
+                pool.segments.by_id[word & 0xFFFF].give_one(back, at, length)
+            return []
+        spans.append((segment_id | replica << 16, number, offset, units))
+    return spans
+
+
+def _add_replicas(pool: Pool, row: int, added: Spans, replicas: int) -> None:
+    """Another node brings more replicas of an object that was adopted before."""
+    rows = np.array([row])
+    counts, spans = pool.spans_of(rows)
+    merged = np.concatenate((spans, added))
+    order = np.argsort((merged[:, 0] >> 16) & 0xFF, kind="stable")
+    merged = np.ascontiguousarray(merged[order])
+    total = np.array([pool.record_of(row)[8] + replicas], np.uint8)
+    pool.set_spans(rows, counts + len(added), merged, total)
+    pool.effects.append(
+        ReplicasChanged(
+            pool.digests_of(rows),
+            pool.seqs_of(rows),
+            np.array([len(merged)], np.uint16),
+            total,
+            to_placed(merged),
+        )
+    )

@@ -1,0 +1,289 @@
+"""PutCommit and PutAbort: the decision, and how a grant ends.
+
+First commit wins. A decision is a version (epoch, seq): the key at position i of the request gets
+seq_first + i. Extents of losers and of aborted entries are free at once, since their writer says by
+this very call that it is done with them; where it can't say so (`unfenced`) they are quarantined.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.api.errors import InvalidArgument
+from cenote.api.rows import CommitStatus
+
+from .commands import Instruction, PutAbort, PutCommit, PutCommitReply
+from .effects import PLACED, GoneReason, Stored
+from .grants import Grant
+from .lookups import hits
+from .pool import Pool, Rows
+from .sessions import Session
+from .spans import Spans, by_segment, to_placed, units_of
+
+__all__ = ["end_grant", "put_abort", "put_commit", "quarantine"]
+
+_COMMIT = 1
+_DECIDED = bytes((CommitStatus.DECIDED,))
+_ONE_COUNT = np.ones(1, np.uint16)
+_ONE_REPLICA = np.ones(1, np.uint8)
+_ONE_COUNT.flags.writeable = _ONE_REPLICA.flags.writeable = False
+
+
+def put_commit(pool: Pool, command: PutCommit, now_s: float) -> PutCommitReply:
+    """Decide granted keys, in order."""
+    session = pool.sessions.get(command.session_id)
+    session.expires_s = now_s + pool.config.session_ttl_s
+    key = command.request_id << 1 | _COMMIT
+    if command.request_id:
+        known = session.replies.get(key)
+        if known is not None:
+            assert isinstance(known[0], PutCommitReply)
+            return known[0]
+    grant = session.grants.get(command.grant_id)
+    checksums = command.checksums
+    if grant is not None and len(grant) == 1 and len(checksums) == 1:
+        reply = _commit_one(pool, command, session, grant, now_s)
+        if reply is None:
+            reply = _commit_many(pool, command, session, grant, now_s)
+    else:
+        reply = _commit_many(pool, command, session, grant, now_s)
+    if command.request_id:
+        config = pool.config
+        session.remember(
+            key,
+            reply,
+            len(reply.statuses) + 200,
+            config.replies_per_session_max,
+            config.reply_bytes_per_session_max,
+        )
+    return reply
+
+
+def _commit_one(
+    pool: Pool, command: PutCommit, session: Session, grant: Grant, now_s: float
+) -> PutCommitReply | None:
+    """The plain case: a grant of one extent, its key still free. None = go the long way."""
+    spans, namespace = grant.spans, grant.namespace
+    low, high = grant.digests[0].tolist()
+    if (
+        len(spans) != 1
+        or grant.pending is not None
+        or (command.indexes is not None and (len(command.indexes) != 1 or grant.batch != 1))
+        or (command.indexes is not None and command.indexes[0] != 0)
+        or grant.ttl_s
+        or namespace is not pool.namespaces.by_id.get(namespace.namespace_id)
+        or pool.objects.lookup_one(low, high) > 0
+    ):
+        return None
+    word, slot, offset, units = spans[0].tolist()
+    seq = pool.last_seq + 1
+    size = int(grant.sizes[0])
+    checksums = command.checksums
+    pool.objects.insert_one(
+        low,
+        high,
+        size_bytes=size,
+        checksum=int(checksums[0]),
+        seq=seq,
+        epoch=pool.epoch,
+        namespace=namespace.incarnation,
+        stamp=int(grant.stamps[0]),
+        segment=word & 0xFFFF,
+        slot=slot,
+        offset_units=offset,
+        length_units=units,
+        tail_bytes=int(grant.tails[0]),
+    )
+    pool.last_seq = seq
+    namespaces = pool.namespaces
+    namespaces.objects[namespace.incarnation] += 1
+    namespaces.units[namespace.incarnation] += units
+    counters = pool.counters
+    counters.committed += 1
+    counters.committed_bytes += size
+    pool.effects.append(
+        Stored(
+            namespace.namespace_id,
+            namespace.generation,
+            pool.epoch,
+            grant.digests,
+            grant.sizes,
+            checksums,
+            np.array((seq,), np.uint64),
+            grant.tails,
+            _ONE_COUNT,
+            _ONE_REPLICA,
+            np.array([(word & 0xFFFF, slot, offset, units, 0, b"")], PLACED),
+        )
+    )
+    end_grant(pool, session, grant)
+    return PutCommitReply(_DECIDED, pool.epoch, seq, grant.durability)
+
+
+def _commit_many(
+    pool: Pool, command: PutCommit, session: Session, grant: Grant | None, now_s: float
+) -> PutCommitReply:
+    indexes, checksums = command.indexes, command.checksums
+    n = len(checksums)
+    if indexes is not None and len(indexes) != n:
+        raise InvalidArgument(f"{len(indexes)} positions, but {n} checksums")
+    first = pool.last_seq + 1
+    if grant is None:
+        pool.counters.commit_not_granted += n
+        return PutCommitReply(bytes([CommitStatus.NOT_GRANTED]) * n, pool.epoch, first, 0)
+    if indexes is not None:
+        entries = grant.entries_at(indexes)
+    else:
+        entries = grant.all_entries()
+        if len(entries) != n:
+            raise InvalidArgument(f"{n} checksums for {len(entries)} granted keys")
+    namespace = grant.namespace
+    if namespace is not pool.namespaces.by_id.get(namespace.namespace_id):
+        # Reset since: nothing of the old generation is stored any more.
+        end_grant(pool, session, grant, free=True)
+        pool.counters.commit_not_granted += n
+        return PutCommitReply(bytes([CommitStatus.NOT_GRANTED]) * n, pool.epoch, first, 0)
+    status = np.full(n, CommitStatus.DECIDED, np.uint8)
+    at = np.arange(n)
+    if (entries < 0).any():
+        status[entries < 0] = CommitStatus.NOT_GRANTED
+        pool.counters.commit_not_granted += int(np.count_nonzero(entries < 0))
+        at = np.flatnonzero(entries >= 0)
+        entries = entries[at]
+    if len(entries):
+        at, entries = _resolve_conflicts(pool, session, grant, at, entries, checksums, status)
+    if len(entries):
+        _decide(pool, session, grant, entries, checksums[at], (first + at).astype(np.uint64), now_s)
+        pool.last_seq += n
+    if not grant.pending_count:
+        end_grant(pool, session, grant)
+    return PutCommitReply(status.tobytes(), pool.epoch, first, grant.durability)
+
+
+def _resolve_conflicts(
+    pool: Pool,
+    session: Session,
+    grant: Grant,
+    at: Rows,
+    entries: Rows,
+    checksums: NDArray[np.uint64],
+    status: NDArray[np.uint8],
+) -> tuple[Rows, Rows]:
+    """Keys that another writer committed first keep their object; returns what is left to decide.
+
+    An object that can't be read (all its nodes are dead), or of a dead generation, gives way.
+    """
+    rows = pool.objects.lookup(grant.digests[entries])
+    if not (rows >= 0).any():
+        return at, entries
+    taken = hits(pool, rows, grant.namespace.incarnation)
+    hidden = rows[(rows >= 0) & ~taken]
+    if len(hidden):
+        pool.unlink(hidden, GoneReason.LOST)
+    if not taken.any():
+        return at, entries
+    lost = entries[taken]
+    there = pool.records_of(rows[taken])
+    same = (there[:, 0] == grant.sizes[lost]) & (there[:, 1] == checksums[at[taken]])
+    status[at[taken]] = np.where(same, CommitStatus.EXISTS_SAME, CommitStatus.EXISTS_DIFFERENT)
+    pool.counters.commit_lost += len(lost)
+    give_up(pool, session, grant, lost, free=True)
+    return at[~taken], entries[~taken]
+
+
+def _decide(
+    pool: Pool,
+    session: Session,
+    grant: Grant,
+    entries: Rows,
+    checksums: NDArray[np.uint64],
+    seqs: NDArray[np.uint64],
+    now_s: float,
+) -> None:
+    n = len(entries)
+    whole = n == len(grant)
+    spans = grant.spans if whole else grant.spans_of(entries)
+    counts, replicas = grant.counts, grant.replicas
+    effect = Stored(
+        grant.namespace.namespace_id,
+        grant.namespace.generation,
+        pool.epoch,
+        grant.digests if whole else grant.digests[entries],
+        grant.sizes if whole else grant.sizes[entries],
+        checksums,
+        seqs,
+        grant.tails if whole else grant.tails[entries],
+        np.ones(n, np.uint16) if counts is None else counts[entries],
+        np.ones(n, np.uint8) if replicas is None else replicas[entries],
+        to_placed(spans),
+    )
+    units = units_of(spans)
+    pool.link(grant.namespace, effect, grant.stamps[entries], spans, units)
+    pool.counters.committed += n
+    pool.counters.committed_bytes += int(effect.sizes.sum())
+    pool.effects.append(effect)
+    if grant.ttl_s:
+        pool.expiries.add(now_s + grant.ttl_s, effect.digests, seqs)
+    grant.settle(entries)
+    _shrink(pool, session, grant, units)
+
+
+def _shrink(pool: Pool, session: Session | None, grant: Grant, units: int) -> None:
+    pool.grants.shrink(grant, units)
+    if session is not None:
+        session.granted_units -= units
+
+
+def give_up(pool: Pool, session: Session, grant: Grant, entries: Rows, *, free: bool) -> None:
+    """Pending entries are not written any more; their extents are freed, or quarantined."""
+    spans = grant.spans_of(entries)
+    if free:
+        pool.segments.give(spans)
+    else:
+        quarantine(pool, session.session_id, spans)
+    grant.settle(entries)
+    _shrink(pool, session, grant, units_of(spans))
+
+
+def end_grant(pool: Pool, session: Session | None, grant: Grant, *, free: bool = False) -> None:
+    """The grant is over. `free`: so are its pending extents; else there are none."""
+    if free and grant.pending_count:
+        pool.segments.give(grant.pending_spans())
+    if session is not None:
+        session.granted_units -= grant.units
+        del session.grants[grant.grant_id]
+    pool.grants.drop(grant)
+
+
+def quarantine(pool: Pool, session_id: bytes, spans: Spans) -> None:
+    """Their writer may still be writing: free when each one's daemon has cut it off."""
+    told: set[int] = set()
+    for segment_id, part in by_segment(spans):
+        segment = pool.segments.by_id.get(segment_id)
+        if segment is None:
+            continue
+        node = segment.node
+        pool.orphans.add(session_id, node.node_id, part)
+        if node.node_id not in told:
+            told.add(node.node_id)
+            pool.instruct(node, Instruction(0, cut_sessions=[session_id]))
+
+
+def put_abort(pool: Pool, command: PutAbort, now_s: float) -> None:
+    """The writer gives granted keys up; an unknown grant is fine (it ended before)."""
+    session = pool.sessions.get(command.session_id)
+    session.expires_s = now_s + pool.config.session_ttl_s
+    grant = session.grants.get(command.grant_id)
+    if grant is None:
+        return
+    if command.indexes is None:
+        entries = grant.all_entries()
+    else:
+        entries = grant.entries_at(command.indexes)
+        entries = entries[entries >= 0]
+    pool.counters.aborted += len(entries)
+    if len(entries):
+        give_up(pool, session, grant, entries, free=not command.unfenced)
+    if not grant.pending_count:
+        end_grant(pool, session, grant)

@@ -1,0 +1,50 @@
+"""What happened since start, as plain ints: a collector reads them at scrape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Counters"]
+
+
+@dataclass(slots=True)
+class Counters:
+    exists_keys: int = 0
+    exists_hits: int = 0
+    acquired_keys: int = 0
+    acquired_hits: int = 0
+    unleased_hits: int = 0
+    """Hits answered without a lease because the leased share was used up."""
+    touched_keys: int = 0
+    put_keys: int = 0
+    put_granted: int = 0
+    put_exists: int = 0
+    put_no_space: int = 0
+    put_refused: int = 0
+    """Too large, quota, replicas, duplicates, invalid."""
+    put_striped: int = 0
+    """Objects granted in more than one piece."""
+    committed: int = 0
+    committed_bytes: int = 0
+    commit_lost: int = 0
+    """Another writer was first."""
+    commit_not_granted: int = 0
+    aborted: int = 0
+    evicted: int = 0
+    evicted_bytes: int = 0
+    evictions_on_demand: int = 0
+    evictions_ahead: int = 0
+    evictions_nearby: int = 0
+    """Objects evicted to join free space around them."""
+    removed: int = 0
+    expired: int = 0
+    swept: int = 0
+    lost: int = 0
+    adopted: int = 0
+    leases_given: int = 0
+    leases_expired: int = 0
+    sessions_opened: int = 0
+    sessions_expired: int = 0
+    sessions_cut: int = 0
+    slots_grown: int = 0
+    rows_moved: int = 0

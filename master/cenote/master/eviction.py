@@ -1,0 +1,151 @@
+"""Making room: on demand, ahead of need, in one neighbourhood, and out of namespaces that were reset.
+
+The policy says who is coldest (`victims`); this says how much must go and from where. As long as
+some segments have plenty of room and others none (a fresh node in a full pool), only objects of the
+latter are chosen, so that the full ones keep taking their share of what is new.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.api.rows import UNIT_BYTES
+
+from .effects import GoneReason
+from .objects import LIVE
+from .pool import Pool, Rows
+from .segments import Segment
+from .victims import next_victims
+
+__all__ = ["evict_ahead", "evict_nearby", "make_room", "sweep"]
+
+_LOW_RESERVES = 3
+"""A segment is low on space below this many times its reserve."""
+_BATCH_BYTES_MAX = 4 << 20
+_ROUNDS_MAX = 64
+_WINDOWS_MAX = 8
+
+
+def reserve_units(pool: Pool, capacity_units: int) -> int:
+    config = pool.config
+    reserve = min(capacity_units * UNIT_BYTES * config.reserve_share, config.reserve_bytes_max)
+    return int(reserve) // UNIT_BYTES
+
+
+def _low_segments(pool: Pool, units: int) -> tuple[list[Segment], NDArray[np.bool_] | None]:
+    """Usable segments that are low on space (all if none is), also as a column by id.
+
+    The column is None when it would be true for every segment there is.
+    """
+    usable = [entry.segment for entry in pool.placement.entries]
+    low = [
+        s
+        for s in usable
+        if s.free_units < max(_LOW_RESERVES * reserve_units(pool, s.capacity_units), 2 * units)
+        or not s.slots.free
+    ] or usable
+    if len(low) == len(pool.segments.by_id):
+        return low, None
+    column = np.zeros(len(pool.segments.readable), np.bool_)
+    column[[s.segment_id for s in low]] = True
+    return low, column
+
+
+def make_room(pool: Pool, units: int, tier: int) -> bool:
+    """Evict about `units` (rather more), coldest first. False when nothing could be evicted."""
+    low, column = _low_segments(pool, units)
+    if not low:
+        return False
+    spare = reserve_units(pool, sum(s.capacity_units for s in low)) >> 2
+    goal = max(units, min(spare, _BATCH_BYTES_MAX // UNIT_BYTES))
+    freed = sweep(pool, pool.config.tick_sweep_rows_max) if pool.sweep_at else 0
+    gone = pool.counters.evicted
+    freed += _evict(pool, goal - freed, column, pool.config.tick_evict_rows_max * _ROUNDS_MAX)
+    pool.counters.evictions_on_demand += pool.counters.evicted - gone
+    return freed > 0
+
+
+def _evict(pool: Pool, units: int, column: NDArray[np.bool_] | None, rows_max: int) -> int:
+    freed = 0
+    while freed < units and rows_max > 0:
+        rows = next_victims(pool, units - freed, column)
+        if not len(rows):
+            break
+        rows_max -= len(rows)
+        freed += evict(pool, rows)
+    return freed
+
+
+def evict(pool: Pool, rows: Rows) -> int:
+    """These go. Returns the units that became free."""
+    counters = pool.counters
+    counters.evicted += len(rows)
+    counters.evicted_bytes += int(pool.sizes_of(rows).sum())
+    return pool.unlink(rows, GoneReason.EVICTED)
+
+
+def evict_ahead(pool: Pool) -> int:
+    """Keep the reserve free, so that puts find room at once; bounded work. Returns objects evicted."""
+    if not len(pool.placement):
+        return 0
+    low, column = _low_segments(pool, 0)
+    if len(low) == len(pool.placement) and all(
+        s.free_units >= _LOW_RESERVES * reserve_units(pool, s.capacity_units) for s in low
+    ):
+        return 0
+    target = reserve_units(pool, sum(s.capacity_units for s in low))
+    missing = target - sum(s.free_units for s in low)
+    gone = pool.counters.evicted
+    if missing > 0:
+        _evict(pool, missing, column, pool.config.tick_evict_rows_max)
+        pool.counters.evictions_ahead += pool.counters.evicted - gone
+    return pool.counters.evicted - gone
+
+
+def sweep(pool: Pool, rows_max: int) -> int:
+    """Remove objects of namespaces' dead generations, one bounded stretch; returns units freed.
+
+    `pool.sweep_at` is where to go on, 0 when all are gone.
+    """
+    if not pool.sweep_at:
+        return 0
+    rows, following = pool.objects.live_rows(pool.sweep_at, rows_max)
+    stale = rows[~pool.namespaces.alive[pool.incarnations_of(rows)]]
+    pool.counters.swept += len(stale)
+    freed = pool.unlink(stale, GoneReason.RESET)
+    if not following and pool.namespaces.stale_objects:
+        following = 1
+    pool.sweep_at = following
+    return freed
+
+
+def evict_nearby(pool: Pool, segment: Segment, length: int) -> bool:
+    """Evict what lies between free ranges of one neighbourhood, to make one range of `length`.
+
+    Chosen are windows with little in them that is in use; those with an object that can't go are
+    passed over. False when none of a few will do.
+    """
+    allocator = segment.allocator
+    if allocator is None or allocator.free_units + length > segment.capacity_units + length:
+        return False
+    rows, spans = pool.rows_in_segment(segment.segment_id)
+    if not len(rows):
+        return False
+    movable = (pool.state.take(rows) & LIVE) != 0
+    movable &= pool.lease_count.take(rows) == 0
+    movable &= pool.pin.take(rows) == 0
+    starts = spans[:, 2].astype(np.int64)
+    ends = starts + spans[:, 3]
+    for offset, units in windows(segment, length):
+        inside = (starts < offset + units) & (ends > offset)
+        if movable[inside].all():
+            victims = np.unique(rows[inside])
+            pool.counters.evictions_nearby += len(victims)
+            evict(pool, victims)
+            return True
+    return False
+
+
+def windows(segment: Segment, length: int) -> list[tuple[int, int]]:
+    return []

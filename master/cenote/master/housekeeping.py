@@ -1,0 +1,86 @@
+"""The tick: what time brings. Each step is bounded, so that a tick never holds requests up for long."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .commands import Tick
+from .effects import GoneReason, Pinned
+from .eviction import evict_ahead, sweep
+from .node_ops import lose_segment, set_node_state
+from .nodes import NodeState
+from .pool import Pool, Rows
+from .session_ops import abandon_session
+from .slot_growth import grow_slots
+from .timers import Timed
+
+__all__ = ["tick"]
+
+
+def tick(pool: Pool, command: Tick, now_s: float) -> None:
+    """Leases and sessions that ran out, silent nodes, pins and objects whose time is over, sweeping,
+    eviction ahead of need, slots, compaction."""
+    limit = pool.config.tick_expire_max
+    ended = pool.leases.due(now_s, limit)
+    pool.counters.leases_expired += len(ended)
+    for lease in ended:
+        pool.end_lease(lease)
+    for session in pool.sessions.due(now_s, limit):
+        abandon_session(pool, session)
+    _expire_objects(pool, now_s)
+    _end_pins(pool, now_s)
+    _watch_nodes(pool, now_s)
+    if pool.adoption_open and now_s >= pool.adoption_until_s:
+        pool.close_adoption()
+    pool.refresh_placement(now_s)
+    sweep(pool, pool.config.tick_sweep_rows_max)
+    evict_ahead(pool)
+    for entry in pool.placement.entries:
+        if entry.segment.wants_slots():
+            grow_slots(pool, entry.segment)
+    moved, _ = pool.objects.compact(pool.config.tick_compact_rows_max)
+    pool.counters.rows_moved += len(moved)
+    pool.note_time(now_s)
+
+
+def _due_rows(pool: Pool, due: Timed) -> Rows:
+    rows = pool.objects.lookup(due.digests)
+    return rows[(rows >= 0) & pool.objects.rows_match(rows, due.seqs)]
+
+
+def _expire_objects(pool: Pool, now_s: float) -> None:
+    for _ in range(16):
+        due = pool.expiries.due(now_s)
+        if due is None:
+            return
+        rows = _due_rows(pool, due)
+        pool.counters.expired += len(rows)
+        pool.unlink(rows, GoneReason.EXPIRED)
+
+
+def _end_pins(pool: Pool, now_s: float) -> None:
+    for _ in range(16):
+        due = pool.unpins.due(now_s)
+        if due is None:
+            return
+        rows = _due_rows(pool, due)
+        rows = pool.clear_pins(rows[pool.pin.take(rows) == due.tag])
+        owners = pool.namespaces.owner[pool.incarnations_of(rows)]
+        for namespace_id in np.unique(owners).tolist():
+            digests = pool.digests_of(rows[owners == namespace_id])
+            pool.effects.append(Pinned(namespace_id, digests, False, 0))
+
+
+def _watch_nodes(pool: Pool, now_s: float) -> None:
+    config = pool.config
+    if pool.nodes.suspects:
+        pool.nodes.end_suspicions(now_s)
+    for node in pool.nodes.by_id.values():
+        silent_s = now_s - node.heard_s
+        if silent_s < config.node_dead_s or not node.segment_ids:
+            continue
+        if node.state in (NodeState.ALIVE, NodeState.DRAINING):
+            set_node_state(pool, node, NodeState.DEAD)
+        if silent_s >= config.node_forget_s:
+            for segment_id in list(node.segment_ids):
+                lose_segment(pool, segment_id)

@@ -1,0 +1,332 @@
+"""Exists, acquire, release, touch: what readers ask.
+
+Each has a scalar path for one key, where NumPy costs more than the work, and a batch path of a fixed
+number of gathers. A row's incarnation must equal the request's: row 0 stands for "absent" and belongs
+to no incarnation, so that one comparison decides about both.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.api.errors import InvalidArgument
+from cenote.api.rows import EXTENT_STRUCT, OBJECT_STRUCT, UNIT_BYTES, ObjectStatus
+
+from .commands import Acquire, AcquireReply, Digests, Exists, Piggyback, Release, Touch
+from .leases import Lease
+from .pool import INCARNATION_MASK, RECORD_WORDS, Pool, Rows
+from .sessions import Session
+from .spans import SEGMENT_MASK
+
+__all__ = ["acquire", "end_leases", "exists", "hits", "piggyback", "release", "touch"]
+
+_LOW = np.uint64(0xFFFF_FFFF)
+_SEGMENT = np.uint64(SEGMENT_MASK)
+_REPLICA = np.uint64(0xFF_0000)
+_REPLICA_SHIFT = np.uint64(16)
+_UNIT_SHIFT = np.uint64(UNIT_BYTES.bit_length() - 1)
+_COUNTS_MASK = np.uint64(0x00FF_FFFF_0000_0000)
+"""Extents and replicas, in the last word of a record as in that of a reply's row."""
+_ONE_EACH = np.uint64(1 << 32 | 1 << 48)
+_NOTHING = bytes(OBJECT_STRUCT.size)
+_PRESENT = np.ones(1, np.uint8)
+_ABSENT = np.zeros(1, np.uint8)
+_PRESENT.flags.writeable = _ABSENT.flags.writeable = False
+_REPLICAS_ALL = 255
+
+
+def exists(pool: Pool, command: Exists, now_s: float) -> NDArray[np.uint8]:
+    """uint8[n]: 1 where present. No lease, no touch."""
+    incarnation = pool.namespaces.check(command.namespace_id, command.generation).incarnation
+    digests = command.digests
+    n = len(digests)
+    counters = pool.counters
+    counters.exists_keys += n
+    if n == 1:
+        row = pool.objects.lookup_one(*digests[0].tolist())
+        if row > 0 and pool.record_of(row)[5] == incarnation and pool.is_readable(row):
+            counters.exists_hits += 1
+            return _PRESENT
+        return _ABSENT
+    rows = pool.objects.lookup(digests)
+    present = hits(pool, rows, incarnation)
+    counters.exists_hits += int(np.count_nonzero(present))
+    return present.view(np.uint8)
+
+
+def hits(pool: Pool, rows: Rows, incarnation: int) -> NDArray[np.bool_]:
+    """Which rows (-1: absent) are objects of this incarnation that can be read now."""
+    # An absent key (-1) is clipped to the first word of row 0, which is 0.
+    tails = pool.record_flat.take(rows * RECORD_WORDS + (RECORD_WORDS - 1), mode="clip")
+    found: NDArray[np.bool_] = (tails & INCARNATION_MASK) == incarnation
+    if not pool.segments.all_readable:
+        at = np.flatnonzero(found)
+        found[at] = pool.readable_rows(rows[at])
+    return found
+
+
+def acquire(pool: Pool, command: Acquire, now_s: float) -> AcquireReply:
+    """Where objects are, and the promise that they stay there for a while."""
+    session = pool.sessions.get(command.session_id)
+    incarnation = pool.namespaces.check(command.namespace_id, command.generation).incarnation
+    digests = command.digests
+    n = len(digests)
+    pool.counters.acquired_keys += n
+    session.expires_s = now_s + pool.config.session_ttl_s
+    if n == 1:
+        return _acquire_one(pool, command, session, incarnation, now_s)
+    rows = pool.objects.lookup(digests)
+    found = hits(pool, rows, incarnation)
+    if command.chain and not found.all():
+        found[int(found.argmin()) :] = False
+    at = np.flatnonzero(found)
+    rows = rows if len(at) == n else rows[at]
+    out = np.zeros((n, 4), np.uint64)
+    if not len(at):
+        return AcquireReply(out.tobytes(), b"", 0, 0, pool.view_version)
+    records = pool.records_of(rows)
+    pool.counters.acquired_hits += len(rows)
+    pool.stamp[rows] = pool.policy.fresh(len(rows), command.chain)
+    status, lease_id, ttl_ms = _lease(pool, command, session, rows, records[:, 0], now_s)
+    last = records[:, 4] & _COUNTS_MASK
+    if (last == _ONE_EACH).all():
+        extents = _single_extents(pool, rows, records[:, 0])
+    else:
+        counts, replicas, extents = _several_extents(pool, command, session, rows, records, now_s)
+        last = counts.astype(np.uint64) << np.uint64(32)
+        last |= replicas.astype(np.uint64) << np.uint64(48)
+    records[:, 3] = (records[:, 3] & _LOW) | last | (status << np.uint64(56))
+    if len(at) == n:
+        out = records[:, :4]
+    else:
+        out[at] = records[:, :4]
+    return AcquireReply(out.tobytes(), extents, lease_id, ttl_ms, pool.view_version)
+
+
+def _single_extents(pool: Pool, rows: Rows, sizes: NDArray[np.uint64]) -> bytes:
+    """EXTENT rows of objects with one extent and one replica."""
+    pairs = pool.extent_pairs.take(rows, axis=0)
+    extents = np.empty((len(rows), 3), np.uint64)
+    first = pairs[:, 0]
+    extents[:, 0] = (first & _SEGMENT) | (first & _REPLICA) << _REPLICA_SHIFT
+    extents[:, 1] = (pairs[:, 1] & _LOW) << _UNIT_SHIFT
+    extents[:, 2] = sizes
+    return extents.tobytes()
+
+
+def _acquire_one(
+    pool: Pool, command: Acquire, session: Session, incarnation: int, now_s: float
+) -> AcquireReply:
+    row = pool.objects.lookup_one(*command.digests[0].tolist())
+    if row <= 0:
+        return AcquireReply(_NOTHING, b"", 0, 0, pool.view_version)
+    size, checksum, seq, epoch, _, owner, _, extent_count, replica_count, _ = pool.record_of(row)
+    if owner != incarnation or not pool.is_readable(row):
+        return AcquireReply(_NOTHING, b"", 0, 0, pool.view_version)
+    pool.counters.acquired_hits += 1
+    pool.stamp_words[row] = pool.policy.take(1)
+    status = lease_id = ttl_ms = 0
+    if not command.lease:
+        status = ObjectStatus.UNLEASED
+    elif command.hold or pool.leased_bytes + size > pool.lease_cap_bytes:
+        sizes = np.array([size], np.uint64)
+        given, lease_id, ttl_ms = _lease(pool, command, session, np.array([row]), sizes, now_s)
+        status = int(given[0])
+    else:
+        status = 1
+        ttl_s = lease_ttl_s(pool, command.ttl_ms)
+        ttl_ms = int(ttl_s * 1000)
+        count = pool.lease_words[row]
+        pool.lease_words[row] = count + 1
+        if not count:
+            pool.leased_bytes += size
+        lease_id = _give(pool, session, row, now_s + ttl_s)
+    if extent_count == 1:
+        segment, replica, _, _, offset, _ = pool.extent_of(row)
+        extents = EXTENT_STRUCT.pack(segment, replica, offset * UNIT_BYTES, size)
+    else:
+        record = pool.records_of(np.array([row]))
+        counts, replicas, extents = _several_extents(
+            pool, command, session, np.array([row]), record, now_s
+        )
+        extent_count, replica_count = int(counts[0]), int(replicas[0])
+    objects = OBJECT_STRUCT.pack(size, checksum, seq, epoch, extent_count, replica_count, status)
+    return AcquireReply(objects, extents, lease_id, ttl_ms, pool.view_version)
+
+
+# ---- leases ---------------------------------------------------------------------------------
+
+
+def lease_ttl_s(pool: Pool, ttl_ms: int) -> float:
+    config = pool.config
+    return min(ttl_ms / 1000, config.lease_ttl_max_s) if ttl_ms else config.lease_ttl_default_s
+
+
+def _give(pool: Pool, session: Session, rows: int | Rows, deadline_s: float) -> int:
+    lease = pool.leases.give(rows, deadline_s, session.session_id)
+    session.leases.add(lease)
+    pool.counters.leases_given += 1
+    return lease.lease_id
+
+
+def _lease(
+    pool: Pool,
+    command: Acquire,
+    session: Session,
+    rows: Rows,
+    sizes: NDArray[np.uint64],
+    now_s: float,
+) -> tuple[NDArray[np.uint64], int, int]:
+    """(status of each row, lease id, its ttl in ms): what of a batch may be leased, is."""
+    n = len(rows)
+    if not command.lease:
+        return np.full(n, ObjectStatus.UNLEASED, np.uint64), 0, 0
+    status = np.full(n, ObjectStatus.LEASED, np.uint64)
+    counts = pool.lease_count.take(rows)
+    fresh = counts == 0
+    wanted = int(sizes.sum()) if fresh.all() else int(sizes[fresh].sum())
+    if n > 1 and _has_repeats(rows):
+        rows, first = np.unique(rows, return_index=True)
+        counts, sizes, fresh = counts[first], sizes[first], fresh[first]
+        wanted = int(sizes[fresh].sum())
+        if pool.leased_bytes + wanted > pool.lease_cap_bytes:
+            return np.full(n, ObjectStatus.UNLEASED, np.uint64), 0, 0
+    elif pool.leased_bytes + wanted > pool.lease_cap_bytes:
+        room = max(0, pool.lease_cap_bytes - pool.leased_bytes)
+        over = fresh & (np.cumsum(np.where(fresh, sizes, 0), dtype=np.int64) > room)
+        status[over] = ObjectStatus.UNLEASED
+        rows, counts, sizes, fresh = rows[~over], counts[~over], sizes[~over], fresh[~over]
+        wanted = int(sizes[fresh].sum())
+        pool.counters.unleased_hits += int(np.count_nonzero(over))
+        if not len(rows):
+            return status, 0, 0
+    pool.lease_count[rows] = counts + np.uint32(1)
+    pool.leased_bytes += wanted
+    if command.hold:
+        return status, _give(pool, session, rows, float("inf")), 0
+    ttl_s = lease_ttl_s(pool, command.ttl_ms)
+    return status, _give(pool, session, rows, now_s + ttl_s), int(ttl_s * 1000)
+
+
+def _has_repeats(rows: Rows) -> bool:
+    ordered = np.sort(rows)
+    return bool((ordered[1:] == ordered[:-1]).any())
+
+
+def end_leases(pool: Pool, lease_ids: NDArray[np.uint64]) -> None:
+    """Leases are not needed any more; unknown ones are ignored."""
+    pop = pool.leases.by_id.pop
+    for lease_id in lease_ids.tolist():
+        lease: Lease | None = pop(lease_id, None)
+        if lease is not None:
+            pool.end_lease(lease)
+
+
+# ---- replicas and stripes -------------------------------------------------------------------
+
+
+def _several_extents(
+    pool: Pool,
+    command: Acquire,
+    session: Session,
+    rows: Rows,
+    records: NDArray[np.uint64],
+    now_s: float,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], bytes]:
+    """(extents of each object, replicas of each, packed EXTENT rows): readable replicas, best first.
+
+    Same host first, then other nodes, nodes that this host suspects or the caller avoids last.
+    """
+    rank = _ranks(pool, command, session, now_s)
+    counts, spans = pool.spans_of(rows)
+    sizes = records[:, 0].tolist()
+    replicas_max = command.replicas_max or _REPLICAS_ALL
+    out: list[bytes] = []
+    out_counts = np.zeros(len(rows), np.int64)
+    out_replicas = np.zeros(len(rows), np.int64)
+    at = 0
+    flat = spans.tolist()
+    for i, count in enumerate(counts.tolist()):
+        pieces = flat[at : at + count]
+        at += count
+        by_replica: dict[int, list[list[int]]] = {}
+        for piece in pieces:
+            by_replica.setdefault((piece[0] >> 16) & 0xFF, []).append(piece)
+        order = sorted(
+            (max(rank.get(piece[0] & SEGMENT_MASK, 9) for piece in part), number)
+            for number, part in by_replica.items()
+        )
+        for place, (badness, number) in enumerate(order[:replicas_max]):
+            if badness >= 9 and place:
+                break
+            left = sizes[i]
+            for word, _, offset, length in by_replica[number]:
+                size = min(left, length * UNIT_BYTES)
+                left -= size
+                out.append(
+                    EXTENT_STRUCT.pack(word & SEGMENT_MASK, number, offset * UNIT_BYTES, size)
+                )
+                out_counts[i] += 1
+            out_replicas[i] += 1
+    return out_counts, out_replicas, b"".join(out)
+
+
+def _ranks(pool: Pool, command: Acquire, session: Session, now_s: float) -> dict[int, int]:
+    """How good each segment is for this reader: 0 same host .. 3 suspect; 9 when unreadable."""
+    suspects = pool.nodes.suspected_by(session.boot_id, now_s)
+    if command.avoid_node_ids is not None:
+        suspects |= set(command.avoid_node_ids.tolist())
+    ranks = {}
+    for segment_id, segment in pool.segments.by_id.items():
+        node = segment.node
+        if not node.is_readable:
+            ranks[segment_id] = 9
+        elif node.node_id in suspects:
+            ranks[segment_id] = 3
+        else:
+            ranks[segment_id] = 0 if node.boot_id == session.boot_id and node.boot_id else 1
+    return ranks
+
+
+# ---- touches --------------------------------------------------------------------------------
+
+
+def touch_digests(pool: Pool, incarnation: int, digests: Digests, chain: bool) -> None:
+    rows = pool.objects.lookup(digests)
+    rows = rows[hits(pool, rows, incarnation)]
+    if len(rows):
+        pool.stamp[rows] = pool.policy.fresh(len(rows), chain)
+        pool.counters.touched_keys += len(rows)
+
+
+def touch(pool: Pool, command: Touch, now_s: float) -> None:
+    """Objects were read from cached locations."""
+    incarnation = pool.namespaces.check(command.namespace_id, command.generation).incarnation
+    touch_digests(pool, incarnation, command.digests, command.chain)
+
+
+def release(pool: Pool, command: Release, now_s: float) -> None:
+    """Leases are not needed any more."""
+    end_leases(pool, command.lease_ids)
+
+
+def piggyback(pool: Pool, news: Piggyback, now_s: float) -> None:
+    """Released leases and touched keys; touches of a namespace that moved on are ignored."""
+    if len(news.released_lease_ids):
+        end_leases(pool, news.released_lease_ids)
+    if not len(news.touched) and not len(news.touched_chain):
+        return
+    namespace = pool.namespaces.by_id.get(news.namespace_id)
+    if namespace is None or namespace.generation != news.generation:
+        return
+    if len(news.touched):
+        touch_digests(pool, namespace.incarnation, news.touched, False)
+    if len(news.touched_chain):
+        touch_digests(pool, namespace.incarnation, news.touched_chain, True)
+
+
+def check_digests(digests: Digests) -> None:
+    """Raises InvalidArgument."""
+    if digests.ndim != 2 or digests.shape[1] != 2 or digests.dtype != np.uint64:
+        raise InvalidArgument(f"digests must be uint64[n, 2], not {digests.dtype}{digests.shape}")

@@ -1,0 +1,191 @@
+"""Namespaces, their generations, and what is stored under each.
+
+An *incarnation* is one generation of one namespace; object rows carry its number. Resetting makes a
+new incarnation, so that everything of the old one is unreachable at once, whatever its size; rows
+of dead incarnations are swept later, and their number is used anew when none is left. Numbers of
+namespaces are never reused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.api.errors import (
+    FingerprintMismatch,
+    InvalidArgument,
+    NamespaceNotFound,
+    NamespaceReset,
+    ResourceUnavailable,
+)
+
+from .effects import NamespaceOpened
+
+__all__ = ["Namespace", "Namespaces"]
+
+INCARNATIONS_MAX = 0xFFFF
+_NAME_BYTES_MAX = 256
+_FINGERPRINT_BYTES_MAX = 4096
+
+
+@dataclass(slots=True)
+class Namespace:
+    name: str
+    namespace_id: int
+    generation: int
+    fingerprint: bytes
+    digest_seed: int
+    durability: int
+    incarnation: int
+
+    def opened(self) -> NamespaceOpened:
+        return NamespaceOpened(
+            self.name,
+            self.namespace_id,
+            self.generation,
+            self.fingerprint,
+            self.digest_seed,
+            self.durability,
+        )
+
+
+def _short_hex(fingerprint: bytes) -> str:
+    text = fingerprint.hex()
+    return text if len(text) <= 24 else f"{text[:24]}..., {len(fingerprint)} bytes"
+
+
+class Namespaces:
+    """All namespaces. Columns are indexed by incarnation; number 0 is nobody's."""
+
+    __slots__ = ("_ids_max", "alive", "by_id", "by_name", "count", "objects", "owner", "units")
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Namespace] = {}
+        self.by_id: dict[int, Namespace] = {}
+        self._ids_max = 0
+        self.count = 1
+        """Incarnations so far, number 0 included."""
+        self.alive: NDArray[np.bool_] = np.zeros(16, np.bool_)
+        self.owner: NDArray[np.uint32] = np.zeros(16, np.uint32)
+        """Namespace id of each incarnation."""
+        self.objects: NDArray[np.int64] = np.zeros(16, np.int64)
+        self.units: NDArray[np.int64] = np.zeros(16, np.int64)
+
+    def check(self, namespace_id: int, generation: int) -> Namespace:
+        """The namespace, if this is its current generation.
+
+        Raises NamespaceNotFound, NamespaceReset.
+        """
+        namespace = self.by_id.get(namespace_id)
+        if namespace is None:
+            raise NamespaceNotFound(f"no namespace has id {namespace_id}")
+        if namespace.generation != generation:
+            raise NamespaceReset(
+                f"namespace {namespace.name!r} is at generation {namespace.generation}, "
+                f"the request is of generation {generation}"
+            )
+        return namespace
+
+    def open(
+        self, name: str, fingerprint: bytes, create: bool, durability: int, seed: int, limit: int
+    ) -> tuple[Namespace, bool]:
+        """(the namespace, whether it is new).
+
+        Raises FingerprintMismatch, NamespaceNotFound, InvalidArgument, ResourceUnavailable.
+        """
+        namespace = self.by_name.get(name)
+        if namespace is not None:
+            if namespace.fingerprint != fingerprint:
+                raise FingerprintMismatch(
+                    f"namespace {name!r} has fingerprint {_short_hex(namespace.fingerprint)}, "
+                    f"not {_short_hex(fingerprint)}"
+                )
+            return namespace, False
+        if not create:
+            raise NamespaceNotFound(f"no namespace is called {name!r}")
+        if not name or len(name.encode()) > _NAME_BYTES_MAX:
+            raise InvalidArgument(f"a namespace's name has 1 to {_NAME_BYTES_MAX} bytes")
+        if len(fingerprint) > _FINGERPRINT_BYTES_MAX:
+            raise InvalidArgument(f"a fingerprint has at most {_FINGERPRINT_BYTES_MAX} bytes")
+        if len(self.by_name) >= limit:
+            raise ResourceUnavailable(f"there are {limit} namespaces already")
+        namespace_id = self._ids_max + 1
+        opened = NamespaceOpened(name, namespace_id, 1, fingerprint, seed, durability or 1)
+        return self.apply(opened), True
+
+    def named(self, name: str) -> Namespace:
+        """Raises NamespaceNotFound."""
+        namespace = self.by_name.get(name)
+        if namespace is None:
+            raise NamespaceNotFound(f"no namespace is called {name!r}")
+        return namespace
+
+    def apply(self, opened: NamespaceOpened) -> Namespace:
+        """A namespace appears or moves on to a new generation; an older or known one is ignored."""
+        known = self.by_id.get(opened.namespace_id)
+        if known is not None and known.generation >= opened.generation:
+            return known
+        if known is not None:
+            self.alive[known.incarnation] = False
+        namespace = Namespace(
+            opened.name,
+            opened.namespace_id,
+            opened.generation,
+            opened.fingerprint,
+            opened.digest_seed,
+            opened.durability,
+            self._new_incarnation(opened.namespace_id),
+        )
+        self.by_name[opened.name] = namespace
+        self.by_id[opened.namespace_id] = namespace
+        self._ids_max = max(self._ids_max, opened.namespace_id)
+        return namespace
+
+    def _new_incarnation(self, namespace_id: int) -> int:
+        idle = np.flatnonzero(~self.alive[1 : self.count] & (self.objects[1 : self.count] == 0))
+        if len(idle):
+            number = int(idle[0]) + 1
+            self.alive[number] = True
+            self.owner[number] = namespace_id
+            return number
+        number = self.count
+        if number > INCARNATIONS_MAX:
+            raise ResourceUnavailable(f"{number} namespaces and resets hold objects")
+        if number == len(self.alive):
+            self.alive = np.concatenate((self.alive, np.zeros(number, np.bool_)))
+            self.owner = np.concatenate((self.owner, np.zeros(number, np.uint32)))
+            self.objects = np.concatenate((self.objects, np.zeros(number, np.int64)))
+            self.units = np.concatenate((self.units, np.zeros(number, np.int64)))
+        self.count = number + 1
+        self.alive[number] = True
+        self.owner[number] = namespace_id
+        return number
+
+    def account(
+        self, incarnations: NDArray[np.integer], units: NDArray[np.int64], sign: int
+    ) -> None:
+        """Add (sign 1) or take off (-1) objects with these incarnations and units."""
+        if not len(incarnations):
+            return
+        first = int(incarnations[0])
+        if self.count == 2 or (incarnations == first).all():
+            self.objects[first] += sign * len(incarnations)
+            self.units[first] += sign * int(units.sum())
+            return
+        counts = np.bincount(incarnations, minlength=len(self.objects))
+        sums = np.bincount(incarnations, weights=units, minlength=len(self.units))
+        self.objects += sign * counts
+        self.units += sign * sums.astype(np.int64)
+
+    def add_units(self, incarnations: NDArray[np.integer], units: NDArray[np.int64]) -> None:
+        """Objects that stay became larger by so many units (negative: smaller)."""
+        sums = np.bincount(incarnations, weights=units, minlength=len(self.units))
+        self.units += sums.astype(np.int64)
+
+    @property
+    def stale_objects(self) -> int:
+        """Objects of dead incarnations, not swept yet."""
+        total = int(self.objects.sum())
+        return total - int(self.objects[self.alive].sum())

@@ -1,0 +1,89 @@
+"""Heartbeats, detaching, failure reports: what becomes of a node after it attached."""
+
+from __future__ import annotations
+
+from cenote.api.errors import SessionUnknown, StaleEpoch
+from cenote.api.rows import UNIT_BYTES
+
+from .commands import Detach, Heartbeat, HeartbeatReply, ReportFailure
+from .effects import ProbeNode
+from .nodes import Node, NodeState
+from .pool import Pool
+from .session_ops import node_cut_session
+
+__all__ = ["detach", "heartbeat", "lose_segment", "report_failure", "set_node_state"]
+
+
+def set_node_state(pool: Pool, node: Node, state: NodeState) -> None:
+    """Alive, dead, detached: what can be read and where can be written follows."""
+    if node.state == state:
+        return
+    node.state = state
+    pool.segments.refresh_readable()
+    pool.view_changed()
+
+
+def heartbeat(pool: Pool, command: Heartbeat, now_s: float) -> HeartbeatReply:
+    """A node is alive; what it did, and what it should do.
+
+    Raises StaleEpoch (attached to another tenure), SessionUnknown (it must attach first).
+    """
+    node = pool.nodes.by_id.get(command.node_id)
+    if command.epoch != pool.epoch:
+        raise StaleEpoch(
+            f"the heartbeat is of epoch {command.epoch}, this is {pool.epoch}",
+            remedy="attach again",
+        )
+    if node is None or not node.attached or node.state == NodeState.DETACHED:
+        raise SessionUnknown(f"node {command.node_id} is not attached", remedy="attach again")
+    node.heard_s = now_s
+    node.counters = command.counters
+    node.quarantined_session_ids = list(command.quarantined_session_ids)
+    if node.state == NodeState.DEAD:
+        set_node_state(pool, node, NodeState.ALIVE)
+    for index, ready_bytes in command.ready_bytes:
+        for segment_id in node.segment_ids:
+            segment = pool.segments.by_id[segment_id]
+            if segment.index == index and segment.grow(ready_bytes // UNIT_BYTES):
+                pool.view_changed()
+    for session_id in command.cut_session_ids:
+        node_cut_session(pool, session_id, node.node_id)
+    node.done(command.done_instruction)
+    return HeartbeatReply(node.instructions[: pool.config.instructions_per_reply_max])
+
+
+def detach(pool: Pool, command: Detach, now_s: float) -> None:
+    """A node goes. Its objects are hidden until it attaches again, or lost."""
+    node = pool.nodes.by_id.get(command.node_id)
+    if node is None:
+        return
+    if not command.contents_survive:
+        for segment_id in list(node.segment_ids):
+            lose_segment(pool, segment_id)
+    set_node_state(pool, node, NodeState.DETACHED)
+
+
+def lose_segment(pool: Pool, segment_id: int) -> None:
+    """Contents are gone: objects lose what they had there, grants their extents, orphans, too."""
+    segment = pool.segments.by_id.get(segment_id)
+    if segment is None:
+        return
+    pool.lose_segment(segment)
+
+
+def report_failure(pool: Pool, command: ReportFailure, now_s: float) -> int:
+    """A client could not reach a node: its host avoids it for a while, and the shell probes it.
+
+    Returns the node's state, DETACHED for an unknown one.
+    """
+    node = pool.nodes.by_id.get(command.node_id)
+    if node is None:
+        return NodeState.DETACHED
+    if not node.is_readable:
+        return node.state
+    session = pool.sessions.by_id.get(command.session_id)
+    if session is not None:
+        node.suspect_until_s[session.boot_id] = now_s + pool.config.suspect_s
+        pool.nodes.suspects += 1
+    pool.effects.append(ProbeNode(node.node_id))
+    return NodeState.SUSPECT

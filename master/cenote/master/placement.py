@@ -1,0 +1,213 @@
+"""Which segments get new bytes: shares, credits, failure domains. Pure; knows no object.
+
+Each segment has a share of the new bytes, and a virtual time that advances by what it got over its
+share. The segment that is furthest behind is next, so bytes are spread without dice and without long
+runs on one node. Shares follow the free space relative to the pool's mean (at most twice), so nodes
+of different size fill evenly; no segment's share is more than twice that of its size, so that a fresh
+node in a full pool is not flooded with everything that is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, heapreplace
+
+from .segments import Segment
+
+__all__ = ["Entry", "Placement", "Wanted"]
+
+FREE_RATIO_MAX = 2.0
+FREE_RATIO_MIN = 0.02
+SHARE_MAX = 2.0
+"""Times the share by size."""
+
+
+@dataclass(slots=True)
+class Wanted:
+    """What a batch asks of the segments that it may be placed on."""
+
+    tier: int = 1
+    local_boot_id: str = ""
+    """Prefer this host; empty = no preference."""
+    avoid_node_ids: frozenset[int] = frozenset()
+
+
+class Entry:
+    __slots__ = ("behind", "segment", "share")
+
+    def __init__(self, segment: Segment, behind: float) -> None:
+        self.segment = segment
+        self.behind = behind
+        """Virtual time: what it got over its share."""
+        self.share = 1.0
+
+    def __lt__(self, other: Entry) -> bool:
+        if self.behind != other.behind:
+            return self.behind < other.behind
+        return self.segment.segment_id < other.segment.segment_id
+
+
+class Placement:
+    __slots__ = ("_by_id", "_heap", "_now", "_since", "_total_units", "domains")
+
+    def __init__(self) -> None:
+        self._heap: list[Entry] = []
+        self._by_id: dict[int, Entry] = {}
+        self._now = 0.0
+        self._since = 0
+        self._total_units = 1
+        self.domains: dict[int, int] = {}
+        """Tier -> failure domains with a usable segment."""
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    @property
+    def entries(self) -> list[Entry]:
+        return self._heap
+
+    def refresh(self, usable: list[Segment]) -> None:
+        """The usable segments, and how free they are, have changed: deal the shares anew."""
+        known = self._by_id
+        self._by_id = {}
+        domains: dict[int, set[str]] = {}
+        for segment in usable:
+            entry = known.get(segment.segment_id)
+            if entry is None or entry.segment is not segment:
+                entry = Entry(segment, self._now)
+            self._by_id[segment.segment_id] = entry
+            domains.setdefault(segment.tier, set()).add(segment.node.domain)
+        self._heap = list(self._by_id.values())
+        self.domains = {tier: len(names) for tier, names in domains.items()}
+        self._deal()
+
+    def _deal(self) -> None:
+        entries = self._heap
+        self._since = 0
+        sizes = [entry.segment.capacity_units or 1 for entry in entries]
+        self._total_units = total = sum(sizes) or 1
+        free = [e.segment.free_units / size for e, size in zip(entries, sizes, strict=True)]
+        mean = sum(f * size for f, size in zip(free, sizes, strict=True)) / total or 1.0
+        ratios = [min(max(f / mean, FREE_RATIO_MIN), FREE_RATIO_MAX) for f in free]
+        weights = [size * ratio for size, ratio in zip(sizes, ratios, strict=True)]
+        caps = [SHARE_MAX * size / total for size in sizes]
+        for entry, share in zip(entries, _capped_shares(weights, caps), strict=True):
+            entry.share = share
+            # Credit is not saved up: who had no room, or was avoided, does not catch up later.
+            entry.behind = max(entry.behind, self._now)
+        heapify(entries)
+
+    def note(self, entry: Entry, units: int) -> None:
+        """A candidate (out of the heap just now) got so many units."""
+        entry.behind += units / entry.share
+        self._since += units
+
+    @property
+    def stale(self) -> bool:
+        """So much was placed that the shares should be dealt anew."""
+        return self._since * 128 > self._total_units
+
+    def redeal(self) -> None:
+        self._deal()
+
+    def note_back(self, entry: Entry, units: int) -> None:
+        """What was charged did not come about."""
+        entry.behind -= units / entry.share
+        self._since -= units
+        heapify(self._heap)
+
+    def first(self, tier: int) -> Entry | None:
+        """The entry that is furthest behind, where it is of this tier."""
+        heap = self._heap
+        return heap[0] if heap and heap[0].segment.tier == tier else None
+
+    def charge_first(self, entry: Entry, units: int) -> None:
+        """`first` got so many units."""
+        self._now = entry.behind
+        entry.behind += units / entry.share
+        self._since += units
+        heapreplace(self._heap, entry)
+
+    def eligible(self, wanted: Wanted) -> list[Entry]:
+        return [
+            e
+            for e in self._heap
+            if e.segment.tier == wanted.tier and e.segment.node.node_id not in wanted.avoid_node_ids
+        ]
+
+    def domains_for(self, wanted: Wanted) -> int:
+        """Failure domains that this may be placed on."""
+        if not wanted.avoid_node_ids:
+            return self.domains.get(wanted.tier, 0)
+        return len({e.segment.node.domain for e in self.eligible(wanted)})
+
+    def capacity_for(self, wanted: Wanted) -> int:
+        """Units of all segments that this may be placed on."""
+        return sum(e.segment.capacity_units for e in self.eligible(wanted))
+
+    def pick(
+        self, count: int, wanted: Wanted, units: int, try_entry: Callable[[Entry], bool]
+    ) -> list[Entry]:
+        """Up to `count` entries in distinct failure domains for which `try_entry` succeeded.
+
+        Those furthest behind come first; each that is picked is charged `units`.
+        """
+        picked: list[Entry] = []
+        domains: set[str] = set()
+        passed: list[Entry] = []
+        for entry in self._candidates(wanted, passed):
+            segment = entry.segment
+            if segment.tier != wanted.tier or segment.node.node_id in wanted.avoid_node_ids:
+                continue
+            domain = segment.node.domain
+            if domain in domains or not try_entry(entry):
+                continue
+            picked.append(entry)
+            if len(picked) == count:
+                break
+            domains.add(domain)
+        if picked:
+            self._now = max(self._now, min(entry.behind for entry in picked))
+        for entry in picked:
+            self.note(entry, units)
+        for entry in passed:
+            heappush(self._heap, entry)
+        return picked
+
+    def _candidates(self, wanted: Wanted, passed: list[Entry]) -> Iterator[Entry]:
+        """Entries in order; each is out of the heap, in `passed`, once it was yielded."""
+        heap = self._heap
+        boot_id = wanted.local_boot_id
+        if boot_id:
+            local = sorted(e for e in heap if e.segment.node.boot_id == boot_id)
+            if local:
+                rest = [e for e in heap if e.segment.node.boot_id != boot_id]
+                heapify(rest)
+                self._heap = heap = rest
+                passed.extend(local)
+                yield from local
+        while heap:
+            entry = heappop(heap)
+            passed.append(entry)
+            yield entry
+
+
+def _capped_shares(weights: list[float], caps: list[float]) -> list[float]:
+    """Shares in proportion to weights that add up to 1, none above its cap where that is possible."""
+    shares = [0.0] * len(weights)
+    open_ = list(range(len(weights)))
+    left = 1.0
+    while open_:
+        total = sum(weights[i] for i in open_)
+        over = [i for i in open_ if weights[i] / total * left > caps[i]]
+        if not over:
+            for i in open_:
+                shares[i] = weights[i] / total * left
+            break
+        for i in over:
+            shares[i] = caps[i]
+            left -= caps[i]
+        open_ = [i for i in open_ if i not in over]
+        left = max(left, 1e-9)
+    return [max(share, 1e-9) for share in shares]

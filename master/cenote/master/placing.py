@@ -1,0 +1,305 @@
+"""From lengths to extents: how one PutStart's keys are laid out, and what makes room for them.
+
+A batch is cut into runs of about 1 MiB; a run lies in one segment and is one request to its allocator.
+A run that finds no room is halved after eviction made some, down to single objects; those may be cut
+in pieces (where free space is in small holes), and striped over segments (where one is too small).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.api.rows import EXTENTS_PER_OBJECT_MAX, UNIT_BYTES, PutStatus
+
+from .eviction import evict_nearby, make_room
+from .placement import Entry, Wanted
+from .pool import Pool
+from .segments import Segment
+from .spans import Spans
+
+__all__ = ["Placed", "place"]
+
+_PIECES_FEW = 8
+_HARD_TRIES = 5
+
+Lengths = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Placed:
+    """Of m keys: `status` uint8[m]; of the granted ones `counts`, `replicas` and `spans`.
+
+    `counts` and `replicas` are None when every key was granted one extent.
+    """
+
+    status: NDArray[np.uint8]
+    counts: NDArray[np.uint16] | None
+    replicas: NDArray[np.uint8] | None
+    spans: Spans
+
+
+class _Batch:
+    """Work in progress. `grid` holds keys with one extent per replica, `odd` all others."""
+
+    __slots__ = ("grid", "lengths", "min_replicas", "odd", "pool", "replicas", "status", "wanted")
+
+    def __init__(
+        self, pool: Pool, lengths: Lengths, replicas: int, min_replicas: int, wanted: Wanted
+    ) -> None:
+        self.pool = pool
+        self.lengths = lengths
+        self.replicas = replicas
+        self.min_replicas = min_replicas
+        self.wanted = wanted
+        self.status = np.full(len(lengths), PutStatus.GRANTED, np.uint8)
+        self.grid = np.empty((len(lengths), replicas, 4), np.uint32)
+        self.odd: dict[int, tuple[int, list[tuple[int, int, int, int]]]] = {}
+        """Key -> (replicas, spans)."""
+
+
+def place(pool: Pool, lengths: Lengths, replicas: int, min_replicas: int, wanted: Wanted) -> Placed:
+    """Place keys of `lengths` units (int64[m], m >= 1) with up to `replicas` replicas each."""
+    placement = pool.placement
+    if pool.placement_dirty:
+        pool.refresh_placement()
+    elif placement.stale:
+        placement.redeal()
+    m = len(lengths)
+    domains = placement.domains_for(wanted)
+    if domains < min_replicas:
+        return _refused(m, PutStatus.REPLICAS_UNAVAILABLE)
+    batch = _Batch(pool, lengths, min(replicas, domains), min_replicas, wanted)
+    run_units = pool.config.run_bytes // UNIT_BYTES
+    ends = np.cumsum(lengths)
+    if int(ends[-1]) <= run_units + (run_units >> 1):
+        _place_run(batch, 0, m, True)
+    else:
+        numbers = (ends - lengths) // run_units
+        cuts = (np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()
+        start = 0
+        for stop in [*cuts, m]:
+            _place_run(batch, start, stop, True)
+            start = stop
+    return _assemble(batch)
+
+
+def _refused(m: int, status: PutStatus) -> Placed:
+    return Placed(np.full(m, status, np.uint8), None, None, np.zeros((0, 4), np.uint32))
+
+
+def _place_run(batch: _Batch, start: int, stop: int, may_evict: bool) -> None:
+    """Keys [start, stop) in one segment per replica; halves where that fails."""
+    if stop - start == 1:
+        _place_object(batch, start)
+        return
+    lengths = batch.lengths[start:stop]
+    total = int(lengths.sum())
+    if _try_run(batch, start, stop, lengths, total):
+        return
+    if may_evict and make_room(batch.pool, total, batch.wanted.tier):
+        if _try_run(batch, start, stop, lengths, total):
+            return
+    middle = (start + stop) // 2
+    _place_run(batch, start, middle, False)
+    _place_run(batch, middle, stop, False)
+
+
+def _try_run(batch: _Batch, start: int, stop: int, lengths: Lengths, total: int) -> bool:
+    got: list[tuple[NDArray[np.integer], NDArray[np.uint32], Lengths]] = []
+
+    def try_entry(entry: Entry) -> bool:
+        taken = entry.segment.take_run(lengths)
+        if taken is None:
+            return False
+        got.append(taken)
+        return True
+
+    picked = batch.pool.placement.pick(batch.replicas, batch.wanted, total, try_entry)
+    for replica, (entry, (offsets, slots, units)) in enumerate(zip(picked, got, strict=True)):
+        cells = batch.grid[start:stop, replica]
+        cells[:, 0] = entry.segment.segment_id | replica << 16
+        cells[:, 1] = slots
+        cells[:, 2] = offsets
+        cells[:, 3] = units
+    if len(picked) == batch.replicas:
+        return True
+    for entry, (offsets, slots, units) in zip(picked, got, strict=True):
+        spans = np.empty((stop - start, 4), np.uint32)
+        spans[:, 1], spans[:, 2], spans[:, 3] = slots, offsets, units
+        entry.segment.give(spans)
+        batch.pool.placement.note_back(entry, total)
+    return False
+
+
+# ---- single objects -------------------------------------------------------------------------
+
+
+def _place_object(batch: _Batch, at: int) -> None:
+    """One key by every means there is; else says why not."""
+    pool, wanted = batch.pool, batch.wanted
+    length = int(batch.lengths[at])
+    if length > pool.placement.capacity_for(wanted):
+        batch.status[at] = PutStatus.TOO_LARGE
+        return
+    found: list[tuple[Segment, list[tuple[int, int, int]]]] = []
+    for attempt in range(_HARD_TRIES):
+        found += _pick_object(batch, length, len(found), found, _pieces_max(attempt))
+        if len(found) == batch.replicas:
+            break
+        if not make_room(pool, length << max(0, attempt - 1), wanted.tier):
+            break
+    if len(found) < batch.replicas:
+        found += _pick_object(batch, length, len(found), found, EXTENTS_PER_OBJECT_MAX)
+    if len(found) < batch.replicas:
+        found += _pick_nearby(batch, length, found)
+    if len(found) < batch.min_replicas and batch.min_replicas == 1:
+        striped = _stripe(batch, length)
+        if striped:
+            batch.odd[at] = (1, striped)
+            return
+    _settle_object(batch, at, found)
+
+
+def _pieces_max(attempt: int) -> int:
+    """Few pieces first: rather evict a little than scatter an object."""
+    return _PIECES_FEW if attempt < 2 else EXTENTS_PER_OBJECT_MAX
+
+
+def _pick_object(
+    batch: _Batch,
+    length: int,
+    have: int,
+    found: list[tuple[Segment, list[tuple[int, int, int]]]],
+    pieces_max: int,
+) -> list[tuple[Segment, list[tuple[int, int, int]]]]:
+    got: list[tuple[Segment, list[tuple[int, int, int]]]] = []
+    taken_domains = {segment.node.domain for segment, _ in found}
+    pieces_max = min(pieces_max, EXTENTS_PER_OBJECT_MAX // batch.replicas)
+
+    def try_entry(entry: Entry) -> bool:
+        segment = entry.segment
+        if segment.node.domain in taken_domains:
+            return False
+        one = segment.take_one(length)
+        if one is not None:
+            got.append((segment, [one]))
+            return True
+        if segment.free_units < length:
+            return False
+        pieces = segment.take_pieces(length, pieces_max)
+        if pieces is None:
+            return False
+        got.append((segment, pieces))
+        return True
+
+    batch.pool.placement.pick(batch.replicas - have, batch.wanted, length, try_entry)
+    return got
+
+
+def _pick_nearby(
+    batch: _Batch, length: int, found: list[tuple[Segment, list[tuple[int, int, int]]]]
+) -> list[tuple[Segment, list[tuple[int, int, int]]]]:
+    """Evict what lies in one neighbourhood, so that its free space becomes one piece."""
+    got: list[tuple[Segment, list[tuple[int, int, int]]]] = []
+    taken_domains = {segment.node.domain for segment, _ in found}
+
+    def try_entry(entry: Entry) -> bool:
+        segment = entry.segment
+        if segment.node.domain in taken_domains or not evict_nearby(batch.pool, segment, length):
+            return False
+        one = segment.take_one(length)
+        if one is None:
+            return False
+        got.append((segment, [one]))
+        return True
+
+    batch.pool.placement.pick(batch.replicas - len(found), batch.wanted, length, try_entry)
+    return got
+
+
+def _stripe(batch: _Batch, length: int) -> list[tuple[int, int, int, int]]:
+    """One replica over several segments, largest free pieces first; empty when even that fails."""
+    pool, wanted = batch.pool, batch.wanted
+    for attempt in range(_HARD_TRIES):
+        spans: list[tuple[int, int, int, int]] = []
+        left = length
+        entries = pool.placement.eligible(wanted)
+        entries.sort(key=lambda e: (-e.segment.free_units, e.segment.segment_id))
+        for number, entry in enumerate(entries):
+            segment = entry.segment
+            pieces_left = EXTENTS_PER_OBJECT_MAX - len(spans)
+            # Leave a piece for each of those that follow.
+            pieces_max = max(1, pieces_left - (len(entries) - number - 1))
+            want = min(left, segment.free_units)
+            while want >= segment.align_units and pieces_left > 0:
+                pieces = segment.take_pieces(want, pieces_max)
+                if pieces is not None:
+                    spans += [(segment.segment_id, slot, o, n) for o, slot, n in pieces]
+                    left -= sum(n for _, _, n in pieces)
+                    break
+                want //= 2
+            if left <= 0:
+                return spans
+        for segment_id, slot, offset, units in spans:
+            pool.segments.by_id[segment_id].give_one(slot, offset, units)
+        if not make_room(pool, length << attempt, wanted.tier):
+            return []
+    return []
+
+
+def _settle_object(
+    batch: _Batch, at: int, found: list[tuple[Segment, list[tuple[int, int, int]]]]
+) -> None:
+    if len(found) < batch.min_replicas:
+        for segment, pieces in found:
+            for offset, slot, units in pieces:
+                segment.give_one(slot, offset, units)
+        batch.status[at] = PutStatus.NO_SPACE
+        return
+    if len(found) == batch.replicas and all(len(pieces) == 1 for _, pieces in found):
+        for replica, (segment, pieces) in enumerate(found):
+            offset, slot, units = pieces[0]
+            batch.grid[at, replica] = (segment.segment_id | replica << 16, slot, offset, units)
+        return
+    batch.odd[at] = (
+        len(found),
+        [
+            (segment.segment_id | replica << 16, slot, offset, units)
+            for replica, (segment, pieces) in enumerate(found)
+            for offset, slot, units in pieces
+        ],
+    )
+
+
+def _assemble(batch: _Batch) -> Placed:
+    status, replicas = batch.status, batch.replicas
+    granted = status == PutStatus.GRANTED
+    everything = bool(granted.all())
+    if not batch.odd:
+        grid = batch.grid if everything else batch.grid[granted]
+        spans = grid.reshape(-1, 4)
+        if replicas == 1:
+            return Placed(status, None, None, spans)
+        n = len(grid)
+        return Placed(
+            status, np.full(n, replicas, np.uint16), np.full(n, replicas, np.uint8), spans
+        )
+    counts = np.full(len(status), replicas, np.uint16)
+    copies = np.full(len(status), replicas, np.uint8)
+    for at, (number, pieces) in batch.odd.items():
+        counts[at], copies[at] = len(pieces), number
+        batch.pool.counters.put_striped += len(pieces) > number
+    counts[~granted] = 0
+    ends = np.cumsum(counts, dtype=np.int64)
+    starts = ends - counts
+    spans = np.empty((int(ends[-1]), 4), np.uint32)
+    regular = granted.copy()
+    regular[list(batch.odd)] = False
+    where = starts[regular][:, None] + np.arange(replicas)
+    spans[where.reshape(-1)] = batch.grid[regular].reshape(-1, 4)
+    for at, (_, pieces) in batch.odd.items():
+        spans[starts[at] : ends[at]] = pieces
+    return Placed(status, counts[granted], copies[granted], spans)

@@ -1,0 +1,493 @@
+"""Everything the master knows, and the only code that moves an object from one state to another.
+
+Life of an object (a row of the object table) and of its extents::
+
+            put_start            put_commit                unlink                last lease ends
+    (free) ----------> granted ------------> LIVE ------------------> REMOVED ------------------> (free)
+                          |                   |                          (skipped where no lease runs)
+                          | abort, loser      | drop_replicas: fewer extents
+                          v                   v
+                       (free)               LIVE
+                          |
+                          | writer lost: quarantined until its daemons cut it off ----> (free)
+
+`link`, `unlink`, `drop_replicas`, `free_spans` and `end_lease` are those arrows. They keep all
+counts and emit the durable effects; which rows they are called for is decided elsewhere (`puts`,
+`commits`, `eviction`, `removal`, `attach`, `housekeeping`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from struct import Struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.api.rows import UNIT_BYTES
+from cenote.policy.base import EvictionPolicy
+from cenote.policy.lru import LruPolicy
+
+from .adoption import AdoptionLog
+from .commands import Instruction
+from .counters import Counters
+from .effects import (
+    Effect,
+    Gone,
+    GoneReason,
+    InstructionsWaiting,
+    ReplicasChanged,
+    SegmentGone,
+    Stored,
+    ViewChanged,
+)
+from .extents import EXTENT, EXTENT_FORMAT
+from .grants import GrantTable
+from .leases import Lease, LeaseTable
+from .namespaces import Namespace, Namespaces
+from .nodes import Node, Nodes
+from .objects import LIVE, ObjectTable
+from .placement import Placement
+from .segments import Segment, Segments
+from .sessions import Orphans, Session, Sessions
+from .spans import (
+    NO_SPANS,
+    SEGMENT_MASK,
+    Spans,
+    from_extents,
+    segments_of,
+    to_extents,
+    to_placed,
+    units_of,
+)
+from .state_config import StateConfig
+from .timers import ObjectTimers
+
+__all__ = ["INCARNATION_MASK", "Pool"]
+
+INCARNATION_MASK = np.uint64(0xFFFF)
+"""Of the last word of an object's record: whose it is."""
+RECORD_WORDS = 5
+NO_SEGMENT = 0
+"""No segment has this number: extents there are forgotten when they are freed."""
+_STAMP_TIMES_MAX = 4096
+_EXTENT_BYTES = EXTENT.itemsize
+_unpack_extent = Struct(EXTENT_FORMAT).unpack_from
+
+Rows = NDArray[np.int64]
+
+
+class Pool:
+    """The structures, and the transitions. One for each `MasterState`; not used by anybody else."""
+
+    def __init__(self, config: StateConfig, epoch: int, policy: EvictionPolicy | None) -> None:
+        self.config = config
+        self.epoch = epoch
+        self.last_seq = 0
+        self.started = False
+        self.inherited_until_s = 0.0
+        self.policy: EvictionPolicy = policy if policy is not None else LruPolicy()
+        self.objects = objects = ObjectTable(config.objects_max)
+        self.namespaces = Namespaces()
+        self.nodes = Nodes()
+        self.segments = Segments()
+        self.sessions = Sessions()
+        self.orphans = Orphans()
+        # The epoch in the high bits: an id of an earlier tenure never names something of this one.
+        self.leases = LeaseTable((epoch & 0xFFFFFF) << 40 | 1)
+        self.grants = GrantTable((epoch & 0xFFFFFF) << 40 | 1)
+        self.adoption = AdoptionLog(config.tombstones_max)
+        self.expiries = ObjectTimers()
+        self.unpins = ObjectTimers()
+        self.counters = Counters()
+        self.effects: list[Effect] = []
+        self.view_counter = 0
+        self.changes = 0
+        """Commands that may have changed something: a snapshot under way notices."""
+        self.capacity_bytes = 0
+        """Of usable segments; shares are of it."""
+        self.lease_cap_bytes = 0
+        self.session_cap_units = 0
+        self.leased_bytes = 0
+        self.pinned_bytes = 0
+        self.pinned_objects = 0
+        self.condemned_units = 0
+        self.condemned_rows = 0
+        self.placement = Placement()
+        self.placement_dirty = True
+        self.victim_rows: Rows = np.zeros(0, np.int64)
+        self.victim_stamps: NDArray[np.uint64] = np.zeros(0, np.uint64)
+        self.victim_at = 0
+        self.sweep_at = 0
+        """Where the sweep of dead generations goes on; 0 = nothing to sweep."""
+        self.replayed_epoch = 0
+        self.replayed_pins: list[tuple[float, NDArray[np.uint64], NDArray[np.uint64], int]] = []
+        self.adoption_open = True
+        self.adoption_until_s = 0.0
+        self.pin_tag = 1
+        self.now_s = 0.0
+        self._stamp_times: list[tuple[int, float]] = []
+        # Whole reservations of the table's columns: they stay valid however it grows.
+        self.record_flat = objects._record.view(np.uint64)
+        self.extent_flat = objects._extent.view(np.uint64)
+        self.extent_pairs = self.extent_flat.reshape(-1, 2)
+        self.extent_words = self.extent_flat.view(np.uint32)
+        self.digest_column = objects._digest
+        self.stamp = objects._stamp
+        self.state = objects._state
+        self.lease_count = objects._lease_count
+        self.pin = objects._pin
+        self.stamp_words = memoryview(self.stamp)
+        self.lease_words = memoryview(self.lease_count)
+        self.record_of = objects.record_of_one
+        self._record_bytes = objects._record_view
+        self._extent_bytes = objects._extent_view
+
+    # ---- views of rows ------------------------------------------------------------------------
+
+    @property
+    def view_version(self) -> int:
+        return self.epoch << 32 | self.view_counter
+
+    def extent_of(self, row: int) -> tuple[int, ...]:
+        """The first extent's fields."""
+        return _unpack_extent(self._extent_bytes, row * _EXTENT_BYTES)
+
+    def is_readable(self, row: int) -> bool:
+        """`readable_rows` for one."""
+        return self.segments.all_readable or bool(self.readable_rows(np.array([row]))[0])
+
+    def records_of(self, rows: Rows) -> NDArray[np.uint64]:
+        """The records as words, uint64[n, 5]: size, checksum, seq, epoch | first extra extent << 32,
+        incarnation | tail bytes << 16 | extents << 32 | replicas << 48 | shards << 56."""
+        return self.objects.records_of(rows).view(np.uint64).reshape(-1, RECORD_WORDS)
+
+    def digests_of(self, rows: Rows) -> NDArray[np.uint64]:
+        return self.digest_column.take(rows).view(np.uint64).reshape(-1, 2)
+
+    def seqs_of(self, rows: Rows) -> NDArray[np.uint64]:
+        return self.record_flat.take(rows * RECORD_WORDS + 2)
+
+    def sizes_of(self, rows: Rows) -> NDArray[np.uint64]:
+        return self.record_flat.take(rows * RECORD_WORDS)
+
+    def incarnations_of(self, rows: Rows) -> NDArray[np.int64]:
+        tail = self.record_flat.take(rows * RECORD_WORDS + 4)
+        return (tail & INCARNATION_MASK).astype(np.int64)
+
+    def spans_of(self, rows: Rows) -> tuple[NDArray[np.int64], Spans]:
+        """(extents of each row, all of them)."""
+        counts, extents = self.objects.extents_of(rows)
+        return counts, from_extents(extents)
+
+    def readable_rows(self, rows: Rows) -> NDArray[np.bool_]:
+        """Which rows have a whole replica on nodes that are not dead."""
+        if self.segments.all_readable:
+            return np.ones(len(rows), np.bool_)
+        words = self.record_flat.take(rows * RECORD_WORDS + 4)
+        readable: NDArray[np.bool_] = self.segments.readable[
+            self.extent_flat.take(rows * 2) & np.uint64(SEGMENT_MASK)
+        ]
+        several = np.flatnonzero(((words >> np.uint64(32)) & np.uint64(0xFFFF)) != 1)
+        if len(several):
+            counts, spans = self.spans_of(rows[several])
+            readable[several] = self._has_whole_replica(counts, spans)
+        return readable
+
+    def _has_whole_replica(self, counts: NDArray[np.int64], spans: Spans) -> NDArray[np.bool_]:
+        owner = np.repeat(np.arange(len(counts)), counts)
+        replica = (spans[:, 0] >> 16) & 0xFF
+        pair = owner * 256 + replica
+        up = self.segments.readable[segments_of(spans)]
+        pairs, at = np.unique(pair, return_inverse=True)
+        whole = np.ones(len(pairs), np.bool_)
+        whole[at[~up]] = False
+        found = np.zeros(len(counts), np.bool_)
+        found[pairs[whole] // 256] = True
+        return found
+
+    def rows_in_segment(self, segment_id: int) -> tuple[Rows, Spans]:
+        """(row of each extent in the segment, those extents), REMOVED rows included."""
+        objects = self.objects
+        used = objects.state != 0
+        single = np.flatnonzero(used & (objects.segment == segment_id) & (objects.extents == 1))
+        spans = from_extents(objects.extents_of(single)[1]) if len(single) else NO_SPANS
+        several = np.flatnonzero(used & (objects.extents > 1))
+        if not len(several):
+            return single, spans
+        counts, more = self.spans_of(several)
+        here = segments_of(more) == segment_id
+        rows = np.concatenate((single, np.repeat(several, counts)[here]))
+        return rows, np.concatenate((spans, more[here]))
+
+    @staticmethod
+    def segment_ids_of(spans: Spans) -> list[int]:
+        ids: list[int] = np.unique(segments_of(spans)).tolist()
+        return ids
+
+    @property
+    def live_units(self) -> int:
+        return int(self.namespaces.units.sum())
+
+    def idle_s(self, stamp: int, now_s: float) -> float:
+        """About how long ago this stamp was given."""
+        at = bisect_right(self._stamp_times, (stamp, float("inf")))
+        return max(0.0, now_s - self._stamp_times[at - 1][1]) if at else 0.0
+
+    def note_time(self, now_s: float) -> None:
+        """Remember when stamps were given, more coarsely the longer ago it is."""
+        self.now_s = now_s
+        times = self._stamp_times
+        if times and now_s - times[-1][1] < 1.0:
+            return
+        times.append((self.policy.clock, now_s))
+        if len(times) > _STAMP_TIMES_MAX:
+            del times[: _STAMP_TIMES_MAX // 2 : 2]
+
+    # ---- nodes and segments -------------------------------------------------------------------
+
+    def instruct(self, node: Node, instruction: Instruction) -> None:
+        node.instruct(instruction)
+        self.effects.append(InstructionsWaiting(node.node_id))
+
+    def view_changed(self) -> None:
+        self.view_counter += 1
+        self.placement_dirty = True
+        self.effects.append(ViewChanged(self.view_version))
+
+    def refresh_placement(self, now_s: float | None = None) -> None:
+        """Which segments are usable now, how large they are, and each one's share of what is new."""
+        if now_s is not None:
+            self.now_s = now_s
+        usable = [s for s in self.segments.by_id.values() if s.is_usable(self.now_s)]
+        self.placement.refresh(usable)
+        self.placement_dirty = False
+        config = self.config
+        units = sum(s.capacity_units for s in self.segments.by_id.values())
+        self.capacity_bytes = units * UNIT_BYTES
+        self.lease_cap_bytes = int(self.capacity_bytes * config.leased_share_max)
+        self.session_cap_units = int(units * config.session_granted_share_max)
+
+    def close_adoption(self) -> None:
+        """From now on daemons bring nothing that the journal does not know."""
+        self.adoption_open = False
+        self.adoption.raise_floor(self.epoch)
+
+    # ---- transitions --------------------------------------------------------------------------
+
+    def link(
+        self,
+        namespace: Namespace,
+        effect: Stored,
+        stamps: NDArray[np.uint64],
+        spans: Spans,
+        units: int,
+    ) -> Rows:
+        """granted -> LIVE: decided objects (absent, distinct) enter the table.
+
+        Raises ResourceUnavailable, having changed nothing, when the table is full.
+        """
+        counts = effect.extent_counts
+        simple = len(spans) == len(effect.digests)
+        rows = self.objects.insert(
+            effect.digests,
+            size_bytes=effect.sizes,
+            checksum=effect.checksums,
+            seq=effect.seqs,
+            epoch=effect.epoch,
+            namespace=namespace.incarnation,
+            stamp=stamps,
+            extents=to_extents(spans).view(EXTENT),
+            counts=None if simple else counts.astype(np.int64),
+            tail_bytes=effect.tails,
+            replicas=effect.replicas,
+        )
+        self.namespaces.objects[namespace.incarnation] += len(rows)
+        self.namespaces.units[namespace.incarnation] += units
+        return rows
+
+    def unlink(self, rows: Rows, reason: GoneReason, *, quiet: bool = False) -> int:
+        """LIVE -> REMOVED, and on to free where no lease runs. Emits Gone unless `quiet`.
+
+        Returns the units that became free.
+        """
+        if not len(rows):
+            return 0
+        incarnations = self.incarnations_of(rows)
+        if not quiet:
+            self._emit_gone(rows, incarnations, reason)
+        counts, spans = self.spans_of(rows)
+        ends = np.cumsum(counts)
+        sums = np.add.reduceat(spans[:, 3].astype(np.int64), ends - counts)
+        self.namespaces.account(incarnations, sums, -1)
+        self.objects.unlink(rows)
+        if self.pinned_objects:
+            self.clear_pins(rows)
+        leased = self.lease_count.take(rows) != 0
+        if leased.any():
+            self.condemned_rows += int(np.count_nonzero(leased))
+            self.condemned_units += int(sums[leased].sum())
+            spans = spans[np.repeat(~leased, counts)]
+            rows = rows[~leased]
+        self.segments.give(spans)
+        self.objects.free(rows)
+        return units_of(spans)
+
+    def _emit_gone(self, rows: Rows, incarnations: NDArray[np.int64], reason: GoneReason) -> None:
+        digests, seqs = self.digests_of(rows), self.seqs_of(rows)
+        owner = self.namespaces.owner
+        first = int(incarnations[0])
+        if len(rows) == 1 or (incarnations == first).all():
+            self.effects.append(Gone(int(owner[first]), digests, seqs, reason))
+            return
+        owners = owner[incarnations]
+        for namespace_id in np.unique(owners).tolist():
+            here = owners == namespace_id
+            self.effects.append(Gone(namespace_id, digests[here], seqs[here], reason))
+
+    def drop_replicas(self, rows: Rows, lost: Spans, reason: GoneReason) -> int:
+        """These extents (each of a LIVE row, one row an extent) hold nothing any more.
+
+        A replica with a lost extent goes as a whole; an object without any replica left goes, too,
+        as does one under lease (its readers may be on the lost replica: its space has to wait for
+        them). Returns how many objects went.
+        """
+        if not len(rows):
+            return 0
+        unique = np.unique(rows)
+        counts, spans = self.spans_of(unique)
+        owner = np.repeat(np.arange(len(unique)), counts)
+        replica = (spans[:, 0] >> 16) & 0xFF
+        pairs = owner * 256 + replica
+        lost_pairs = np.searchsorted(unique, rows) * 256 + ((lost[:, 0] >> 16) & 0xFF)
+        stays = ~np.isin(pairs, lost_pairs)
+        kept = np.bincount(owner[stays], minlength=len(unique))
+        gone = (kept == 0) | (self.lease_count.take(unique) != 0)
+        self.unlink(unique[gone], reason)
+        some = np.flatnonzero(~gone)
+        if len(some):
+            stays &= ~gone[owner]
+            drops = ~stays & ~gone[owner]
+            replicas = np.bincount(np.unique(pairs[stays]) // 256, minlength=len(unique))
+            self._keep_spans(
+                unique[some],
+                kept[some],
+                spans[stays],
+                replicas[some].astype(np.uint8),
+                spans[drops],
+            )
+        return int(np.count_nonzero(gone))
+
+    def _keep_spans(
+        self,
+        rows: Rows,
+        counts: NDArray[np.int64],
+        spans: Spans,
+        replicas: NDArray[np.uint8],
+        dropped: Spans,
+    ) -> None:
+        self.set_spans(rows, counts, spans, replicas)
+        self.effects.append(
+            ReplicasChanged(
+                self.digests_of(rows),
+                self.seqs_of(rows),
+                counts.astype(np.uint16),
+                replicas,
+                to_placed(spans),
+            )
+        )
+        self.segments.give(dropped)
+
+    def set_spans(
+        self, rows: Rows, counts: NDArray[np.int64], spans: Spans, replicas: NDArray[np.uint8]
+    ) -> None:
+        """LIVE -> LIVE with other extents; their space is the caller's business."""
+        before = self._units_of_rows(rows)
+        self.objects.set_extents(rows, counts, to_extents(spans).view(EXTENT), replicas)
+        self.namespaces.add_units(self.incarnations_of(rows), self._units_of_rows(rows) - before)
+
+    def _units_of_rows(self, rows: Rows) -> NDArray[np.int64]:
+        counts, spans = self.spans_of(rows)
+        ends = np.cumsum(counts)
+        return np.add.reduceat(spans[:, 3].astype(np.int64), ends - counts)
+
+    def lose_segment(self, segment: Segment) -> int:
+        """A segment's contents are gone, and so is it. Returns how many objects were lost."""
+        rows, spans = self.rows_in_segment(segment.segment_id)
+        live = (self.state.take(rows) & LIVE) != 0
+        lost = self.drop_replicas(rows[live], spans[live], GoneReason.LOST)
+        self.segments.drop(segment.segment_id)
+        for hold in self.orphans.forget_segment(segment.segment_id, segment.node):
+            self.drop_lease(hold)
+        self.effects.append(SegmentGone(segment.segment_id))
+        self.counters.lost += lost
+        self.view_changed()
+        return lost
+
+    def drop_overlapping(self, segment: Segment, rows: Rows, spans: Spans) -> None:
+        """Extents that the allocator could not take: others lie there, which are newer.
+
+        Their space is not theirs to free, so they are cut out of the allocator's sight first.
+        """
+        for row in np.unique(rows).tolist():
+            one = np.array([row])
+            _, all_spans = self.spans_of(one)
+            refused = spans[rows == row]
+            others = all_spans[~(all_spans[:, None] == refused[None]).all(axis=2).any(axis=1)]
+            self.segments.give(others)
+            segment_less = all_spans.copy()
+            segment_less[:, 0] = (segment_less[:, 0] & ~np.uint32(SEGMENT_MASK)) | NO_SEGMENT
+            self.set_spans(
+                one,
+                np.array([len(all_spans)]),
+                segment_less,
+                np.array([self.record_of(row)[8]], np.uint8),
+            )
+            self.unlink(one, GoneReason.LOST)
+
+    def drop_lease(self, lease: Lease) -> None:
+        """End a lease that is still in the table."""
+        if self.leases.by_id.pop(lease.lease_id, None) is not None:
+            self.end_lease(lease)
+
+    def end_lease(self, lease: Lease) -> None:
+        """A lease is over (taken out of the table already): its rows lose one count each."""
+        session = self.sessions.by_id.get(lease.session_id)
+        if session is not None:
+            session.leases.discard(lease)
+        rows = lease.rows
+        if isinstance(rows, int):
+            count = int(self.lease_count[rows]) - 1
+            self.lease_count[rows] = count
+            if count:
+                return
+            self.leased_bytes -= int(self.record_flat[rows * RECORD_WORDS])
+            if self.condemned_rows and not self.state[rows] & LIVE:
+                self._free_condemned(np.array([rows]))
+            return
+        left = self.lease_count.take(rows) - np.uint32(1)
+        self.lease_count[rows] = left
+        over = rows[left == 0]
+        if not len(over):
+            return
+        self.leased_bytes -= int(self.sizes_of(over).sum())
+        if self.condemned_rows:
+            self._free_condemned(over[(self.state.take(over) & LIVE) == 0])
+
+    def _free_condemned(self, rows: Rows) -> None:
+        if not len(rows):
+            return
+        _, spans = self.spans_of(rows)
+        self.condemned_rows -= len(rows)
+        self.condemned_units -= units_of(spans)
+        self.segments.give(spans)
+        self.objects.free(rows)
+
+    def clear_pins(self, rows: Rows) -> Rows:
+        """Take the pins off rows; returns those that had one."""
+        pinned = rows[self.pin.take(rows) != 0]
+        if len(pinned):
+            self.pin[pinned] = 0
+            self.pinned_objects -= len(pinned)
+            self.pinned_bytes -= int(self.sizes_of(pinned).sum())
+        return pinned

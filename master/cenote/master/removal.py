@@ -1,0 +1,158 @@
+"""Remove, pin, unpin, and the reset of a namespace."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.api.errors import QuotaExceeded
+
+from .commands import NamespaceReply, OpenNamespace, Pin, Remove, ResetNamespace, Unpin
+from .effects import Gone, GoneReason, NamespaceOpened, Pinned
+from .lookups import check_digests
+from .namespaces import Namespace
+from .pool import Pool, Rows
+
+__all__ = [
+    "PIN_FOREVER",
+    "namespace_reply",
+    "open_namespace",
+    "pin",
+    "remove",
+    "reset_namespace",
+    "set_pins",
+    "unpin",
+]
+
+PIN_FOREVER = 1
+"""In the pin column. Other values are pins that end, by the batch they were set in."""
+
+
+def _rows_of(
+    pool: Pool, namespace: Namespace, digests: NDArray[np.uint64]
+) -> tuple[NDArray[np.bool_], Rows]:
+    """(which keys are there, readable or not; their rows, each once)."""
+    check_digests(digests)
+    rows = pool.objects.lookup(digests)
+    found = rows >= 0
+    found[found] = pool.incarnations_of(rows[found]) == namespace.incarnation
+    return found, np.unique(rows[found])
+
+
+def remove(pool: Pool, command: Remove, now_s: float) -> NDArray[np.uint8]:
+    """uint8[n]: 1 removed, 0 was not there. They are unfindable at once; readers keep their leases.
+
+    Keys that are not there are named in the effects, too: a daemon may yet bring them.
+    """
+    namespace = pool.namespaces.check(command.namespace_id, command.generation)
+    digests = command.digests
+    found, rows = _rows_of(pool, namespace, digests)
+    if not found.all():
+        absent = digests[~found]
+        seqs = np.zeros(len(absent), np.uint64)
+        pool.effects.append(Gone(namespace.namespace_id, absent, seqs, GoneReason.REMOVED))
+    pool.unlink(rows, GoneReason.REMOVED)
+    pool.counters.removed += len(rows)
+    if pool.adoption_open:
+        raw = np.ascontiguousarray(digests).tobytes()
+        pool.adoption.removed((raw[i : i + 16] for i in range(0, len(raw), 16)), pool.epoch)
+    return found.view(np.uint8)
+
+
+def pin(pool: Pool, command: Pin, now_s: float) -> NDArray[np.uint8]:
+    """uint8[n]: 1 pinned, 0 not there. With a ttl the pin ends by itself.
+
+    Raises QuotaExceeded, having pinned nothing, when pins would hold more than their share.
+    """
+    namespace = pool.namespaces.check(command.namespace_id, command.generation)
+    found, rows = _rows_of(pool, namespace, command.digests)
+    fresh = rows[pool.pin.take(rows) == 0]
+    fresh_bytes = int(pool.sizes_of(fresh).sum())
+    budget = int(pool.capacity_bytes * pool.config.pinned_share_max)
+    if len(fresh) and pool.pinned_bytes + fresh_bytes > budget:
+        raise QuotaExceeded(
+            f"{pool.pinned_bytes + fresh_bytes} bytes would be pinned, "
+            f"{budget} is the most ({pool.config.pinned_share_max:.0%} of the capacity)",
+            remedy="unpin something or add capacity",
+        )
+    tag = set_pins(pool, rows, timed=command.ttl_ms > 0)
+    if len(rows):
+        digests = pool.digests_of(rows)
+        pool.effects.append(Pinned(namespace.namespace_id, digests, True, command.ttl_ms))
+        if command.ttl_ms:
+            pool.unpins.add(now_s + command.ttl_ms / 1000, digests, pool.seqs_of(rows), tag)
+    return found.view(np.uint8)
+
+
+def set_pins(pool: Pool, rows: Rows, *, timed: bool) -> int:
+    """Pin rows. Returns the tag in their pin column: PIN_FOREVER, or one that a timer can name.
+
+    A later pin replaces an earlier one and its time: the earlier one's timer finds another tag.
+    """
+    fresh = rows[pool.pin.take(rows) == 0]
+    pool.pinned_objects += len(fresh)
+    pool.pinned_bytes += int(pool.sizes_of(fresh).sum())
+    tag = PIN_FOREVER
+    if timed:
+        pool.pin_tag = tag = pool.pin_tag + 1 if pool.pin_tag < 255 else PIN_FOREVER + 1
+    pool.pin[rows] = tag
+    return tag
+
+
+def unpin(pool: Pool, command: Unpin, now_s: float) -> NDArray[np.uint8]:
+    """uint8[n]: 1 there (and not pinned any more), 0 not there."""
+    namespace = pool.namespaces.check(command.namespace_id, command.generation)
+    found, rows = _rows_of(pool, namespace, command.digests)
+    rows = pool.clear_pins(rows)
+    if len(rows):
+        digests = pool.digests_of(rows)
+        pool.effects.append(Pinned(namespace.namespace_id, digests, False, 0))
+    return found.view(np.uint8)
+
+
+def namespace_reply(namespace: Namespace, created: bool) -> NamespaceReply:
+    return NamespaceReply(
+        namespace.name,
+        namespace.namespace_id,
+        namespace.generation,
+        namespace.digest_seed,
+        namespace.fingerprint,
+        namespace.durability,
+        created,
+    )
+
+
+def open_namespace(pool: Pool, command: OpenNamespace, now_s: float) -> NamespaceReply:
+    """Open a namespace by name, or create it.
+
+    Raises FingerprintMismatch, NamespaceNotFound, InvalidArgument, ResourceUnavailable.
+    """
+    namespace, created = pool.namespaces.open(
+        command.name,
+        command.fingerprint,
+        command.create,
+        command.durability,
+        command.seed_if_new,
+        pool.config.namespaces_max,
+    )
+    if created:
+        pool.effects.append(namespace.opened())
+    return namespace_reply(namespace, created)
+
+
+def reset_namespace(pool: Pool, command: ResetNamespace, now_s: float) -> NamespaceReply:
+    """A new generation and seed: all keys of the old one are gone at once, their space soon."""
+    known = pool.namespaces.named(command.name)
+    opened = NamespaceOpened(
+        known.name,
+        known.namespace_id,
+        known.generation + 1,
+        known.fingerprint,
+        command.seed_if_new,
+        known.durability,
+    )
+    namespace = pool.namespaces.apply(opened)
+    pool.effects.append(opened)
+    # The sweep starts over: rows before its place may be stale now.
+    pool.sweep_at = 1
+    return namespace_reply(namespace, True)

@@ -1,0 +1,318 @@
+"""Durable effects in, durable effects out: how a state is rebuilt, and how it is written down.
+
+Replaying needs no allocator: extents are only noted in the object table, and a segment's free space
+follows from them when its daemon attaches. Effects are idempotent; a newer version of a key replaces
+an older one, whatever order they come in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.api.errors import InternalError, StaleEpoch
+
+from .effects import (
+    DurableEffect,
+    EpochStarted,
+    Gone,
+    GoneReason,
+    NamespaceOpened,
+    NodeKnown,
+    Pinned,
+    ReplicasChanged,
+    SegmentGone,
+    SegmentKnown,
+    SlotsGrown,
+    Stored,
+)
+from .pool import Pool, Rows
+from .removal import PIN_FOREVER, set_pins
+from .spans import SEGMENT_MASK, from_placed, to_placed
+
+__all__ = ["replay", "snapshot", "start_epoch"]
+
+_CHUNK_ROWS = 8192
+_EPOCH_MASK = np.uint64(0xFFFF_FFFF)
+
+
+def replay(pool: Pool, effect: DurableEffect) -> None:
+    """Apply one durable effect of the past. Only before the epoch starts."""
+    if pool.started:
+        raise InternalError("effects can't be replayed into a running epoch")
+    _REPLAY[type(effect)](pool, effect)
+
+
+def _stored(pool: Pool, effect: Stored) -> None:
+    n = len(effect.digests)
+    if not n:
+        return
+    top = int(effect.seqs.max())
+    pool.last_seq = max(pool.last_seq, top)
+    pool.adoption.stored(effect.epoch, top)
+    namespace = pool.namespaces.by_id.get(effect.namespace_id)
+    if namespace is None or namespace.generation != effect.generation:
+        return
+    keep = _newest(pool, effect)
+    spans = from_placed(effect.placed)
+    if keep is not None:
+        counts = effect.extent_counts.astype(np.int64)
+        spans = spans[np.repeat(keep, counts)]
+        effect = Stored(
+            effect.namespace_id,
+            effect.generation,
+            effect.epoch,
+            effect.digests[keep],
+            effect.sizes[keep],
+            effect.checksums[keep],
+            effect.seqs[keep],
+            effect.tails[keep],
+            effect.extent_counts[keep],
+            effect.replicas[keep],
+            effect.placed[:0],
+        )
+        if not len(effect.digests):
+            return
+    stamps = pool.policy.fresh(len(effect.digests), False)
+    pool.link(namespace, effect, stamps, spans, int(spans[:, 3].sum(dtype=np.int64)))
+
+
+def _newest(pool: Pool, effect: Stored) -> NDArray[np.bool_] | None:
+    """Which objects of the effect to insert (None = all); older rows of their keys are removed."""
+    digests = np.ascontiguousarray(effect.digests)
+    effect.digests = digests
+    keep: NDArray[np.bool_] | None = None
+    low = np.sort(digests[:, 0])
+    if (low[1:] == low[:-1]).any():
+        # The last of a key that comes several times.
+        _, last = np.unique(digests[::-1], axis=0, return_index=True)
+        keep = np.zeros(len(digests), np.bool_)
+        keep[len(digests) - 1 - last] = True
+    rows = pool.objects.lookup(digests)
+    there = np.flatnonzero(rows >= 0)
+    if len(there):
+        records = pool.records_of(rows[there])
+        epochs = records[:, 3] & _EPOCH_MASK
+        newer = (epochs < effect.epoch) | (
+            (epochs == effect.epoch) & (records[:, 2] < effect.seqs[there])
+        )
+        keep = np.ones(len(digests), np.bool_) if keep is None else keep
+        keep[there[~newer]] = False
+        pool.unlink(np.unique(rows[there[newer & keep[there]]]), GoneReason.LOST, quiet=True)
+    return keep
+
+
+def _gone(pool: Pool, effect: Gone) -> None:
+    digests = np.ascontiguousarray(effect.digests)
+    rows = pool.objects.lookup(digests)
+    there = rows >= 0
+    there[there] = (pool.seqs_of(rows[there]) == effect.seqs[there]) | (effect.seqs[there] == 0)
+    pool.unlink(np.unique(rows[there]), effect.reason, quiet=True)
+    if effect.reason == GoneReason.REMOVED:
+        raw = digests.tobytes()
+        pool.adoption.removed(
+            (raw[i : i + 16] for i in range(0, len(raw), 16)), pool.replayed_epoch
+        )
+
+
+def _replicas_changed(pool: Pool, effect: ReplicasChanged) -> None:
+    rows = pool.objects.lookup(np.ascontiguousarray(effect.digests))
+    there = rows >= 0
+    there[there] = pool.seqs_of(rows[there]) == effect.seqs[there]
+    counts = effect.extent_counts.astype(np.int64)
+    spans = from_placed(effect.placed)[np.repeat(there, counts)]
+    rows, counts = rows[there], counts[there]
+    if len(rows):
+        pool.set_spans(rows, counts, spans, effect.replicas[there])
+
+
+def _namespace(pool: Pool, effect: NamespaceOpened) -> None:
+    pool.namespaces.apply(effect)
+    pool.sweep_at = 1
+
+
+def _node(pool: Pool, effect: NodeKnown) -> None:
+    pool.nodes.apply(effect)
+
+
+def _segment(pool: Pool, effect: SegmentKnown) -> None:
+    node = pool.nodes.by_id.get(effect.node_id)
+    if node is None:
+        raise InternalError(f"segment {effect.segment_id} is of node {effect.node_id}, unknown")
+    pool.segments.apply(effect, node, pool.config.slots_grow_bytes_min)
+
+
+def _grown(pool: Pool, effect: SlotsGrown) -> None:
+    segment = pool.segments.by_id.get(effect.segment_id)
+    if segment is not None:
+        segment.note_growth(effect)
+
+
+def _segment_gone(pool: Pool, effect: SegmentGone) -> None:
+    pool.segments.drop(effect.segment_id)
+
+
+def _pinned(pool: Pool, effect: Pinned) -> None:
+    rows = pool.objects.lookup(np.ascontiguousarray(effect.digests))
+    rows = np.unique(rows[rows >= 0])
+    if not effect.pinned:
+        pool.clear_pins(rows)
+        return
+    tag = set_pins(pool, rows, timed=effect.ttl_ms > 0)
+    if effect.ttl_ms and len(rows):
+        pool.replayed_pins.append(
+            (effect.ttl_ms / 1000, pool.digests_of(rows), pool.seqs_of(rows), tag)
+        )
+
+
+def _epoch(pool: Pool, effect: EpochStarted) -> None:
+    pool.replayed_epoch = max(pool.replayed_epoch, effect.epoch)
+    pool.last_seq = max(pool.last_seq, effect.last_seq)
+    pool.adoption.start(effect.epoch, effect.last_seq)
+
+
+_REPLAY = {
+    Stored: _stored,
+    Gone: _gone,
+    ReplicasChanged: _replicas_changed,
+    NamespaceOpened: _namespace,
+    NodeKnown: _node,
+    SegmentKnown: _segment,
+    SlotsGrown: _grown,
+    SegmentGone: _segment_gone,
+    Pinned: _pinned,
+    EpochStarted: _epoch,
+}
+
+
+def start_epoch(pool: Pool, now_s: float) -> None:
+    """Replay is over: the tenure begins. Emits EpochStarted.
+
+    Raises StaleEpoch where what was replayed is of this epoch or a later one.
+    """
+    if pool.started:
+        return
+    if pool.replayed_epoch >= pool.epoch:
+        raise StaleEpoch(
+            f"the metadata is of epoch {pool.replayed_epoch}, a new one can't be {pool.epoch}"
+        )
+    pool.started = True
+    _drop_orphaned_extents(pool)
+    config = pool.config
+    if pool.segments.by_id:
+        pool.inherited_until_s = now_s + config.inherited_lease_wait_s
+    pool.adoption_until_s = now_s + config.adoption_window_s
+    for node in pool.nodes.by_id.values():
+        node.heard_s = now_s
+    for ttl_s, digests, seqs, tag in pool.replayed_pins:
+        pool.unpins.add(now_s + ttl_s, digests, seqs, tag)
+    pool.replayed_pins = []
+    pool.adoption.start(pool.epoch, pool.last_seq)
+    pool.effects.append(EpochStarted(pool.epoch, pool.last_seq))
+    pool.view_changed()
+
+
+def _drop_orphaned_extents(pool: Pool) -> None:
+    """Extents in segments that are gone: their objects lost that replica before the crash."""
+    end = pool.objects.high_water
+    known = np.zeros(SEGMENT_MASK + 1, np.bool_)
+    known[list(pool.segments.by_id)] = True
+    used = pool.objects.state != 0
+    single = np.flatnonzero(used & ~known[pool.objects.segment] & (pool.objects.extents == 1))
+    several = np.flatnonzero(used & (pool.objects.extents > 1))
+    assert end >= len(single)
+    if len(single):
+        pool.drop_replicas(single, pool.spans_of(single)[1], GoneReason.LOST)
+    if len(several):
+        counts, spans = pool.spans_of(several)
+        lost = ~known[spans[:, 0] & SEGMENT_MASK]
+        pool.drop_replicas(np.repeat(several, counts)[lost], spans[lost], GoneReason.LOST)
+
+
+# ---- snapshot -------------------------------------------------------------------------------
+
+
+def snapshot(pool: Pool) -> Iterator[DurableEffect]:
+    """The state as effects, in chunks of at most 8192 objects, coldest first.
+
+    To be consumed before the state changes again (or in a fork). Raises InternalError otherwise.
+    """
+    changes = pool.changes
+    for effect in _parts(pool):
+        if pool.changes != changes:
+            raise InternalError("the state changed while its snapshot was taken")
+        yield effect
+
+
+def _parts(pool: Pool) -> Iterator[DurableEffect]:
+    yield from _epochs(pool)
+    for namespace in sorted(pool.namespaces.by_id.values(), key=lambda n: n.namespace_id):
+        yield namespace.opened()
+    for node in pool.nodes.by_id.values():
+        yield node.known()
+    for segment in pool.segments.by_id.values():
+        yield segment.known()
+        for offset, length in segment.retired:
+            yield SlotsGrown(segment.segment_id, offset, length, segment.slots.total)
+    rows = pool.objects.live_rows(0, pool.objects.high_water)[0]
+    rows = rows[pool.namespaces.alive[pool.incarnations_of(rows)]]
+    rows = rows[np.argsort(pool.stamp.take(rows), kind="stable")]
+    for start in range(0, len(rows), _CHUNK_ROWS):
+        yield from _stored_chunk(pool, rows[start : start + _CHUNK_ROWS])
+    yield from _pins(pool, rows[pool.pin.take(rows) == PIN_FOREVER], 0)
+    for timed in sorted(pool.unpins.entries):
+        pinned = pool.objects.lookup(timed.digests)
+        pinned = pinned[(pinned >= 0) & pool.objects.rows_match(pinned, timed.seqs)]
+        pinned = pinned[pool.pin.take(pinned) == timed.tag]
+        yield from _pins(pool, pinned, max(1, int((timed.at_s - pool.now_s) * 1000)))
+
+
+def _pins(pool: Pool, rows: Rows, ttl_ms: int) -> Iterator[Pinned]:
+    owners = pool.namespaces.owner[pool.incarnations_of(rows)]
+    for namespace_id in np.unique(owners).tolist():
+        here = rows[owners == namespace_id]
+        for start in range(0, len(here), _CHUNK_ROWS):
+            digests = pool.digests_of(here[start : start + _CHUNK_ROWS])
+            yield Pinned(namespace_id, digests, True, ttl_ms)
+
+
+def _epochs(pool: Pool) -> Iterator[DurableEffect]:
+    last_seqs = dict(pool.adoption.known)
+    epoch = pool.epoch if pool.started else pool.replayed_epoch
+    last_seqs[epoch] = pool.last_seq
+    for number in sorted(last_seqs):
+        yield EpochStarted(number, last_seqs[number])
+        digests = b"".join(d for d, e in pool.adoption.tombstones.items() if e == number)
+        if digests:
+            packed = np.frombuffer(digests, np.uint64).reshape(-1, 2)
+            yield Gone(0, packed, np.zeros(len(packed), np.uint64), GoneReason.REMOVED)
+
+
+def _stored_chunk(pool: Pool, rows: Rows) -> Iterator[Stored]:
+    records = pool.records_of(rows)
+    epochs = records[:, 3] & _EPOCH_MASK
+    incarnations = pool.incarnations_of(rows)
+    key = incarnations.astype(np.uint64) << np.uint64(32) | epochs
+    by_id = {n.incarnation: n for n in pool.namespaces.by_id.values()}
+    for group in np.unique(key).tolist():
+        here = key == group
+        part = rows[here]
+        words = records[here]
+        last = words[:, 4]
+        counts, spans = pool.spans_of(part)
+        namespace = by_id[group >> 32]
+        yield Stored(
+            namespace.namespace_id,
+            namespace.generation,
+            group & 0xFFFF_FFFF,
+            pool.digests_of(part),
+            np.ascontiguousarray(words[:, 0]),
+            np.ascontiguousarray(words[:, 1]),
+            np.ascontiguousarray(words[:, 2]),
+            (last >> np.uint64(16)).astype(np.uint16),
+            counts.astype(np.uint16),
+            (last >> np.uint64(48)).astype(np.uint8),
+            to_placed(spans),
+        )

@@ -1,0 +1,340 @@
+"""Segments: their space, their slot numbers, and the columns by segment id that batches consult."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.api.errors import InternalError, ResourceUnavailable
+from cenote.api.rows import UNIT_BYTES
+
+from .allocator import SegmentAllocator
+from .effects import SegmentKnown, SlotsGrown
+from .nodes import Node, NodeState
+from .slots import SlotNumbers
+from .spans import SEGMENT_MASK, Spans, by_segment
+
+__all__ = ["Segment", "Segments"]
+
+SEGMENT_IDS_MAX = SEGMENT_MASK
+
+
+class Segment:
+    """One incarnation of one daemon's range of memory.
+
+    `allocator` is None until its node attached in this epoch: then it is built from the extents that
+    the object table holds, so what was freed before needs no record. Offsets and lengths are in
+    64-byte units, whatever the segment's own unit is (a multiple of 64 bytes).
+    """
+
+    __slots__ = (
+        "align_units",
+        "allocator",
+        "grow_bytes",
+        "incarnation",
+        "index",
+        "is_new",
+        "node",
+        "ready_units",
+        "retired",
+        "retired_units",
+        "segment_id",
+        "size_bytes",
+        "slots",
+        "tier",
+        "unit_bytes",
+        "usable_from_s",
+    )
+
+    def __init__(self, known: SegmentKnown, node: Node, grow_bytes: int) -> None:
+        self.segment_id = known.segment_id
+        self.node = node
+        self.index = known.index
+        self.tier = known.tier
+        self.incarnation = known.incarnation
+        self.size_bytes = known.size_bytes
+        self.unit_bytes = known.unit_bytes
+        self.align_units = max(1, known.unit_bytes // UNIT_BYTES)
+        self.slots = SlotNumbers(known.slots)
+        self.allocator: SegmentAllocator | None = None
+        self.ready_units = 0
+        self.retired: list[tuple[int, int]] = []
+        self.retired_units = 0
+        self.grow_bytes = grow_bytes
+        self.usable_from_s = 0.0
+        self.is_new = False
+        """Met first in this epoch: no lease of an earlier one can be on it."""
+
+    def known(self) -> SegmentKnown:
+        """As it was first known, `slots` before any growth is lost: growth follows as SlotsGrown."""
+        return SegmentKnown(
+            self.segment_id,
+            self.node.node_id,
+            self.index,
+            self.tier,
+            self.incarnation,
+            self.size_bytes,
+            self.unit_bytes,
+            self.slots.total,
+        )
+
+    @property
+    def free_units(self) -> int:
+        return 0 if self.allocator is None else self.allocator.free_units
+
+    @property
+    def capacity_units(self) -> int:
+        """What objects can use."""
+        return self.ready_units - self.retired_units
+
+    @property
+    def used_units(self) -> int:
+        return self.capacity_units - self.free_units if self.allocator is not None else 0
+
+    @property
+    def largest_free_units(self) -> int:
+        return 0 if self.allocator is None else self.allocator.largest_free_units
+
+    @property
+    def free_runs(self) -> int:
+        return 0 if self.allocator is None else self.allocator.free_runs
+
+    def grow(self, ready_units: int) -> bool:
+        """More of it is backed now. False when it is not more."""
+        if self.allocator is None or ready_units <= self.ready_units:
+            return False
+        self.allocator.grow(ready_units - self.ready_units)
+        self.ready_units = ready_units
+        return True
+
+    def is_usable(self, now_s: float) -> bool:
+        """Whether space in it may be granted, evicted and reused now."""
+        return (
+            self.allocator is not None
+            and self.node.state == NodeState.ALIVE
+            and self.node.attached
+            and now_s >= self.usable_from_s
+        )
+
+    def round_up(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        align = self.align_units
+        return lengths if align == 1 else (lengths + (align - 1)) // align * align
+
+    # ---- space ------------------------------------------------------------------------------
+
+    def take_run(
+        self, lengths: NDArray[np.int64]
+    ) -> tuple[NDArray[np.integer], NDArray[np.uint32], NDArray[np.int64]] | None:
+        """One extent for each length: (offsets, slot numbers, lengths as given), or None."""
+        allocator = self.allocator
+        if allocator is None or self.slots.free < len(lengths):
+            return None
+        lengths = self.round_up(lengths)
+        offsets = allocator.allocate_run(lengths)
+        if offsets is None:
+            return None
+        slots = self.slots.take(len(lengths))
+        assert slots is not None
+        return offsets, slots, lengths
+
+    def take_one(self, length: int) -> tuple[int, int, int] | None:
+        """(offset, slot number, length as given) of one extent, or None."""
+        allocator = self.allocator
+        if allocator is None:
+            return None
+        if self.align_units != 1:
+            length = -(-length // self.align_units) * self.align_units
+        offset = allocator.allocate(length)
+        if offset is None:
+            return None
+        slot = self.slots.take_one()
+        if slot < 0:
+            allocator.free(offset, length)
+            return None
+        return offset, slot, length
+
+    def take_pieces(self, length: int, pieces_max: int) -> list[tuple[int, int, int]] | None:
+        """Several extents that add up to at least `length`: (offset, slot number, length) each."""
+        allocator = self.allocator
+        if allocator is None or pieces_max < 1 or self.slots.free < 1:
+            return None
+        align = self.align_units
+        length = -(-length // align) * align
+        pieces = allocator.allocate_pieces(length, min(pieces_max, self.slots.free))
+        if pieces is None:
+            return None
+        return [(offset, self.slots.take_one(), units) for offset, units in pieces]
+
+    def give(self, spans: Spans) -> None:
+        """Spans of this segment are free again."""
+        allocator = self.allocator
+        if allocator is None:
+            return
+        if len(spans) == 1:
+            _, slot, offset, length = spans[0].tolist()
+            allocator.free(offset, length)
+            self.slots.give_one(slot)
+            return
+        allocator.free_bulk(spans[:, 2].astype(np.int64), spans[:, 3].astype(np.int64))
+        self.slots.give(spans[:, 1])
+
+    def give_one(self, slot: int, offset: int, length: int) -> None:
+        if self.allocator is not None:
+            self.allocator.free(offset, length)
+            self.slots.give_one(slot)
+
+    def claim(self, slot: int, offset: int, length: int) -> bool:
+        """Take just this extent and slot number. False when either is taken, or out of range."""
+        allocator = self.allocator
+        if (
+            allocator is None
+            or offset + length > self.ready_units
+            or not allocator.allocate_at(offset, length)
+        ):
+            return False
+        self.slots.claim(np.array([slot], np.uint32))
+        return True
+
+    def build(self, ready_units: int, spans: Spans) -> list[int]:
+        """Make the allocator, with these spans taken.
+
+        Returns the positions of those that can't be: out of range, or over others that came earlier
+        in the array. Their owners must go.
+        """
+        allocator = SegmentAllocator()
+        allocator.grow(ready_units)
+        self.ready_units = ready_units
+        self.allocator = allocator
+        self.slots = SlotNumbers(self.slots.total)
+        for offset, length in self.retired:
+            allocator.allocate_at(offset, length)
+        refused: list[int] = []
+        runs = _joined_runs(spans, ready_units)
+        if runs is not None and all(allocator.allocate_at(o, n) for o, n in runs):
+            self.slots.claim(np.unique(spans[:, 1]))
+            return refused
+        if runs is not None:
+            raise InternalError(f"segment {self.segment_id}: objects lie in a retired range")
+        for i, (offset, length) in enumerate(spans[:, 2:4].tolist()):
+            if offset + length > ready_units or not allocator.allocate_at(offset, length):
+                refused.append(i)
+        self.slots.claim(np.unique(np.delete(spans[:, 1], refused)))
+        return refused
+
+    # ---- slot table growth --------------------------------------------------------------------
+
+    def wants_slots(self) -> bool:
+        """Whether the slot table should grow before it runs out."""
+        slots = self.slots
+        free = slots.free
+        return free < 1024 and free < max(64, slots.total >> 1) or free < slots.used >> 3
+
+    def grow_slots(self, bytes_max: int, slot_bytes: int) -> SlotsGrown | None:
+        """Give a data range up for slots; None when there is no room for that.
+
+        Steps double from one to the next. At most half of the segment goes to slots.
+        """
+        allocator = self.allocator
+        if allocator is None:
+            return None
+        step = self.grow_bytes
+        page = max(4096, self.unit_bytes)
+        while step >= page:
+            units = step // page * page // UNIT_BYTES
+            if (self.retired_units + units) * 2 <= self.ready_units:
+                offset = allocator.retire(units)
+                if offset is not None:
+                    break
+            step >>= 1
+        else:
+            return None
+        self.grow_bytes = min(step * 2, bytes_max)
+        grown = SlotsGrown(
+            self.segment_id, offset, units, self.slots.total + units * UNIT_BYTES // slot_bytes
+        )
+        self.note_growth(grown)
+        return grown
+
+    def note_growth(self, grown: SlotsGrown) -> None:
+        """A range was given up; known ones are ignored."""
+        span = (grown.offset_units, grown.length_units)
+        if span not in self.retired:
+            self.retired.append(span)
+            self.retired_units += grown.length_units
+        self.slots.total = max(self.slots.total, grown.slots)
+
+
+def _joined_runs(spans: Spans, ready_units: int) -> list[tuple[int, int]] | None:
+    """(offset, length) of what spans cover, neighbours joined; None when some overlap or stick out."""
+    if not len(spans):
+        return []
+    order = np.argsort(spans[:, 2], kind="stable")
+    starts = spans[order, 2].astype(np.int64)
+    ends = starts + spans[order, 3]
+    if int(ends[-1]) > ready_units or (starts[1:] < ends[:-1]).any():
+        return None
+    heads = np.flatnonzero(np.r_[True, starts[1:] != ends[:-1]])
+    tails = np.r_[heads[1:], len(starts)] - 1
+    return list(zip(starts[heads].tolist(), (ends[tails] - starts[heads]).tolist(), strict=True))
+
+
+class Segments:
+    """All segments that are not gone. Columns are indexed by segment id; ids are never reused."""
+
+    __slots__ = ("_ids_max", "all_readable", "by_id", "by_incarnation", "drops", "readable")
+
+    def __init__(self) -> None:
+        self.by_id: dict[int, Segment] = {}
+        self.by_incarnation: dict[bytes, Segment] = {}
+        self._ids_max = 0
+        self.drops = 0
+        """How many have gone: grants made before the last one may have lost extents."""
+        self.readable: NDArray[np.bool_] = np.zeros(SEGMENT_IDS_MAX + 1, np.bool_)
+        """Whether lookups may point at it: its node is alive as far as is known."""
+        self.all_readable = True
+        """No segment is unreadable, so that batches need not look."""
+
+    def new_id(self) -> int:
+        """Raises ResourceUnavailable when all numbers were used."""
+        if self._ids_max >= SEGMENT_IDS_MAX:
+            raise ResourceUnavailable(
+                f"{SEGMENT_IDS_MAX} segments have come and gone",
+                remedy="start a new cluster with an empty metadata directory",
+            )
+        return self._ids_max + 1
+
+    def apply(self, known: SegmentKnown, node: Node, grow_bytes: int) -> Segment:
+        segment = self.by_id.get(known.segment_id)
+        if segment is None:
+            segment = Segment(known, node, grow_bytes)
+            self.by_id[known.segment_id] = segment
+            self.by_incarnation[known.incarnation] = segment
+            node.segment_ids.append(known.segment_id)
+            self._ids_max = max(self._ids_max, known.segment_id)
+            self.refresh_readable()
+        return segment
+
+    def drop(self, segment_id: int) -> Segment | None:
+        segment = self.by_id.pop(segment_id, None)
+        if segment is not None:
+            self.drops += 1
+            del self.by_incarnation[segment.incarnation]
+            segment.node.segment_ids.remove(segment_id)
+            self.refresh_readable()
+        return segment
+
+    def refresh_readable(self) -> None:
+        """After a node's state or the set of segments changed."""
+        self.readable[:] = False
+        self.all_readable = True
+        for segment_id, segment in self.by_id.items():
+            readable = segment.node.is_readable
+            self.readable[segment_id] = readable
+            self.all_readable &= readable
+
+    def give(self, spans: Spans) -> None:
+        """Free spans of any segments; those of segments that are gone are forgotten."""
+        for segment_id, part in by_segment(spans):
+            segment = self.by_id.get(segment_id)
+            if segment is not None:
+                segment.give(part)

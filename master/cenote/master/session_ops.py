@@ -1,0 +1,95 @@
+"""Sessions open, renew, close and run out."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .commands import CloseSession, Instruction, OpenSession, RenewSession, RenewSessionReply
+from .commits import end_grant, quarantine
+from .leases import Lease
+from .lookups import lease_ttl_s
+from .pool import Pool
+from .sessions import Session
+
+__all__ = ["abandon_session", "close_session", "node_cut_session", "open_session", "renew_session"]
+
+
+def open_session(pool: Pool, command: OpenSession, now_s: float) -> None:
+    """Open a session, or go on with a known one."""
+    session = Session(
+        command.session_id,
+        command.client_name,
+        command.boot_id,
+        command.process_id,
+        command.observer,
+        now_s + pool.config.session_ttl_s,
+    )
+    if pool.sessions.open(session, pool.config.sessions_max) is session:
+        pool.counters.sessions_opened += 1
+
+
+def renew_session(pool: Pool, command: RenewSession, now_s: float) -> RenewSessionReply:
+    """Keep a session, its grants and holds, and the leases that are named.
+
+    `lost_lease_ids` are those that had ended.
+    """
+    session = pool.sessions.get(command.session_id)
+    session.expires_s = now_s + pool.config.session_ttl_s
+    deadline_s = now_s + lease_ttl_s(pool, command.lease_ttl_ms)
+    renew = pool.leases.renew
+    lost = [lease_id for lease_id in command.lease_ids.tolist() if not renew(lease_id, deadline_s)]
+    return RenewSessionReply(pool.view_version, np.array(lost, np.uint64))
+
+
+def close_session(pool: Pool, command: CloseSession, now_s: float) -> None:
+    """The client said goodbye: nothing of it reads or writes any more, so all of it is free."""
+    session = pool.sessions.close(command.session_id)
+    if session is None:
+        return
+    for grant in list(session.grants.values()):
+        end_grant(pool, session, grant, free=True)
+    for lease in list(session.leases):
+        pool.drop_lease(lease)
+
+
+def abandon_session(pool: Pool, session: Session) -> None:
+    """A session fell silent (it is out of the table already).
+
+    What it may be writing into, or reading in place, waits for the daemons to cut it off. Its
+    leases run out by themselves: a reader under one may still be at it, in another process even.
+    """
+    pool.counters.sessions_expired += 1
+    for grant in list(session.grants.values()):
+        quarantine(pool, session.session_id, grant.pending_spans())
+        end_grant(pool, session, grant)
+    for lease in list(session.leases):
+        if lease.is_hold:
+            _orphan_hold(pool, session.session_id, lease)
+
+
+def _orphan_hold(pool: Pool, session_id: bytes, hold: Lease) -> None:
+    rows = np.atleast_1d(np.asarray(hold.rows, np.int64))
+    _, spans = pool.spans_of(rows)
+    node_ids = {
+        segment.node.node_id
+        for segment_id in pool.segment_ids_of(spans)
+        if (segment := pool.segments.by_id.get(segment_id)) is not None
+    }
+    if not node_ids:
+        pool.drop_lease(hold)
+        return
+    waiting = pool.orphans.nodes_of(session_id)
+    pool.orphans.add_hold(session_id, hold, node_ids)
+    for node_id in sorted(node_ids - waiting):
+        pool.instruct(pool.nodes.by_id[node_id], Instruction(0, cut_sessions=[session_id]))
+
+
+def node_cut_session(pool: Pool, session_id: bytes, node_id: int) -> None:
+    """This node proved that the session can't touch its segments any more."""
+    spans, holds = pool.orphans.cut(session_id, node_id)
+    if spans or holds:
+        pool.counters.sessions_cut += 1
+    for part in spans:
+        pool.segments.give(part)
+    for hold in holds:
+        pool.drop_lease(hold)

@@ -1,0 +1,94 @@
+"""Extents on the move: between grants, quarantine and the allocators, as uint32[n, 4].
+
+A span is an `extents.EXTENT` seen as four words: segment | replica << 16 | shard << 24, slot, offset
+and length in 64-byte units. Plain words are cheaper to gather, mask and group than named fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .effects import PLACED
+from .extents import EXTENT
+
+__all__ = [
+    "NO_SPANS",
+    "SEGMENT_MASK",
+    "Spans",
+    "by_segment",
+    "from_extents",
+    "from_placed",
+    "pack_span",
+    "segments_of",
+    "to_extents",
+    "to_placed",
+    "units_of",
+]
+
+Spans: TypeAlias = NDArray[np.uint32]
+
+SEGMENT_MASK = 0xFFFF
+NO_SPANS: Spans = np.zeros((0, 4), np.uint32)
+
+assert EXTENT.itemsize == 16
+
+
+def units_of(spans: Spans) -> int:
+    return int(spans[:, 3].sum(dtype=np.int64))
+
+
+def segments_of(spans: Spans) -> NDArray[np.uint32]:
+    return spans[:, 0] & SEGMENT_MASK
+
+
+def pack_span(segment: int, replica: int, slot: int, offset: int, length: int) -> Spans:
+    """One span."""
+    return np.array([(segment | replica << 16, slot, offset, length)], np.uint32)
+
+
+def from_extents(extents: NDArray[np.generic]) -> Spans:
+    """View packed extents (any 16-byte dtype, contiguous) as spans."""
+    return extents.view(np.uint32).reshape(-1, 4)
+
+
+def to_extents(spans: Spans) -> NDArray[np.complex128]:
+    """View contiguous spans as the 16-byte items that the object table takes."""
+    return spans.view(np.complex128).reshape(-1)
+
+
+def to_placed(spans: Spans) -> NDArray[np.void]:
+    """As effects.PLACED rows."""
+    placed = np.zeros(len(spans), PLACED)
+    words = placed.view(np.uint32).reshape(-1, 5)
+    words[:, 0] = spans[:, 0] & SEGMENT_MASK
+    words[:, 1:4] = spans[:, 1:]
+    words[:, 4] = (spans[:, 0] >> 16) & 0xFF
+    return placed
+
+
+def from_placed(placed: NDArray[np.void]) -> Spans:
+    words = np.ascontiguousarray(placed).view(np.uint32).reshape(-1, 5)
+    spans = np.empty((len(words), 4), np.uint32)
+    spans[:, 0] = words[:, 0] | (words[:, 4] & 0xFF) << 16
+    spans[:, 1:] = words[:, 1:4]
+    return spans
+
+
+def by_segment(spans: Spans) -> Iterator[tuple[int, Spans]]:
+    """(segment id, its spans), each segment once."""
+    if not len(spans):
+        return
+    segments = spans[:, 0] & SEGMENT_MASK
+    first = int(segments[0])
+    if len(spans) == 1 or (segments == first).all():
+        yield first, spans
+        return
+    order = np.argsort(segments, kind="stable")
+    segments = segments[order]
+    cuts = np.flatnonzero(segments[1:] != segments[:-1]) + 1
+    for part in np.split(order, cuts):
+        yield int(spans[part[0], 0]) & SEGMENT_MASK, spans[part]

@@ -1,0 +1,188 @@
+"""The master's whole truth, as a pure machine: `apply(command, now_s) -> (reply, effects)`.
+
+No I/O, no clock, no dice, no threads, no log. What time it is comes with each call, what happened
+goes out as effects, and the same commands always give the same state.
+
+This file says which command goes where. What it does to an object goes through the transitions in
+`pool`, the only code that moves an object from one state to another; decisions are made in
+
+    lookups       exists, acquire, release, touch       session_ops   sessions, orphans
+    puts placing  put_start                             attach        daemons' inventories
+    commits       put_commit, put_abort                 node_ops      heartbeats, detach, failures
+    removal       remove, pins, namespace reset         housekeeping  the tick
+    eviction      which space is made free, when        replay        rebuilding, snapshots
+
+A command that raises (a subclass of `CenoteError`) has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.policy.base import EvictionPolicy
+
+from . import (
+    attach,
+    commits,
+    housekeeping,
+    lookups,
+    node_ops,
+    puts,
+    removal,
+    replay,
+    session_ops,
+    view,
+)
+from . import commands as c
+from .effects import DurableEffect, Effect
+from .pool import Pool
+from .state_config import StateConfig
+
+__all__ = ["MasterState", "StateConfig"]
+
+
+class MasterState:
+    """One tenure's state.
+
+    `MasterState(config, epoch)`, then `replay` of what the journal has, then `start` (or the first
+    command) begins the epoch; nothing is replayed after that.
+
+    Hot operations can be called directly (`exists`, `acquire`, `put_start` ...): they return the
+    reply alone, and `take_effects` then gives what came of it.
+    """
+
+    def __init__(
+        self, config: StateConfig, epoch: int, policy: EvictionPolicy | None = None
+    ) -> None:
+        """`epoch`: this leader's tenure, above all earlier ones. `policy`: LRU if not given."""
+        self.config = config
+        self.epoch = epoch
+        self._pool = pool = Pool(config, epoch, policy)
+        self.counters = pool.counters
+        operations: dict[type[Any], Callable[[Pool, Any, float], Any]] = {
+            c.OpenSession: session_ops.open_session,
+            c.RenewSession: session_ops.renew_session,
+            c.CloseSession: session_ops.close_session,
+            c.OpenNamespace: removal.open_namespace,
+            c.ResetNamespace: removal.reset_namespace,
+            c.Exists: lookups.exists,
+            c.Acquire: lookups.acquire,
+            c.Release: lookups.release,
+            c.Touch: lookups.touch,
+            c.PutStart: puts.put_start,
+            c.PutCommit: commits.put_commit,
+            c.PutAbort: commits.put_abort,
+            c.Remove: removal.remove,
+            c.Pin: removal.pin,
+            c.Unpin: removal.unpin,
+            c.Attach: attach.attach,
+            c.Heartbeat: node_ops.heartbeat,
+            c.Detach: node_ops.detach,
+            c.ReportFailure: node_ops.report_failure,
+            c.Tick: housekeeping.tick,
+            c.Piggyback: lookups.piggyback,
+        }
+        self._operations = {kind: partial(run, pool) for kind, run in operations.items()}
+
+    # ---- commands -----------------------------------------------------------------------------
+
+    def apply(self, command: c.Command, now_s: float) -> tuple[Any, list[Effect]]:
+        """Carry a command out at `now_s` (monotonic seconds, never falling).
+
+        Returns its reply (the type that `commands` names, None for commands without one) and what
+        came of it, in order. Raises a `CenoteError` when nothing was changed.
+        """
+        pool = self._pool
+        if not pool.started:
+            replay.start_epoch(pool, now_s)
+        pool.changes += 1
+        reply = self._operations[type(command)](command, now_s)
+        return reply, self.take_effects()
+
+    def take_effects(self) -> list[Effect]:
+        """Effects since they were last taken."""
+        pool = self._pool
+        effects = pool.effects
+        if effects:
+            pool.effects = []
+        return effects
+
+    def exists(self, command: c.Exists, now_s: float) -> NDArray[np.uint8]:
+        return lookups.exists(self._pool, command, now_s)
+
+    def acquire(self, command: c.Acquire, now_s: float) -> c.AcquireReply:
+        return lookups.acquire(self._pool, command, now_s)
+
+    def put_start(self, command: c.PutStart, now_s: float) -> c.PutStartReply:
+        self._pool.changes += 1
+        return puts.put_start(self._pool, command, now_s)
+
+    def put_commit(self, command: c.PutCommit, now_s: float) -> c.PutCommitReply:
+        self._pool.changes += 1
+        return commits.put_commit(self._pool, command, now_s)
+
+    def piggyback(self, news: c.Piggyback, now_s: float) -> None:
+        self._pool.changes += 1
+        lookups.piggyback(self._pool, news, now_s)
+
+    # ---- past and future ----------------------------------------------------------------------
+
+    def replay(self, effect: DurableEffect) -> None:
+        """Apply a durable effect of an earlier tenure (or of a snapshot)."""
+        replay.replay(self._pool, effect)
+
+    def start(self, now_s: float) -> list[Effect]:
+        """Begin the epoch: EpochStarted is the first effect. Raises StaleEpoch."""
+        replay.start_epoch(self._pool, now_s)
+        return self.take_effects()
+
+    def snapshot(self) -> Iterator[DurableEffect]:
+        """The state as durable effects, in chunks of at most 8192 objects.
+
+        To be consumed before the next command (or in a fork of the process).
+        """
+        return replay.snapshot(self._pool)
+
+    @property
+    def last_seq(self) -> int:
+        """Last decided seq."""
+        return self._pool.last_seq
+
+    @property
+    def replayed_epoch(self) -> int:
+        """Highest epoch among what was replayed; 0 for a new pool."""
+        return self._pool.replayed_epoch
+
+    @property
+    def view_version(self) -> int:
+        """Rises with every change of nodes or segments, over restarts, too."""
+        return self._pool.view_version
+
+    # ---- reading ------------------------------------------------------------------------------
+
+    def status(self, now_s: float) -> view.PoolStatus:
+        return view.status(self._pool, now_s)
+
+    def nodes(self, now_s: float) -> list[view.NodeStatus]:
+        return view.nodes(self._pool, now_s)
+
+    def segments(self, now_s: float) -> list[view.SegmentStatus]:
+        return view.segments(self._pool, now_s)
+
+    def namespaces(self) -> list[view.NamespaceStatus]:
+        return view.namespaces(self._pool)
+
+    def stat_objects(
+        self, namespace_id: int, generation: int, digests: c.Digests, now_s: float
+    ) -> view.ObjectStats:
+        """Raises NamespaceNotFound, NamespaceReset."""
+        return view.objects(self._pool, namespace_id, generation, digests, now_s)
+
+    def namespace_seed(self, namespace_id: int, generation: int) -> int:
+        """Seed of the digests of a namespace's keys. Raises NamespaceNotFound, NamespaceReset."""
+        return self._pool.namespaces.check(namespace_id, generation).digest_seed

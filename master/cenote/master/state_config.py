@@ -1,0 +1,58 @@
+"""The knobs of the master's state: limits, durations and shares. All durations in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["StateConfig"]
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StateConfig:
+    """Defaults suit a pool of 1 to 100 nodes."""
+
+    objects_max: int = 1 << 27
+    """Rows that the object table can ever have; only touched ones take memory."""
+    session_ttl_s: float = 10.0
+    sessions_max: int = 100_000
+    lease_ttl_default_s: float = 5.0
+    """Given where a request asks for no duration."""
+    lease_ttl_max_s: float = 10.0
+    leased_share_max: float = 0.5
+    """Leased bytes, as a share of the capacity; beyond it lookups are answered without a lease."""
+    pinned_share_max: float = 0.25
+    session_granted_share_max: float = 0.5
+    """What one session may have granted and not yet committed, as a share of the capacity."""
+    session_grants_max: int = 4096
+    replies_per_session_max: int = 64
+    reply_bytes_per_session_max: int = 4 * MIB
+    reserve_share: float = 0.01
+    """Kept free ahead of need, as a share of the capacity ..."""
+    reserve_bytes_max: int = 256 * MIB
+    """... and at most this."""
+    tick_evict_rows_max: int = 4096
+    tick_sweep_rows_max: int = 16_384
+    tick_compact_rows_max: int = 4096
+    tick_expire_max: int = 4096
+    """Leases, sessions, expired objects and pins handled in one tick, each."""
+    run_bytes: int = 1 * MIB
+    """A batch is cut into runs of about this size; each run lies in one segment."""
+    node_dead_s: float = 5.0
+    """Silence after which a node's objects are hidden."""
+    node_forget_s: float = 3600.0
+    """Silence after which a node's segments count as lost."""
+    suspect_s: float = 5.0
+    """How long a node stays suspect for a host that reported it."""
+    inherited_lease_wait_s: float = 0.0
+    """Longest lease of the previous tenure: nothing of it is reused before. 0 for a new pool."""
+    adoption_window_s: float = 600.0
+    """How long into an epoch daemons may bring objects that the journal missed."""
+    tombstones_max: int = 200_000
+    """Removed keys remembered meanwhile; beyond it nothing older is adopted any more."""
+    instructions_per_reply_max: int = 64
+    slots_grow_bytes_min: int = 256 << 10
+    slots_grow_bytes_max: int = 4 * MIB
+    slot_bytes: int = 192
+    namespaces_max: int = 10_000

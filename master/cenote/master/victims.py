@@ -1,0 +1,82 @@
+"""Who goes next: a bounded queue of the coldest objects, checked again when their turn comes.
+
+Selecting victims reads whole columns, so it is done for many at once: a 64th of the objects, in the
+order the policy gives. Until its turn an object may be touched, leased, pinned, removed, or moved to
+another row; its stamp then differs, or its state says so, and it is passed over.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .objects import LIVE
+from .pool import Pool, Rows
+
+__all__ = ["evictable_mask", "next_victims"]
+
+_QUEUE_SHARE = 64
+_QUEUE_MIN = 256
+_QUEUE_MAX = 16_384
+_TAKE_MIN = 8
+_TAKE_MAX = 2048
+
+
+def evictable_mask(pool: Pool, low: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
+    """bool by row: LIVE, no lease, no pin, and its first extent in a segment of `low` (by id)."""
+    end = pool.objects.high_water
+    mask = (pool.state[:end] & LIVE).view(np.bool_)
+    mask &= pool.lease_count[:end] == 0
+    if pool.pinned_objects:
+        mask &= pool.pin[:end] == 0
+    if low is not None:
+        mask &= low[pool.objects.segment]
+    return mask
+
+
+def next_victims(pool: Pool, units: int, low: NDArray[np.bool_] | None) -> Rows:
+    """Rows to evict next, coldest first, of about `units` together; empty when there is nothing.
+
+    `low`: segments (by id) to choose from when the queue has to be filled; None = all.
+    """
+    for _ in range(2):
+        while pool.victim_at < len(pool.victim_rows):
+            rows = _take(pool, units)
+            if len(rows):
+                return rows
+        _fill(pool, low)
+        if not len(pool.victim_rows):
+            break
+    return pool.victim_rows[:0]
+
+
+def _take(pool: Pool, units: int) -> Rows:
+    live = max(1, pool.objects.live_count)
+    mean = max(1, pool.live_units // live)
+    count = min(max(units // mean + 1, _TAKE_MIN), _TAKE_MAX)
+    at = pool.victim_at
+    rows = pool.victim_rows[at : at + count]
+    pool.victim_at = at + len(rows)
+    good = pool.stamp.take(rows) == pool.victim_stamps[at : at + count]
+    good &= (pool.state.take(rows) & LIVE) != 0
+    good &= pool.lease_count.take(rows) == 0
+    good &= pool.pin.take(rows) == 0
+    positions = np.flatnonzero(good)
+    rows = rows[positions]
+    if len(rows) > 1:
+        sizes = pool.extent_words.take(rows * 4 + 3)
+        enough = int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), units)) + 1
+        if enough < len(rows):
+            # The rest keeps its place in the queue.
+            pool.victim_at = at + int(positions[enough])
+            rows = rows[:enough]
+    return rows
+
+
+def _fill(pool: Pool, low: NDArray[np.bool_] | None) -> None:
+    count = min(max(pool.objects.live_count // _QUEUE_SHARE, _QUEUE_MIN), _QUEUE_MAX)
+    end = pool.objects.high_water
+    rows = pool.policy.victims(pool.stamp[:end], evictable_mask(pool, low), count)
+    pool.victim_rows = rows
+    pool.victim_stamps = pool.stamp.take(rows)
+    pool.victim_at = 0

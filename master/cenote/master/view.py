@@ -1,0 +1,259 @@
+"""What people and clients see: plain values, read and never changed here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.api.rows import EXTENT_STRUCT, OBJECT, UNIT_BYTES, ObjectStatus
+
+from .commands import Digests, EndpointInfo
+from .counters import Counters
+from .lookups import hits
+from .nodes import Node, NodeState
+from .pool import Pool
+from .segments import Segment
+from .spans import SEGMENT_MASK
+
+__all__ = [
+    "NamespaceStatus",
+    "NodeStatus",
+    "ObjectStats",
+    "PoolStatus",
+    "SegmentStatus",
+    "namespaces",
+    "nodes",
+    "objects",
+    "segments",
+    "status",
+]
+
+
+@dataclass(slots=True)
+class PoolStatus:
+    """Bytes are of allocated space unless they are said to be payload."""
+
+    epoch: int
+    last_seq: int
+    view_version: int
+    objects: int
+    capacity_bytes: int
+    used_bytes: int
+    granted_bytes: int
+    condemned_bytes: int
+    """Of removed objects that are still leased."""
+    quarantined_bytes: int
+    """Of writers that were not cut off yet."""
+    leases: int
+    leased_bytes: int
+    """Payload."""
+    pinned_objects: int
+    pinned_bytes: int
+    """Payload."""
+    sessions: int
+    grants: int
+    nodes_alive: int
+    nodes_total: int
+    stale_objects: int
+    """Of reset namespaces, not swept yet."""
+    metadata_memory_bytes: int
+    counters: Counters
+
+
+@dataclass(slots=True)
+class NodeStatus:
+    node_id: int
+    uuid: bytes
+    name: str
+    boot_id: str
+    failure_domain: str
+    endpoints: list[EndpointInfo]
+    segment_ids: list[int]
+    state: NodeState
+    """SUSPECT where some host suspects it."""
+    attached: bool
+    capacity_bytes: int
+    used_bytes: int
+    heartbeat_age_s: float
+    read_bytes: int
+    written_bytes: int
+    sessions: int
+    process_id: int
+    server_version: str
+    quarantined_session_ids: list[bytes]
+
+
+@dataclass(slots=True)
+class SegmentStatus:
+    segment_id: int
+    node_id: int
+    node_name: str
+    index: int
+    tier: int
+    incarnation: bytes
+    size_bytes: int
+    ready_bytes: int
+    unit_bytes: int
+    used_bytes: int
+    objects: int
+    """Objects whose first extent lies here."""
+    slots: int
+    slots_used: int
+    largest_free_bytes: int
+    free_runs: int
+    retired_bytes: int
+    usable: bool
+
+
+@dataclass(slots=True)
+class NamespaceStatus:
+    name: str
+    namespace_id: int
+    generation: int
+    fingerprint: bytes
+    durability: int
+    objects: int
+    used_bytes: int
+
+
+@dataclass(slots=True)
+class ObjectStats:
+    """As in an AcquireReply, without a lease or a touch; `idle_s` and `lease_counts` one a key."""
+
+    objects: bytes
+    extents: bytes
+    idle_s: NDArray[np.float64]
+    lease_counts: NDArray[np.uint32]
+
+
+def status(pool: Pool, now_s: float) -> PoolStatus:
+    segments_ = pool.segments.by_id.values()
+    nodes_ = pool.nodes.by_id.values()
+    namespaces_ = pool.namespaces
+    return PoolStatus(
+        epoch=pool.epoch,
+        last_seq=pool.last_seq,
+        view_version=pool.view_version,
+        objects=pool.objects.live_count,
+        capacity_bytes=sum(s.capacity_units for s in segments_) * UNIT_BYTES,
+        used_bytes=int(namespaces_.units.sum()) * UNIT_BYTES,
+        granted_bytes=pool.grants.units * UNIT_BYTES,
+        condemned_bytes=pool.condemned_units * UNIT_BYTES,
+        quarantined_bytes=pool.orphans.units * UNIT_BYTES,
+        leases=len(pool.leases),
+        leased_bytes=pool.leased_bytes,
+        pinned_objects=pool.pinned_objects,
+        pinned_bytes=pool.pinned_bytes,
+        sessions=len(pool.sessions.by_id),
+        grants=len(pool.grants),
+        nodes_alive=sum(node.is_readable and node.attached for node in nodes_),
+        nodes_total=sum(bool(node.segment_ids) or node.is_readable for node in nodes_),
+        stale_objects=namespaces_.stale_objects,
+        metadata_memory_bytes=pool.objects.memory_bytes(),
+        counters=pool.counters,
+    )
+
+
+def _node(node: Node, parts: list[Segment], now_s: float) -> NodeStatus:
+    suspect = node.is_readable and any(t > now_s for t in node.suspect_until_s.values())
+    return NodeStatus(
+        node_id=node.node_id,
+        uuid=node.uuid,
+        name=node.name,
+        boot_id=node.boot_id,
+        failure_domain=node.domain,
+        endpoints=list(node.endpoints),
+        segment_ids=list(node.segment_ids),
+        state=NodeState.SUSPECT if suspect else node.state,
+        attached=node.attached,
+        capacity_bytes=sum(s.capacity_units for s in parts) * UNIT_BYTES,
+        used_bytes=sum(s.used_units for s in parts) * UNIT_BYTES,
+        heartbeat_age_s=max(0.0, now_s - node.heard_s),
+        read_bytes=node.counters.read_bytes,
+        written_bytes=node.counters.written_bytes,
+        sessions=node.counters.sessions,
+        process_id=node.process_id,
+        server_version=node.server_version,
+        quarantined_session_ids=list(node.quarantined_session_ids),
+    )
+
+
+def nodes(pool: Pool, now_s: float) -> list[NodeStatus]:
+    by_id = pool.segments.by_id
+    return [
+        _node(node, [by_id[i] for i in node.segment_ids], now_s)
+        for node in sorted(pool.nodes.by_id.values(), key=lambda n: n.node_id)
+    ]
+
+
+def segments(pool: Pool, now_s: float) -> list[SegmentStatus]:
+    table = pool.objects
+    live = table.segment[(table.state & 1) != 0]
+    counts = np.bincount(live, minlength=SEGMENT_MASK + 1)
+    return [
+        SegmentStatus(
+            segment_id=segment.segment_id,
+            node_id=segment.node.node_id,
+            node_name=segment.node.name,
+            index=segment.index,
+            tier=segment.tier,
+            incarnation=segment.incarnation,
+            size_bytes=segment.size_bytes,
+            ready_bytes=segment.ready_units * UNIT_BYTES,
+            unit_bytes=segment.unit_bytes,
+            used_bytes=segment.used_units * UNIT_BYTES,
+            objects=int(counts[segment.segment_id]),
+            slots=segment.slots.total,
+            slots_used=segment.slots.used,
+            largest_free_bytes=segment.largest_free_units * UNIT_BYTES,
+            free_runs=segment.free_runs,
+            retired_bytes=segment.retired_units * UNIT_BYTES,
+            usable=segment.is_usable(now_s),
+        )
+        for segment in pool.segments.by_id.values()
+    ]
+
+
+def namespaces(pool: Pool) -> list[NamespaceStatus]:
+    columns = pool.namespaces
+    return [
+        NamespaceStatus(
+            name=namespace.name,
+            namespace_id=namespace.namespace_id,
+            generation=namespace.generation,
+            fingerprint=namespace.fingerprint,
+            durability=namespace.durability,
+            objects=int(columns.objects[namespace.incarnation]),
+            used_bytes=int(columns.units[namespace.incarnation]) * UNIT_BYTES,
+        )
+        for namespace in sorted(columns.by_id.values(), key=lambda n: n.namespace_id)
+    ]
+
+
+def objects(
+    pool: Pool, namespace_id: int, generation: int, digests: Digests, now_s: float
+) -> ObjectStats:
+    """Facts of single objects. Raises NamespaceNotFound, NamespaceReset."""
+    incarnation = pool.namespaces.check(namespace_id, generation).incarnation
+    n = len(digests)
+    out = np.zeros(n, OBJECT)
+    idle_s = np.zeros(n, np.float64)
+    lease_counts = np.zeros(n, np.uint32)
+    extents: list[bytes] = []
+    rows = pool.objects.lookup(np.ascontiguousarray(digests))
+    found = hits(pool, rows, incarnation)
+    for i in np.flatnonzero(found).tolist():
+        row = int(rows[i])
+        size, checksum, seq, epoch, _, _, _, count, replicas, _ = pool.record_of(row)
+        out[i] = (size, checksum, seq, epoch, count, replicas, ObjectStatus.UNLEASED)
+        idle_s[i] = pool.idle_s(int(pool.stamp[row]), now_s)
+        lease_counts[i] = pool.lease_count[row]
+        left: dict[int, int] = {}
+        for segment, replica, _, _, offset, length in pool.objects.extents_of_one(row):
+            room = left.setdefault(replica, size)
+            part = min(room, length * UNIT_BYTES)
+            left[replica] = room - part
+            extents.append(EXTENT_STRUCT.pack(segment, replica, offset * UNIT_BYTES, part))
+    return ObjectStats(out.tobytes(), b"".join(extents), idle_s, lease_counts)
