@@ -26,9 +26,11 @@ from typing import Final, NamedTuple, TypeAlias
 from cenote.api.errors import (
     AlreadyExists,
     CenoteError,
+    DeadlineExceeded,
     NotLeader,
     ProtocolError,
     ProtocolVersionMismatch,
+    Unavailable,
     error_from_code,
 )
 from cenote.api.master import PROTOCOL_VERSION_MAX, PROTOCOL_VERSION_MIN
@@ -145,6 +147,7 @@ def check_header(length: int, kind: int, flags: int, body_bytes_max: int, head: 
 
 # --- errors -------------------------------------------------------------------------------------
 
+_MAYBE_EXECUTED: Final = "maybe_executed"
 _TRISTATE: Final[dict[str, bool | None]] = {"1": True, "0": False}
 
 
@@ -154,6 +157,14 @@ def _extra_of_already_exists(error: AlreadyExists) -> str:
 
 def _extra_of_not_leader(error: NotLeader) -> str:
     return error.leader
+
+
+def _extra_of_maybe_executed(error: CenoteError) -> str:
+    return _MAYBE_EXECUTED if error.maybe_executed else ""
+
+
+def _set_maybe_executed(error: CenoteError, extra: str) -> None:
+    error.maybe_executed = extra == _MAYBE_EXECUTED
 
 
 def _set_same_bytes(error: AlreadyExists, extra: str) -> None:
@@ -167,7 +178,9 @@ def _set_leader(error: NotLeader, extra: str) -> None:
 # What an error class carries besides message and remedy: how to write it as text, how to read it.
 _EXTRAS: Final[dict[type[CenoteError], tuple[Callable[..., str], Callable[..., None]]]] = {
     AlreadyExists: (_extra_of_already_exists, _set_same_bytes),
+    DeadlineExceeded: (_extra_of_maybe_executed, _set_maybe_executed),
     NotLeader: (_extra_of_not_leader, _set_leader),
+    Unavailable: (_extra_of_maybe_executed, _set_maybe_executed),
 }
 
 

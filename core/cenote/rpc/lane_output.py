@@ -157,6 +157,7 @@ class LaneOutput(asyncio.Protocol):
         pending.answered = True
         self._inflight.discard(pending)
         late = DeadlineExceeded(f"method {pending.method} did not finish within its deadline")
+        late.maybe_executed = True
         self._reply_error(pending.call_id, pending.method, late)
         if pending.owned:
             pending.future.cancel()
@@ -171,6 +172,7 @@ class LaneOutput(asyncio.Protocol):
         error: BaseException | None
         if future.cancelled():
             error = Unavailable("the server ended this request", remedy="send it again")
+            error.maybe_executed = True
         else:
             error = future.exception()  # asking also keeps asyncio from complaining
         if pending.answered or self._transport is None:

@@ -183,7 +183,11 @@ class LanePool:
             try:
                 return self._opener(limit_s)
             except DeadlineExceeded as error:
-                failure = unreachable(self.address, error.message)
+                if limit_s == until_s:
+                    raise DeadlineExceeded(
+                        f"no connection to {self.address} within the call's deadline"
+                    ) from error
+                failure = unreachable(self.address, "nobody answered in time")
             except Unavailable as error:
                 if type(error) is not Unavailable:
                     raise  # NotLeader: the server answered, and trying again can't help

@@ -7,18 +7,24 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import pytest
 import uvloop
 
-from cenote.api.errors import AlreadyExists, NotLeader, Unauthenticated
+from cenote.api.errors import AlreadyExists, CenoteError, NotLeader, Unauthenticated
 from cenote.rpc.frames import (
+    ERROR,
     HELLO,
     HELLO_REPLY,
+    REPLY,
+    REQUEST,
     Frame,
     FrameParser,
+    decode_error,
     pack_frame,
     pack_hello,
     pack_hello_reply,
@@ -26,6 +32,8 @@ from cenote.rpc.frames import (
 from cenote.rpc.lane_server import LaneConnection, LaneLimits, LaneServer
 
 T = TypeVar("T")
+
+TOLERANCE_S = 0.1  # DESIGN, promise 2
 
 ECHO = 1
 RAISE = 2  # a typed error, chosen by the body
@@ -264,3 +272,34 @@ def open_sockets() -> int:
         with contextlib.suppress(OSError):  # closed meanwhile
             count += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
     return count
+
+
+def ends_in(work: Callable[[], object], kind: type[CenoteError], after_s: float) -> CenoteError:
+    """`work` raises `kind`, `after_s` seconds from now."""
+    start_s = time.monotonic()
+    with pytest.raises(kind) as caught:
+        work()
+    took_s = time.monotonic() - start_s
+    assert after_s - 0.01 <= took_s <= after_s + TOLERANCE_S, took_s
+    return caught.value
+
+
+def silent(sock: socket.socket) -> None:
+    while sock.recv(1 << 16):
+        pass
+
+
+def request(call_id: int, method: int, body: bytes = b"", deadline_ms: int = 5000) -> bytes:
+    return pack_frame(REQUEST, call_id, method, deadline_ms, body)
+
+
+def error_in(frame: Frame | None) -> CenoteError:
+    assert frame is not None, "the connection was closed without a word"
+    assert frame[0] == ERROR, frame
+    return decode_error(frame[3], frame[4])
+
+
+def still_serves(lane: LaneThread) -> None:
+    with RawClient(lane.address) as client:
+        client.send(request(2, ECHO, b"alive"))
+        assert client.next() == (REPLY, 2, ECHO, 0, b"alive")

@@ -33,13 +33,13 @@ from unit.rpc.lane_testing import (
     MANY_BYTES,
     NEVER,
     RAISE,
+    TOLERANCE_S,
     LaneThread,
     ScriptedServer,
     open_sockets,
+    silent,
 )
 from waiting import wait_until, wait_until_async
-
-TOLERANCE_S = 0.1
 
 
 @pytest.fixture
@@ -245,11 +245,6 @@ def test_nobody_there(tmp_path: Path, make_loop: Callable[[], asyncio.AbstractEv
                 await client.call(ECHO, b"", 0.03)
 
     run(work, make_loop)
-
-
-def silent(sock: socket.socket) -> None:
-    while sock.recv(1 << 16):
-        pass
 
 
 def test_a_silent_server_at_hello(tmp_path: Path) -> None:
