@@ -252,7 +252,7 @@ class AgentCore:
     @property
     def is_attached(self) -> bool:
         """To the present epoch, also while the master is out of reach."""
-        return self._attached and self.stage is not Stage.ENDED
+        return self._attached
 
     def start(self) -> Action:
         """The first action."""
@@ -260,7 +260,8 @@ class AgentCore:
 
     def stop(self) -> Action:
         """What to do last, instead of whatever was to be done."""
-        attached, self.stage = self._attached, Stage.ENDED
+        attached, self._attached = self._attached, False
+        self.stage = Stage.ENDED
         return Detach() if attached else End(None)
 
     def handle(self, event: Event) -> Action:
@@ -371,7 +372,7 @@ class AgentCore:
             self._attached = False
             pause_s = self._backoff_s() if self._failures else 0.0
             self._failures += 1
-            return self._hello_after(pause_s, "")
+            return self._hello_after(pause_s, str(error))
         if isinstance(error, _HOPELESS):
             if not self._ever_attached:
                 self.stage = Stage.ENDED

@@ -34,7 +34,7 @@ from cenote.v1 import common_pb2, master_pb2
 
 from .node_files import NodeFiles
 from .ranges import RangeSet
-from .slot_format import TableHeader, slots_for, table_memory_bytes
+from .slot_format import SLOT_BYTES, TableHeader, slots_for, table_memory_bytes
 from .slots import SlotTable
 from .table_file import Survivor, TableFile, read_table
 
@@ -323,34 +323,33 @@ class DramSegment:
         return True
 
     def retire(self, offset: int, length: int, slots: int) -> bool:
-        """Give a data range up and grow the table to `slots`; False where it has as many already.
+        """Give a data range up, and grow the table by as many slots, towards `slots` in all.
 
-        Can be repeated after any failure or crash. Raises InvalidArgument where the range is not
-        inside the data area or smaller than the slots, ResourceUnavailable where the memory that
-        was given back went elsewhere meanwhile.
+        Can be repeated after any failure or crash; returns False where all of it was done before.
+        Raises InvalidArgument where the range can't be given up, ResourceUnavailable where the
+        memory that was given back went elsewhere meanwhile.
         """
         with self._lock:
-            if slots <= self._table.slots:
+            known = self._retired.covers(offset, length)
+            if known and self._table.slots == self.header.slots:
                 return False
-            if slots > self.header.slots:
+            if not known:
                 self._note_retired(offset, length, slots)
             # Also when this is a repetition, in case it was not done: nothing lies there any more.
-            if self._retired.covers(offset, length):
-                self._punch(offset, length)
+            self._punch(offset, length)
             self._table.grow(self._table_file.extend())
+        if self._table.slots < slots:
+            _log.debug("more ranges are due for slots", segment=self._name, slots=slots)
         return True
 
     def _note_retired(self, offset: int, length: int, slots: int) -> None:
-        granule = self._granule_bytes
-        wanted = table_memory_bytes(slots, granule) - table_memory_bytes(self.header.slots, granule)
-        if (
-            offset % UNIT_BYTES
-            or length % UNIT_BYTES
-            or not 0 < length <= self.ready_bytes - offset
-        ):
+        inside = 0 < length <= self.ready_bytes - offset and offset >= 0
+        if not inside or offset % UNIT_BYTES or length % UNIT_BYTES:
             raise InvalidArgument(f"[{offset}, +{length}) can't be given up: no range of units")
-        if wanted > length + granule:
-            raise InvalidArgument(f"{length} bytes can't be given up for {slots} slots in all")
+        if self._retired.overlaps(offset, length):
+            raise InvalidArgument(f"[{offset}, +{length}) can't be given up: part of it was before")
+        # What the range pays for, even if the master counts on ranges that are yet to come.
+        slots = max(self.header.slots, min(slots, self.header.slots + length // SLOT_BYTES))
         try:
             self._table_file.retire(offset, length, slots)
         except ValueError as error:

@@ -249,8 +249,9 @@ def test_the_table_grows_out_of_the_segments_own_space(files: NodeFiles) -> None
     assert segment.allocated_bytes() == allocated
     # The same again changes nothing, whatever lies there.
     segment.view[:MIB] = b"x" * MIB
+    segment.view[2 * MIB : 3 * MIB] = b"y" * MIB
     assert not segment.retire(2 * MIB, MIB, slots)
-    assert not segment.retire(0, MIB, slots)
+    assert segment.view[2 * MIB : 3 * MIB] == b"y" * MIB
     assert segment.view[:MIB] == b"x" * MIB
     segment.close()
     again = reopen(files)
@@ -294,26 +295,37 @@ def test_growth_that_was_cut_short_is_completed(
     segment.close()
 
 
+def test_several_ranges_that_are_due_at_once_may_come_in_any_order(files: NodeFiles) -> None:
+    """After a crash the master repeats all of them, each with the number of slots in the end."""
+    segment = make(files)
+    steps = [(MIB, 4096), (0, 8192), (2 * MIB, 4096)]
+    final = segment.table.slots + sum(length // 192 for _, length in steps)
+    for offset, length in steps:
+        before = segment.table.slots
+        assert segment.retire(offset, length, final)
+        assert segment.table.slots == before + length // 192
+    assert segment.table.slots == final
+    for offset, length in steps:
+        assert not segment.retire(offset, length, final)
+    segment.close()
+
+
 @pytest.mark.parametrize(
-    ("offset", "length", "slots_bytes"),
-    [
-        (1, 4096, 4096),
-        (0, 4097, 4096),
-        (0, 0, 4096),
-        (1 << 40, 4096, 4096),
-        (0, 1 << 40, 4096),
-        (0, 4096, 16384),
-    ],
+    ("offset", "length"),
+    [(1, 4096), (0, 4097), (0, 0), (1 << 40, 4096), (0, 1 << 40), (2 * MIB, 8192)],
 )
-def test_growth_that_cannot_be_meant_is_refused(
-    files: NodeFiles, offset: int, length: int, slots_bytes: int
+def test_ranges_that_cannot_be_given_up_are_refused(
+    files: NodeFiles, offset: int, length: int
 ) -> None:
     segment = make(files)
-    segment.view[:4096] = b"x" * 4096
+    segment.retire(2 * MIB + 4096, 4096, grown(segment, 4096))
+    slots = segment.table.slots
+    segment.view[: 2 * MIB] = b"x" * (2 * MIB)
     with pytest.raises(InvalidArgument, match="can't be given up"):
-        segment.retire(offset, length, grown(segment, slots_bytes))
-    assert segment.retired_bytes == 0
-    assert segment.view[:4096] == b"x" * 4096
+        segment.retire(offset, length, grown(segment, 8192))
+    assert segment.retired_bytes == 4096
+    assert segment.table.slots == slots
+    assert segment.view[: 2 * MIB] == b"x" * (2 * MIB)
     segment.close()
 
 

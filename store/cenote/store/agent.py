@@ -1,0 +1,407 @@
+"""The daemon's side of its master: carries out what `agent_core` decides, in a thread of its own.
+
+While no master can be reached the daemon serves on; attaching and heartbeats are tried again for as
+long as it lives. `stop` ends the thread wherever it is and takes leave of the master.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.api.codec import pack_ids, unpack_ids, unpack_rows
+from cenote.api.errors import CenoteError, InternalError, InvalidArgument, ResourceUnavailable
+from cenote.api.rows import SLOT_REF
+from cenote.runtime.log import get_logger
+from cenote.v1 import common_pb2
+from cenote.v1 import master_pb2 as pb
+
+from .agent_core import (
+    Action,
+    AgentCore,
+    Attached,
+    Beat,
+    Beaten,
+    CutOlder,
+    Detach,
+    Detached,
+    End,
+    Event,
+    Execute,
+    Executed,
+    Failed,
+    Greeted,
+    OlderCut,
+    Pause,
+    Paused,
+    SayHello,
+    SendAttach,
+    Stage,
+)
+from .master_link import MasterLink
+from .segments import LocalSegments
+
+__all__ = ["AgentIdentity", "StoreAgent", "WriterSessions"]
+
+HELLO_S: Final = 2.0
+SLICE_S: Final = 10.0
+ATTACH_S: Final = 60.0
+"""For the last slice: the master goes through the whole inventory then."""
+BEAT_MARGIN_S: Final = 3.0
+CUT_S: Final = 1.0
+_JOIN_S: Final = 0.4
+_LOG_INTERVAL_S: Final = 5.0
+_CUT_IDS_PER_BEAT: Final = 4096
+_QUARANTINED_IDS_MAX: Final = 65_536
+
+_log = get_logger(__name__)
+
+
+class WriterSessions(Protocol):
+    """What the agent needs of `cenote.store.sessions.SessionTable`."""
+
+    def cut(
+        self, session_ids: Sequence[bytes], timeout_s: float = 1.0
+    ) -> tuple[list[bytes], list[bytes]]:
+        """End these sessions for good: (cut, those that may still write)."""
+        ...
+
+    def poll(self) -> list[bytes]:
+        """Sessions that are cut by now and were not when `cut` returned."""
+        ...
+
+    def quarantined(self) -> list[bytes]:
+        """Sessions that were to be cut and may still write."""
+        ...
+
+    def end_older_writes(self, epoch: int, timeout_s: float = 1.0) -> bool:
+        """End changes of epochs below `epoch`; whether none is under way any more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AgentIdentity:
+    """What the master is told of this daemon."""
+
+    node_name: str
+    node_uuid: bytes
+    boot_id: str
+    failure_domain: str
+    process_id: int
+    server_version: str
+    endpoints: Sequence[common_pb2.Endpoint] = ()
+    credentials: common_pb2.Credentials = field(default_factory=common_pb2.Credentials)
+
+
+@final
+class StoreAgent:
+    """Keeps `segments` attached to the leader among `masters`, from `start` to `stop`.
+
+    `connect` makes a link to an address. `stats` and `is_preparing` tell what heartbeats report and
+    whether there is soon more of it. `on_end` is called, in the agent's thread, with the error that
+    ends it by itself: a master that refuses this daemon before it was ever attached.
+    """
+
+    def __init__(
+        self,
+        identity: AgentIdentity,
+        segments: LocalSegments,
+        sessions: WriterSessions,
+        masters: Sequence[str],
+        *,
+        connect: Callable[[str], MasterLink],
+        stats: Callable[[], pb.NodeStats],
+        is_preparing: Callable[[], bool],
+        on_end: Callable[[CenoteError], None],
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._identity = identity
+        self._segments = segments
+        self._sessions = sessions
+        self._connect = connect
+        self._stats = stats
+        self._is_preparing = is_preparing
+        self._on_end = on_end
+        self._core = AgentCore(masters, last_epoch=segments.epoch, jitter=jitter)
+        self._link: MasterLink | None = None
+        self._link_lock = threading.Lock()
+        self._address = masters[0]
+        self._instructions: list[pb.Instruction] = []
+        self._cut_to_report: deque[bytes] = deque()
+        self._stopping = threading.Event()
+        self._logged_s = -_LOG_INTERVAL_S
+        self._thread = threading.Thread(target=self._run, name="cenote-agent", daemon=True)
+
+    @property
+    def stage(self) -> Stage:
+        """Where the daemon stands with its master."""
+        return self._core.stage
+
+    @property
+    def master_address(self) -> str:
+        """The master that was talked to last."""
+        return self._address
+
+    def start(self) -> None:
+        """Begin to look for the leader."""
+        self._thread.start()
+
+    def stop(self, *, contents_survive: bool, timeout_s: float = 1.0) -> bool:
+        """End the thread and detach where attached; whether the master knows of it.
+
+        Takes `timeout_s` at most. `contents_survive` tells the master that a restart will bring the
+        objects back.
+        """
+        until_s = time.monotonic() + timeout_s
+        self._stopping.set()
+        self._close_link()
+        if self._thread.ident is not None:
+            self._thread.join(min(_JOIN_S, timeout_s / 2))
+        if not isinstance(self._core.stop(), Detach):
+            return False
+        request = pb.DetachRequest(
+            node_id=self._segments.node_id,
+            epoch=self._segments.epoch,
+            contents_survive=contents_survive,
+        )
+        try:
+            link = self._connect(self._address)
+            try:
+                link.detach(request, max(0.01, until_s - time.monotonic()))
+            finally:
+                link.close()
+        except CenoteError as error:
+            _log.warning("the master could not be told that this daemon stops", why=error)
+            return False
+        _log.info("detached", node=self._segments.node_id, contents_survive=contents_survive)
+        return True
+
+    # ---- the thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        action = self._core.start()
+        while not self._stopping.is_set():
+            if isinstance(action, End):
+                if action.error is not None:
+                    self._on_end(action.error)
+                break
+            action = self._core.handle(self._carry_out(action))
+        self._close_link()
+
+    def _carry_out(self, action: Action) -> Event:
+        try:
+            match action:
+                case SayHello(address):
+                    return self._say_hello(address)
+                case CutOlder(epoch):
+                    return self._cut_older(epoch)
+                case SendAttach():
+                    return self._send_attach()
+                case Beat():
+                    return self._beat(action)
+                case Execute(done):
+                    return self._execute(done)
+                case Pause(seconds, why):
+                    self._note_trouble(why)
+                    self._stopping.wait(seconds)
+                    return Paused()
+                case Detach() | End():  # carried out by `stop` and `_run`
+                    return Detached()
+        except CenoteError as error:
+            return Failed(error)
+        except Exception as error:  # a bug here must not leave the daemon without a master
+            _log.exception("the agent failed", doing=type(action).__name__)
+            return Failed(InternalError(f"{type(action).__name__} failed: {error!r}"))
+
+    def _note_trouble(self, why: str) -> None:
+        now_s = time.monotonic()
+        if why and now_s - self._logged_s >= _LOG_INTERVAL_S and not self._stopping.is_set():
+            self._logged_s = now_s
+            _log.warning("not in touch with a master", master=self._address, why=why)
+
+    # ---- actions ------------------------------------------------------------------------------
+
+    def _say_hello(self, address: str) -> Event:
+        self._close_link()
+        self._address = address
+        link = self._connect(address)
+        with self._link_lock:
+            self._link = link
+        if self._stopping.is_set():  # `stop` may have looked for the link just before
+            link.close()
+        greeting = link.hello(HELLO_S)
+        return Greeted(greeting.epoch, greeting.is_leader, greeting.leader)
+
+    def _cut_older(self, epoch: int) -> Event:
+        self._segments.fence(epoch)
+        quiet = self._sessions.end_older_writes(epoch, CUT_S)
+        return OlderCut(0 if quiet else 1)
+
+    def _send_attach(self) -> Event:
+        link = self._current_link()
+        first = self._attach_request()
+        first.segments.extend(segment.info() for segment in self._segments.all())
+        request, response = first, pb.AttachResponse()
+        for rows, more in _slices(self._inventory()):
+            if self._stopping.is_set():
+                raise InternalError("stopped while attaching")
+            request.inventory = rows
+            request.more = more
+            response = link.attach(request, SLICE_S if more else ATTACH_S)
+            request = self._attach_request()
+        if response.epoch == self._core.epoch:
+            self._take_up(response)
+        return Attached(response.epoch, response.heartbeat_interval_ms / 1000)
+
+    def _attach_request(self) -> pb.AttachRequest:
+        identity = self._identity
+        return pb.AttachRequest(
+            credentials=identity.credentials,
+            node_name=identity.node_name,
+            node_uuid=identity.node_uuid,
+            boot_id=identity.boot_id,
+            failure_domain=identity.failure_domain,
+            endpoints=identity.endpoints,
+            last_epoch=self._segments.epoch,
+            process_id=identity.process_id,
+            server_version=identity.server_version,
+        )
+
+    def _inventory(self) -> Iterator[NDArray[np.void]]:
+        for segment in self._segments.all():
+            yield from segment.table.inventory(segment.index)
+
+    def _take_up(self, response: pb.AttachResponse) -> None:
+        if len(response.segment_ids) != len(self._segments.all()):
+            raise InternalError(f"{len(response.segment_ids)} segment ids came from the master")
+        self._segments.attached(response.node_id, response.segment_ids)
+        cleared = self._clear(response.clear_slots)
+        _log.info(
+            "attached",
+            master=self._address,
+            node=response.node_id,
+            epoch=response.epoch,
+            segments=list(response.segment_ids),
+            slots=sum(segment.table.sealed for segment in self._segments.all()),
+            cleared=cleared,
+        )
+
+    def _beat(self, beat: Beat) -> Event:
+        self._cut_to_report.extend(self._sessions.poll())
+        cut = [self._cut_to_report[i] for i in range(self._cut_count())]
+        request = pb.HeartbeatRequest(
+            node_id=self._segments.node_id,
+            epoch=self._segments.epoch,
+            segments=[segment.info(retired=False) for segment in self._segments.all()],
+            wait_ms=round(beat.wait_s * 1000),
+            done_instruction=beat.done_instruction,
+            cut_session_ids=pack_ids(cut),
+            quarantined_session_ids=pack_ids(self._sessions.quarantined()[:_QUARANTINED_IDS_MAX]),
+            stats=self._stats(),
+        )
+        response = self._current_link().heartbeat(request, beat.wait_s + BEAT_MARGIN_S)
+        for _ in cut:  # told; others may have come behind them meanwhile
+            self._cut_to_report.popleft()
+        self._instructions = list(response.instructions)
+        return Beaten(response.epoch, len(self._instructions), self._is_restless())
+
+    def _cut_count(self) -> int:
+        return min(len(self._cut_to_report), _CUT_IDS_PER_BEAT)
+
+    def _is_restless(self) -> bool:
+        return bool(self._cut_to_report or self._is_preparing() or self._sessions.quarantined())
+
+    # ---- instructions -------------------------------------------------------------------------
+
+    def _execute(self, done: int) -> Event:
+        """Carry out all that can be; the number counts as far as nothing before it is left."""
+        unbroken = True
+        for instruction in sorted(self._instructions, key=lambda i: i.number):
+            if instruction.number <= done:
+                continue
+            unbroken = self._execute_one(instruction) and unbroken
+            if unbroken:
+                done = instruction.number
+        self._instructions = []
+        return Executed(done, self._is_restless())
+
+    def _execute_one(self, instruction: pb.Instruction) -> bool:
+        """False where it must be tried again later."""
+        what = instruction.WhichOneof("what")
+        try:
+            match what:
+                case "grow_slots":
+                    self._grow_slots(instruction.grow_slots)
+                case "cut_sessions":
+                    self._cut_sessions(instruction.cut_sessions.session_ids)
+                case "clear_slots":
+                    self._clear(instruction.clear_slots.slots)
+                case _:
+                    raise InvalidArgument(
+                        f"this daemon can't carry out {what or 'an unknown instruction'}",
+                        remedy="install the same cenote release everywhere",
+                    )
+        except InvalidArgument as error:
+            # It will never be possible, and others wait behind it.
+            _log.error(
+                "an instruction was refused", number=instruction.number, what=what, why=error
+            )
+        except ResourceUnavailable as error:
+            _log.warning("an instruction has to wait", number=instruction.number, why=error)
+            return False
+        return True
+
+    def _grow_slots(self, grow: pb.GrowSlots) -> None:
+        segment = self._segments.by_id(grow.segment_id)
+        if segment is None:
+            raise InvalidArgument(f"this daemon has no segment {grow.segment_id}")
+        if segment.retire(grow.offset, grow.length, grow.slots):
+            _log.info("slots", segment=grow.segment_id, slots=segment.table.slots)
+
+    def _cut_sessions(self, session_ids: bytes) -> None:
+        wanted = unpack_ids(session_ids, "session_ids")
+        cut, quarantined = self._sessions.cut(wanted, CUT_S)
+        self._cut_to_report.extend(cut)
+        for session_id in quarantined:
+            _log.warning(
+                "a session could not be cut off yet: a stopped process has memory mapped",
+                session=session_id,
+            )
+
+    def _clear(self, packed: bytes) -> int:
+        refs = unpack_rows(packed, SLOT_REF, "slots")
+        return sum(
+            segment.table.clear(refs[refs["segment_index"] == segment.index])
+            for segment in (self._segments.all() if len(refs) else ())
+        )
+
+    # ---- the link -----------------------------------------------------------------------------
+
+    def _current_link(self) -> MasterLink:
+        if self._link is None:
+            raise InternalError("there is no link to a master")
+        return self._link
+
+    def _close_link(self) -> None:
+        with self._link_lock:
+            link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+
+def _slices(parts: Iterator[NDArray[np.void]]) -> Iterator[tuple[bytes, bool]]:
+    """Each part as bytes and whether more follow; one empty slice where there is none."""
+    held: NDArray[np.void] | None = None
+    for part in parts:
+        if held is not None:
+            yield held.tobytes(), True
+        held = part
+    yield b"" if held is None else held.tobytes(), False

@@ -1,0 +1,491 @@
+"""The agent against a master that does as it is told: attach, heartbeats, instructions, the end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cenote.api.errors import (
+    CenoteError,
+    ClientClosed,
+    InvalidArgument,
+    NotLeader,
+    ResourceUnavailable,
+    SessionUnknown,
+    StaleEpoch,
+    Unavailable,
+)
+from cenote.api.rows import SLOT
+from cenote.store.agent import AgentIdentity, StoreAgent
+from cenote.store.agent_core import Stage
+from cenote.store.dram import DramSegment
+from cenote.store.node_files import NodeFiles
+from cenote.store.segments import LocalSegments, open_segments
+from cenote.v1 import master_pb2 as pb
+from slot_rows import Sealed, refs, seal_arguments
+from waiting import wait_until
+
+BOOT = b"1" * 16
+MIB = 1 << 20
+
+
+class FakeMaster:
+    """One master and its links: answers as `MasterApi` does, notes what it was asked."""
+
+    def __init__(self, epoch: int = 3) -> None:
+        self.lock = threading.Condition()
+        self.epoch = epoch
+        self.leader: str | None = None  # None: this one
+        self.down: CenoteError | None = None
+        self.attach_error: CenoteError | None = None
+        self.beat_error: CenoteError | None = None
+        self.known = False
+        self.attaches: list[list[pb.AttachRequest]] = []
+        self.beats: list[pb.HeartbeatRequest] = []
+        self.detaches: list[pb.DetachRequest] = []
+        self.instructions: list[pb.Instruction] = []
+        self.clear_slots = b""
+        self.hellos = 0
+        self._slices: list[pb.AttachRequest] = []
+
+    def link(self, _address: str) -> FakeLink:
+        return FakeLink(self)
+
+    def instruct(self, instruction: pb.Instruction) -> int:
+        with self.lock:
+            instruction.number = len(self.instructions) + 1
+            self.instructions.append(instruction)
+            self.lock.notify_all()
+            return instruction.number
+
+    def done(self) -> int:
+        with self.lock:
+            return max((beat.done_instruction for beat in self.beats[-1:]), default=0)
+
+    def change(self, **changes: object) -> None:
+        with self.lock:
+            for name, value in changes.items():
+                setattr(self, name, value)
+            self.lock.notify_all()
+
+
+class FakeLink:
+    """Implements `MasterLink`."""
+
+    def __init__(self, master: FakeMaster) -> None:
+        self.master = master
+        self.closed = False
+
+    def _check(self) -> None:
+        if self.closed:
+            raise ClientClosed()
+        if self.master.down is not None:
+            raise self.master.down
+
+    def hello(self, deadline_s: float) -> pb.HelloResponse:
+        master = self.master
+        with master.lock:
+            self._check()
+            master.hellos += 1
+            leads = master.leader is None
+            return pb.HelloResponse(
+                epoch=master.epoch, is_leader=leads, leader=master.leader or "here"
+            )
+
+    def attach(self, request: pb.AttachRequest, deadline_s: float) -> pb.AttachResponse:
+        master = self.master
+        with master.lock:
+            self._check()
+            if master.attach_error is not None:
+                raise master.attach_error
+            master._slices.append(pb.AttachRequest.FromString(request.SerializeToString()))
+            if request.more:
+                return pb.AttachResponse(epoch=master.epoch)
+            master.attaches.append(master._slices)
+            master._slices = []
+            master.known = True
+            ids = [40 + i for i in range(len(master.attaches[-1][0].segments))]
+            return pb.AttachResponse(
+                node_id=7,
+                epoch=master.epoch,
+                segment_ids=ids,
+                heartbeat_interval_ms=10_000,
+                clear_slots=master.clear_slots,
+            )
+
+    def heartbeat(self, request: pb.HeartbeatRequest, deadline_s: float) -> pb.HeartbeatResponse:
+        master = self.master
+        until_s = time.monotonic() + request.wait_ms / 1000
+        with master.lock:
+            master.beats.append(pb.HeartbeatRequest.FromString(request.SerializeToString()))
+            master.lock.notify_all()
+            while True:
+                self._check()
+                if master.beat_error is not None:
+                    raise master.beat_error
+                if request.epoch != master.epoch:
+                    raise StaleEpoch()
+                if not master.known:
+                    raise SessionUnknown()
+                left = [i for i in master.instructions if i.number > request.done_instruction]
+                wait_s = until_s - time.monotonic()
+                if left or wait_s <= 0:
+                    return pb.HeartbeatResponse(epoch=master.epoch, instructions=left)
+                master.lock.wait(wait_s)
+
+    def detach(self, request: pb.DetachRequest, deadline_s: float) -> pb.DetachResponse:
+        with self.master.lock:
+            self._check()
+            self.master.detaches.append(request)
+        return pb.DetachResponse()
+
+    def close(self) -> None:
+        with self.master.lock:
+            self.closed = True
+            self.master.lock.notify_all()
+
+
+class FakeSessions:
+    """Implements `WriterSessions`: what is in `stopped` can't be cut."""
+
+    def __init__(self) -> None:
+        self.stopped: set[bytes] = set()
+        self.held: list[bytes] = []
+        self.cut_calls: list[list[bytes]] = []
+        self.ended_older: list[int] = []
+        self.older_left = False
+
+    def cut(
+        self, session_ids: Sequence[bytes], timeout_s: float = 1.0
+    ) -> tuple[list[bytes], list[bytes]]:
+        self.cut_calls.append(list(session_ids))
+        self.held += [s for s in session_ids if s in self.stopped]
+        return [s for s in session_ids if s not in self.stopped], list(self.held)
+
+    def poll(self) -> list[bytes]:
+        out = [s for s in self.held if s not in self.stopped]
+        self.held = [s for s in self.held if s in self.stopped]
+        return out
+
+    def quarantined(self) -> list[bytes]:
+        return list(self.held)
+
+    def end_older_writes(self, epoch: int, timeout_s: float = 1.0) -> bool:
+        self.ended_older.append(epoch)
+        return not self.older_left
+
+
+@pytest.fixture
+def segments(tmp_path: Path) -> Iterator[LocalSegments]:
+    files = NodeFiles(tmp_path, "n1")
+    opened = open_segments(files, 4 * MIB, BOOT)
+    for segment in opened.all():
+        while segment.allocate_next(MIB):
+            pass
+    yield opened
+    opened.close()
+    files.close()
+
+
+@pytest.fixture
+def master() -> FakeMaster:
+    return FakeMaster()
+
+
+class Fixture:
+    def __init__(self, segments: LocalSegments, master: FakeMaster) -> None:
+        self.segments, self.master = segments, master
+        self.sessions = FakeSessions()
+        self.preparing = False
+        self.ended: list[CenoteError] = []
+        self.connect: Callable[[str], FakeLink] = master.link
+        self.agent = self.make()
+
+    def make(self, *masters: str) -> StoreAgent:
+        identity = AgentIdentity("n1", b"u" * 16, "boot", "rack-1", 123, "0.1")
+        return StoreAgent(
+            identity,
+            self.segments,
+            self.sessions,
+            masters or ("here",),
+            connect=lambda address: self.connect(address),
+            stats=lambda: pb.NodeStats(read_bytes=11, sessions=2),
+            is_preparing=lambda: self.preparing,
+            on_end=self.ended.append,
+            jitter=lambda: 0.0,
+        )
+
+    def attach(self) -> None:
+        self.agent.start()
+        wait_until(lambda: self.master.beats, what="the first heartbeat")
+
+    @property
+    def segment(self) -> DramSegment:
+        (segment,) = self.segments.all()
+        return segment
+
+    def seal(self, *rows: Sealed, epoch: int = 3) -> None:
+        assert not self.segment.seal(epoch, 1, 1, *seal_arguments(rows)).any()
+
+
+@pytest.fixture
+def fixture(segments: LocalSegments, master: FakeMaster) -> Iterator[Fixture]:
+    made = Fixture(segments, master)
+    yield made
+    made.agent.stop(contents_survive=True, timeout_s=2.0)
+    assert not made.agent._thread.is_alive()
+
+
+def test_it_attaches_with_what_it_has(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cenote.store.slots._SCAN_SLOTS", 4)
+    fixture.seal(*(Sealed(i, seq=i + 1) for i in range(10)))
+    fixture.segment.retire(2 * MIB, 4096, fixture.segment.table.slots + 21)
+    fixture.attach()
+    (slices,) = fixture.master.attaches
+    assert [s.more for s in slices] == [True, True, False]
+    assert {(s.node_name, s.node_uuid, s.process_id) for s in slices} == {("n1", b"u" * 16, 123)}
+    assert (slices[0].boot_id, slices[0].failure_domain) == ("boot", "rack-1")
+    (info,) = slices[0].segments
+    assert (info.ready_bytes, info.slots) == (info.size_bytes, fixture.segment.table.slots)
+    assert len(info.retired_extents) == 24
+    rows = np.frombuffer(b"".join(s.inventory for s in slices), SLOT)
+    assert rows["seq"].tolist() == list(range(1, 11))
+    assert fixture.sessions.ended_older == [3]
+    assert (fixture.segments.epoch, fixture.segments.node_id) == (3, 7)
+    assert fixture.segments.by_id(40) is fixture.segment
+    beat = fixture.master.beats[0]
+    assert (beat.node_id, beat.epoch, beat.stats.read_bytes) == (7, 3, 11)
+    assert beat.segments[0].ready_bytes == info.size_bytes
+    wait_until(lambda: len(fixture.master.beats) == 2, what="the second heartbeat")
+    assert [b.wait_ms for b in fixture.master.beats] == [0, 10_000]
+
+
+def test_slots_that_the_master_does_not_know_are_cleared(fixture: Fixture) -> None:
+    fixture.seal(Sealed(1, seq=1), Sealed(2, seq=2))
+    fixture.master.clear_slots = refs((1, 3, 1), (2, 3, 1)).tobytes()
+    fixture.attach()
+    assert fixture.segment.table.sealed == 1
+
+
+def test_instructions_are_carried_out_in_order(fixture: Fixture) -> None:
+    fixture.seal(Sealed(1, seq=1), Sealed(2, seq=2))
+    fixture.attach()
+    slots = fixture.segment.table.slots
+    grow = pb.GrowSlots(segment_id=40, offset=MIB, length=4096, slots=slots + 21)
+    fixture.master.instruct(pb.Instruction(grow_slots=grow))
+    clear = pb.ClearSlots(slots=refs((2, 3, 2)).tobytes())
+    fixture.master.instruct(pb.Instruction(clear_slots=clear))
+    last = fixture.master.instruct(
+        pb.Instruction(cut_sessions=pb.CutSessions(session_ids=b"a" * 16 + b"b" * 16))
+    )
+    wait_until(lambda: fixture.master.done() == last, what="the instructions to be done")
+    assert fixture.segment.table.slots == slots + 21
+    assert fixture.segment.table.sealed == 1
+    assert fixture.sessions.cut_calls == [[b"a" * 16, b"b" * 16]]
+    told = b"".join(beat.cut_session_ids for beat in fixture.master.beats)
+    assert told == b"a" * 16 + b"b" * 16
+
+
+def test_what_can_never_be_done_does_not_hold_up_the_rest(
+    fixture: Fixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    fixture.attach()
+    fixture.master.instruct(pb.Instruction(grow_slots=pb.GrowSlots(segment_id=999)))
+    fixture.master.instruct(pb.Instruction(copy_extents=pb.CopyExtents()))
+    fixture.master.instruct(pb.Instruction())
+    fixture.master.instruct(pb.Instruction(clear_slots=pb.ClearSlots(slots=b"odd")))
+    last = fixture.master.instruct(pb.Instruction(cut_sessions=pb.CutSessions()))
+    wait_until(lambda: fixture.master.done() == last, what="the instructions to be done")
+    assert caplog.text.count("an instruction was refused") == 4
+
+
+def test_what_cannot_be_done_yet_is_tried_again_while_the_rest_goes_on(
+    fixture: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, scarce = DramSegment.retire, threading.Event()
+    scarce.set()
+
+    def retire(self: DramSegment, offset: int, length: int, slots: int) -> bool:
+        if scarce.is_set():
+            raise ResourceUnavailable("no memory")
+        return real(self, offset, length, slots)
+
+    monkeypatch.setattr(DramSegment, "retire", retire)
+    fixture.attach()
+    slots = fixture.segment.table.slots + 21
+    grow = pb.GrowSlots(segment_id=40, offset=0, length=4096, slots=slots)
+    fixture.master.instruct(pb.Instruction(grow_slots=grow))
+    last = fixture.master.instruct(
+        pb.Instruction(cut_sessions=pb.CutSessions(session_ids=b"a" * 16))
+    )
+    wait_until(lambda: len(fixture.sessions.cut_calls) >= 2, what="a second try")
+    assert fixture.master.done() == 0
+    scarce.clear()
+    wait_until(lambda: fixture.master.done() == last, what="the growth")
+    assert fixture.segment.table.slots == slots
+
+
+def test_a_session_that_could_not_be_cut_is_told_when_it_is(fixture: Fixture) -> None:
+    stopped = b"s" * 16
+    fixture.sessions.stopped.add(stopped)
+    fixture.attach()
+    cut = pb.CutSessions(session_ids=stopped + b"a" * 16)
+    fixture.master.instruct(pb.Instruction(cut_sessions=cut))
+
+    def quarantine_told() -> bool:
+        return any(stopped == beat.quarantined_session_ids for beat in fixture.master.beats)
+
+    wait_until(quarantine_told, what="the quarantine to be reported")
+    assert not any(stopped in beat.cut_session_ids for beat in fixture.master.beats)
+    fixture.sessions.stopped.clear()
+    wait_until(
+        lambda: any(stopped in beat.cut_session_ids for beat in fixture.master.beats),
+        what="the cut to be reported",
+    )
+    wait_until(
+        lambda: fixture.master.beats[-1].wait_ms == 10_000,
+        what="heartbeats to be held for long again",
+    )
+    assert fixture.master.beats[-1].quarantined_session_ids == b""
+
+
+def test_cut_sessions_are_reported_until_the_master_heard_it(fixture: Fixture) -> None:
+    fixture.attach()
+    fixture.master.instruct(pb.Instruction(cut_sessions=pb.CutSessions(session_ids=b"a" * 16)))
+    fixture.master.change(beat_error=Unavailable("reply lost"))
+    count = len(fixture.master.beats)
+    wait_until(lambda: len(fixture.master.beats) > count + 1, what="lost heartbeats")
+    fixture.master.change(beat_error=None)
+    wait_until(
+        lambda: any(b.cut_session_ids == b"a" * 16 for b in fixture.master.beats[count:]),
+        what="the cut to be reported again",
+    )
+
+
+def test_memory_being_set_up_is_reported_soon(fixture: Fixture) -> None:
+    fixture.preparing = True
+    fixture.attach()
+    wait_until(lambda: len(fixture.master.beats) >= 3, what="heartbeats")
+    assert [b.wait_ms for b in fixture.master.beats[:3]] == [0, 200, 200]
+
+
+def test_a_master_that_went_away_is_sought_and_found_without_a_new_attach(
+    fixture: Fixture, caplog: pytest.LogCaptureFixture
+) -> None:
+    fixture.attach()
+    fixture.master.change(down=Unavailable("nobody there"))
+    wait_until(lambda: fixture.agent.stage is Stage.SEEKING, what="the loss to be noticed")
+    assert fixture.segments.by_id(40) is not None, "it serves on"
+    hellos, beats = fixture.master.hellos, len(fixture.master.beats)
+    fixture.master.change(down=None)
+    wait_until(lambda: len(fixture.master.beats) > beats, what="a heartbeat")
+    assert fixture.master.hellos > hellos
+    assert len(fixture.master.attaches) == 1
+    (record,) = (r for r in caplog.records if r.getMessage() == "not in touch with a master")
+    assert str(record.__dict__["cenote_fields"]["why"]).startswith("nobody there")
+
+
+def test_a_restarted_master_gets_a_new_attach_after_older_writers_were_cut(
+    fixture: Fixture,
+) -> None:
+    fixture.attach()
+    fixture.sessions.older_left = True
+    fixture.master.change(epoch=4, known=False)
+    wait_until(lambda: fixture.sessions.ended_older.count(4) >= 2, what="older writers to be cut")
+    assert fixture.segments.epoch == 4
+    with pytest.raises(StaleEpoch):
+        fixture.seal(Sealed(1), epoch=3)
+    assert len(fixture.master.attaches) == 1
+    fixture.sessions.older_left = False
+    wait_until(lambda: len(fixture.master.attaches) == 2, what="the attach")
+    wait_until(lambda: fixture.master.beats[-1].epoch == 4, what="a heartbeat")
+
+
+def test_a_standby_sends_it_to_the_leader(fixture: Fixture) -> None:
+    standby = FakeMaster()
+    standby.leader = "there"
+    asked: list[str] = []
+
+    def connect(address: str) -> FakeLink:
+        asked.append(address)
+        return (fixture.master if address == "there" else standby).link(address)
+
+    fixture.connect = connect
+    fixture.agent = fixture.make("first", "second")
+    fixture.attach()
+    assert asked == ["first", "there"]
+    fixture.master.change(beat_error=NotLeader(leader="elsewhere"))
+    wait_until(lambda: "elsewhere" in asked, what="the new leader to be asked")
+
+
+def test_several_masters_are_asked_in_turn(fixture: Fixture) -> None:
+    asked: list[str] = []
+    dead = FakeMaster()
+    dead.down = Unavailable("dead")
+
+    def connect(address: str) -> FakeLink:
+        asked.append(address)
+        return (fixture.master if address == "c" else dead).link(address)
+
+    fixture.connect = connect
+    fixture.agent = fixture.make("a", "b", "c")
+    fixture.attach()
+    assert asked == ["a", "b", "c"]
+
+
+def test_a_daemon_that_is_refused_at_first_ends(fixture: Fixture) -> None:
+    refusal = InvalidArgument("the name is taken")
+    fixture.master.attach_error = refusal
+    fixture.agent.start()
+    wait_until(lambda: fixture.ended, what="the end")
+    assert fixture.ended == [refusal]
+
+
+def test_a_bug_does_not_end_the_agent(
+    fixture: Fixture, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def broken(epoch: int, timeout_s: float = 1.0) -> bool:
+        calls.append(epoch)
+        if len(calls) == 1:
+            raise KeyError("oops")
+        return True
+
+    monkeypatch.setattr(fixture.sessions, "end_older_writes", broken)
+    fixture.attach()
+    assert "the agent failed" in caplog.text
+    assert len(fixture.master.attaches) == 1
+
+
+@pytest.mark.parametrize("survive", [True, False])
+def test_stopping_detaches(fixture: Fixture, survive: bool) -> None:
+    fixture.attach()
+    begin_s = time.monotonic()
+    assert fixture.agent.stop(contents_survive=survive)
+    assert time.monotonic() - begin_s < 1.0
+    (detach,) = fixture.master.detaches
+    assert (detach.node_id, detach.epoch, detach.contents_survive) == (7, 3, survive)
+    assert not fixture.agent.stop(contents_survive=survive)
+
+
+@pytest.mark.parametrize("how", ["never started", "no master", "master gone", "older left"])
+def test_stopping_takes_no_time_in_any_state(fixture: Fixture, how: str) -> None:
+    if how == "no master":
+        fixture.master.down = Unavailable()
+        fixture.agent.start()
+    elif how == "master gone":
+        fixture.attach()
+        fixture.master.change(down=Unavailable())
+    elif how == "older left":
+        fixture.sessions.older_left = True
+        fixture.agent.start()
+        wait_until(lambda: fixture.sessions.ended_older, what="the cut")
+    begin_s = time.monotonic()
+    assert not fixture.agent.stop(contents_survive=True)
+    assert time.monotonic() - begin_s < 1.0
