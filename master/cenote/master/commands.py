@@ -187,6 +187,8 @@ class PutCommit:
     indexes: U32 | None
     """Positions in the PutStart batch; None = every granted one."""
     checksums: U64
+    failed_replicas: NDArray[np.uint32] | None = None
+    """uint32[k, 2]: (position in the PutStart batch, replica) of what could not be written."""
 
 
 @dataclass(slots=True)
@@ -332,6 +334,14 @@ class ReportFailure:
 
 
 @dataclass(slots=True)
+class NodeProbed:
+    """Whether a node that a client could not reach accepts connections (see effects.ProbeNode)."""
+
+    node_id: int
+    answered: bool
+
+
+@dataclass(slots=True)
 class Tick:
     """Housekeeping, every 10-50 ms: leases and sessions that ran out, eviction ahead of need, sweep of
     reset namespaces, nodes that fell silent, compaction; each step bounded."""
@@ -357,6 +367,7 @@ Command = (
     | Heartbeat
     | Detach
     | ReportFailure
+    | NodeProbed
     | Tick
     | Piggyback
 )

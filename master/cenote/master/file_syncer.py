@@ -132,6 +132,7 @@ class Syncer:
     def sync(self, entry: int) -> Future[None]:
         """Done when everything up to `entry` survives a power failure."""
         future: Future[None] = Future()
+        future.set_running_or_notify_cancel()  # who gives up waiting must not cancel it
         with self._changed:
             if self._failure is not None:
                 future.set_exception(self._failure)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from cenote.api.errors import SessionUnknown, StaleEpoch
 from cenote.api.rows import UNIT_BYTES
 
-from .commands import Detach, Heartbeat, HeartbeatReply, ReportFailure
+from .commands import Detach, Heartbeat, HeartbeatReply, NodeProbed, ReportFailure
 from .effects import ProbeNode
 from .nodes import Node, NodeState
 from .pool import Pool
 from .session_ops import node_cut_session
 
-__all__ = ["detach", "heartbeat", "lose_segment", "report_failure", "set_node_state"]
+__all__ = ["detach", "heartbeat", "lose_segment", "node_probed", "report_failure", "set_node_state"]
 
 
 def set_node_state(pool: Pool, node: Node, state: NodeState) -> None:
@@ -87,3 +87,11 @@ def report_failure(pool: Pool, command: ReportFailure, now_s: float) -> int:
         pool.nodes.suspects += 1
     pool.effects.append(ProbeNode(node.node_id))
     return NodeState.SUSPECT
+
+
+def node_probed(pool: Pool, command: NodeProbed, now_s: float) -> None:
+    """No answer hides the node for all until it is heard of again; an answer changes nothing: it
+    stays suspect for the host that could not reach it."""
+    node = pool.nodes.by_id.get(command.node_id)
+    if node is not None and not command.answered and node.is_readable:
+        set_node_state(pool, node, NodeState.DEAD)

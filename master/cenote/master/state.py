@@ -84,6 +84,7 @@ class MasterState:
             c.Heartbeat: node_ops.heartbeat,
             c.Detach: node_ops.detach,
             c.ReportFailure: node_ops.report_failure,
+            c.NodeProbed: node_ops.node_probed,
             c.Tick: housekeeping.tick,
             c.Piggyback: lookups.piggyback,
         }

@@ -1,0 +1,140 @@
+"""AdminService over gRPC: what people and their tools ask of a cluster."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Final, final
+
+from cenote.api.codec import pack_u32
+from cenote.api.errors import AlreadyExists, InternalError
+from cenote.v1 import admin_pb2 as pb
+from cenote.v1 import master_pb2
+
+from .commands import ResetNamespace
+from .grpc_service import deadline_of
+from .requests import check_text
+from .service import MasterService
+from .views import namespace_message, node_message, segment_message
+
+__all__ = ["ADMIN_SERVICE", "AdminGrpc"]
+
+ADMIN_SERVICE: Final = "cenote.v1.AdminService"
+ROLE_LEADER: Final = "leader"
+
+
+@final
+class AdminGrpc:
+    """The servicer. Methods raise CenoteError."""
+
+    def __init__(self, service: MasterService, *, version: str, cluster_name: str) -> None:
+        self._service = service
+        self._version = version
+        self._cluster_name = cluster_name
+        self._started_s = service.decider.clock.monotonic_s()
+
+    def _now_s(self) -> float:
+        return self._service.decider.clock.monotonic_s()
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
+        backend = self._service.decider.backend
+        status = self._service.state.status(self._now_s())
+        counters = status.counters
+        return pb.GetStatusResponse(
+            cluster_name=self._cluster_name,
+            epoch=status.epoch,
+            role=ROLE_LEADER,
+            metadata_backend=backend.name,
+            uptime_s=self._now_s() - self._started_s,
+            objects=status.objects,
+            capacity_bytes=status.capacity_bytes,
+            used_bytes=status.used_bytes,
+            granted_bytes=status.granted_bytes,
+            condemned_bytes=status.condemned_bytes,
+            quarantined_bytes=status.quarantined_bytes,
+            leases=status.leases,
+            leased_bytes=status.leased_bytes,
+            sessions=status.sessions,
+            grants=status.grants,
+            evicted_objects=counters.evicted,
+            evicted_bytes=counters.evicted_bytes,
+            nodes_alive=status.nodes_alive,
+            nodes_total=status.nodes_total,
+            metadata_memory_bytes=status.metadata_memory_bytes,
+            journal_bytes=backend.bytes_used,
+            last_seq=status.last_seq,
+            pinned_objects=status.pinned_objects,
+            server_version=self._version,
+            acquired_keys=counters.acquired_keys,
+            acquired_hits=counters.acquired_hits,
+        )
+
+    async def ListNodes(self, request: pb.ListNodesRequest, context: Any) -> pb.ListNodesResponse:
+        nodes = self._service.state.nodes(self._now_s())
+        return pb.ListNodesResponse(nodes=map(node_message, nodes))
+
+    async def ListSegments(
+        self, request: pb.ListSegmentsRequest, context: Any
+    ) -> pb.ListSegmentsResponse:
+        segments = self._service.state.segments(self._now_s())
+        return pb.ListSegmentsResponse(segments=map(segment_message, segments))
+
+    async def ListNamespaces(
+        self, request: pb.ListNamespacesRequest, context: Any
+    ) -> pb.ListNamespacesResponse:
+        namespaces = self._service.state.namespaces()
+        return pb.ListNamespacesResponse(namespaces=map(namespace_message, namespaces))
+
+    def _namespace(self, name: str) -> pb.NamespaceStatus:
+        for namespace in self._service.state.namespaces():
+            if namespace.name == name:
+                return namespace_message(namespace)
+        raise InternalError(f"namespace {name!r} is gone")
+
+    async def CreateNamespace(
+        self, request: pb.CreateNamespaceRequest, context: Any
+    ) -> pb.CreateNamespaceResponse:
+        """Raises AlreadyExists, FingerprintMismatch, InvalidArgument."""
+        opened = await self._service.call(
+            master_pb2.OpenNamespaceRequest(
+                name=request.name,
+                fingerprint=request.fingerprint,
+                create=True,
+                durability=request.durability,
+                credentials=request.credentials,
+            ),
+            deadline_of(context),
+        )
+        assert isinstance(opened, master_pb2.OpenNamespaceResponse)
+        if not opened.created:
+            raise AlreadyExists(f"namespace {request.name!r} exists, with this fingerprint")
+        return pb.CreateNamespaceResponse(namespace=self._namespace(request.name))
+
+    async def ResetNamespace(
+        self, request: pb.ResetNamespaceRequest, context: Any
+    ) -> pb.ResetNamespaceResponse:
+        """Raises NamespaceNotFound."""
+        decider = self._service.decider
+        decider.refuse_unless_writable()
+        reply = decider.apply(
+            ResetNamespace(check_text(request.name, "name"), secrets.randbits(64))
+        )
+        await self._service.make_durable(deadline_of(context))
+        return pb.ResetNamespaceResponse(generation=reply.generation)
+
+    async def StatObject(
+        self, request: pb.StatObjectRequest, context: Any
+    ) -> pb.StatObjectResponse:
+        """Raises NamespaceNotFound, NamespaceReset, InvalidArgument, InvalidKey."""
+        batch = request.keys
+        stats = self._service.state.stat_objects(
+            batch.namespace_id,
+            batch.generation,
+            self._service.reader.digests(batch),
+            self._now_s(),
+        )
+        return pb.StatObjectResponse(
+            objects=stats.objects,
+            extents=stats.extents,
+            idle_s=stats.idle_s.astype("<f8").tobytes(),
+            lease_counts=pack_u32(stats.lease_counts),
+        )

@@ -1,0 +1,146 @@
+"""What a master can be told: flags, `CENOTE_MASTER_*` variables, a TOML file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from cenote.api.errors import ConfigError
+from cenote.runtime.config import option
+
+from .state_config import StateConfig
+
+__all__ = ["ENV_PREFIX", "MasterConfig", "host_and_port"]
+
+ENV_PREFIX: Final = "CENOTE_MASTER_"
+
+
+def host_and_port(address: str, name: str) -> tuple[str, int]:
+    """("::1", 5110) for "[::1]:5110"; port 0 takes a free one. Raises ConfigError."""
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"--{name} {address!r} is no address", remedy="write host:port")
+    return host, int(port)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MasterConfig:
+    """Each field is a flag, with `-` for `_`."""
+
+    listen: str = field(
+        default="127.0.0.1:5110",
+        metadata=option(help="host:port of the metadata lane; others than loopback only if told"),
+    )
+    grpc: str = field(
+        default="127.0.0.1:5111", metadata=option(help="host:port of the gRPC server; '' for none")
+    )
+    socket: str = field(
+        default="", metadata=option(help="path of a Unix socket for the lane, too; '' for none")
+    )
+    metadata: str = field(
+        default="file:~/.local/state/cenote/master",
+        metadata=option(help="where the journal is kept: file:DIR, or memory: to keep none"),
+    )
+    cluster_name: str = field(default="cenote", metadata=option(help="shown by `cenote status`"))
+    advertise: tuple[str, ...] = field(
+        default=(), metadata=option(help="addresses that clients are told; default: --listen")
+    )
+    lease_ttl_s: float = field(
+        default=5.0,
+        metadata=option(
+            unit="duration", minimum=0.1, maximum=600, help="of leases that name no duration"
+        ),
+    )
+    lease_ttl_max_s: float = field(
+        default=10.0,
+        metadata=option(
+            unit="duration",
+            minimum=0.1,
+            maximum=600,
+            help="longest lease; a restarted master reuses no space for as long, so before a "
+            "restart that lowers it, stop for as long as the old value",
+        ),
+    )
+    session_ttl_s: float = field(
+        default=10.0,
+        metadata=option(
+            unit="duration", minimum=0.5, maximum=600, help="silence that ends a session"
+        ),
+    )
+    location_ttl_s: float = field(
+        default=10.0,
+        metadata=option(
+            unit="duration", minimum=0, maximum=600, help="how long clients cache locations"
+        ),
+    )
+    heartbeat_s: float = field(
+        default=1.0,
+        metadata=option(
+            unit="duration", minimum=0.05, maximum=60, help="between a daemon's heartbeats"
+        ),
+    )
+    node_dead_s: float = field(
+        default=5.0,
+        metadata=option(
+            unit="duration", minimum=0.2, maximum=600, help="silence that hides a node's objects"
+        ),
+    )
+    node_forget_s: float = field(
+        default=3600.0,
+        metadata=option(
+            unit="duration", minimum=1, maximum=1e7, help="silence that gives up its objects"
+        ),
+    )
+    leased_share_max: float = field(
+        default=0.5, metadata=option(minimum=0, maximum=1, help="of the capacity, for leases")
+    )
+    pinned_share_max: float = field(
+        default=0.25, metadata=option(minimum=0, maximum=1, help="of the capacity, for pins")
+    )
+    sessions_max: int = field(default=100_000, metadata=option(minimum=1, maximum=10_000_000))
+    connections_max: int = field(
+        default=4096, metadata=option(minimum=1, maximum=1_000_000, help="of the lane")
+    )
+    objects_max: int = field(
+        default=1 << 27, metadata=option(minimum=1024, maximum=1 << 31, help="in the pool")
+    )
+    tick_s: float = field(
+        default=0.02, metadata=option(unit="duration", minimum=0.005, maximum=0.5, help="of upkeep")
+    )
+    metrics_listen: str = field(
+        default="", metadata=option(help="host:port for Prometheus; '' for none")
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_json: bool = field(default=False, metadata=option(help="log JSON lines"))
+
+    def __post_init__(self) -> None:
+        host_and_port(self.listen, "listen")
+        if self.grpc:
+            host_and_port(self.grpc, "grpc")
+        if self.metrics_listen:
+            host_and_port(self.metrics_listen, "metrics-listen")
+        if self.socket and not Path(self.socket).is_absolute():
+            raise ConfigError(f"--socket {self.socket!r} is no absolute path")
+        if self.lease_ttl_s > self.lease_ttl_max_s:
+            raise ConfigError("--lease-ttl-s is above --lease-ttl-max-s")
+        if self.heartbeat_s * 2 > self.node_dead_s:
+            raise ConfigError(
+                f"--node-dead-s {self.node_dead_s:g} is less than two heartbeats",
+                remedy="raise it, or lower --heartbeat-s",
+            )
+
+    def state_config(self) -> StateConfig:
+        """The part that the state decides by."""
+        return StateConfig(
+            objects_max=self.objects_max,
+            session_ttl_s=self.session_ttl_s,
+            sessions_max=self.sessions_max,
+            lease_ttl_default_s=self.lease_ttl_s,
+            lease_ttl_max_s=self.lease_ttl_max_s,
+            leased_share_max=self.leased_share_max,
+            pinned_share_max=self.pinned_share_max,
+            node_dead_s=self.node_dead_s,
+            node_forget_s=self.node_forget_s,
+        )

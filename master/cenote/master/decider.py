@@ -1,0 +1,158 @@
+"""The state with its journal: commands in, replies out, nothing decided that isn't taken down."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, Final, final
+
+from cenote.api.errors import CenoteError, InternalError
+from cenote.runtime.clock import Clock
+
+from .commands import Command, Tick
+from .effects import (
+    Effect,
+    InstructionsWaiting,
+    ProbeNode,
+    ViewChanged,
+)
+from .journal import SnapshotEnd, read_entries
+from .log_writer import LogWriter
+from .metadata import MetadataBackend
+from .state import MasterState
+from .state_config import StateConfig
+
+__all__ = ["Decider"]
+
+REPLAY_EFFECTS_PER_STEP: Final = 4
+"""Effects between two yields of `load`: each is a batch, so a step takes milliseconds."""
+_TICK: Final = Tick()
+
+
+def _ignore(_node_id: int) -> None:
+    pass
+
+
+@final
+class Decider:
+    """`load` must be run to its end before anything else. One thread.
+
+    `on_instructions(node_id)`: a node's long poll has an answer. `on_probe(node_id)`: see whether
+    it is alive. Both are called between decisions, never in the middle of one.
+    """
+
+    def __init__(self, backend: MetadataBackend, config: StateConfig, clock: Clock) -> None:
+        self.backend = backend
+        self.clock = clock
+        self.config = config
+        self.on_instructions: Callable[[int], None] = _ignore
+        self.on_probe: Callable[[int], None] = _ignore
+        self.epoch = 0
+        self.replayed_entries = 0
+        self._state: MasterState | None = None
+        self._log: LogWriter | None = None
+
+    # ---- start ------------------------------------------------------------------------------
+
+    def load(self) -> Iterator[None]:
+        """Open the backend and replay it, yielding every few milliseconds.
+
+        Raises ResourceUnavailable, JournalCorrupt, StaleEpoch.
+        """
+        opened = self.backend.open()
+        self.epoch = opened.epoch
+        if opened.epoch > 1:  # readers may still hold leases of the epoch before
+            wait_s = max(self.config.inherited_lease_wait_s, self.config.lease_ttl_max_s)
+            self.config = dataclasses.replace(self.config, inherited_lease_wait_s=wait_s)
+        state = MasterState(self.config, opened.epoch)
+        for number, entry in enumerate(read_entries(opened.records, verified=True)):
+            if not isinstance(entry, SnapshotEnd):
+                state.replay(entry)
+            if number % REPLAY_EFFECTS_PER_STEP == 0:
+                yield
+        self.replayed_entries = self.backend.last_entry
+        self._log = LogWriter(self.backend, opened.epoch)
+        self._state = state
+        self._take(state.start(self.clock.monotonic_s()))
+        self.flush()
+
+    @property
+    def state(self) -> MasterState:
+        """For reading only."""
+        if self._state is None:
+            raise InternalError("the master's state is not loaded")
+        return self._state
+
+    # ---- decisions --------------------------------------------------------------------------
+
+    def apply(self, command: Command) -> Any:
+        """Decide, and take the decision down; `flush` before anybody hears of it."""
+        state = self._state
+        assert state is not None
+        reply, effects = state.apply(command, self.clock.monotonic_s())
+        if effects:
+            self._take(effects)
+        return reply
+
+    def _take(self, effects: list[Effect]) -> None:
+        log = self._log
+        assert log is not None
+        for effect in effects:
+            kind = type(effect)
+            if kind is InstructionsWaiting:
+                self.on_instructions(effect.node_id)  # type: ignore[union-attr]
+            elif kind is ProbeNode:
+                self.on_probe(effect.node_id)  # type: ignore[union-attr]
+            elif kind is not ViewChanged:
+                log.add(effect)  # type: ignore[arg-type]
+
+    def refuse_unless_writable(self) -> None:
+        """Raises ResourceUnavailable where a new decision could not be journaled."""
+        assert self._log is not None
+        refusal = self._log.refusal
+        if refusal is not None:
+            raise refusal
+
+    def tick(self) -> None:
+        """Housekeeping; what it decided is journaled as far as the journal takes it."""
+        log = self._log
+        assert log is not None
+        if log.dirty:
+            self.try_flush()
+        if not log.is_full:
+            self.apply(_TICK)
+            self.try_flush()
+
+    # ---- journal ----------------------------------------------------------------------------
+
+    @property
+    def refusal(self) -> CenoteError | None:
+        """Why writes are refused now, or None."""
+        return self._log.refusal if self._log is not None else None
+
+    def flush(self) -> None:
+        """Append what was decided. Raises ResourceUnavailable; then replies must not leave."""
+        log = self._log
+        if log is not None and log.dirty:
+            log.flush()
+
+    def try_flush(self) -> None:
+        """`flush` where nobody waits for it; a failure shows in `refusal`, and is tried again."""
+        try:
+            self.flush()
+        except CenoteError as error:
+            if error is not self.refusal:
+                raise
+
+    def sync(self) -> Future[None]:
+        """Flush; done when everything decided so far survives a power failure."""
+        assert self._log is not None
+        return self._log.sync()
+
+    def close(self) -> None:
+        """Append, sync and let go. Raises ResourceUnavailable where that can't be done."""
+        try:
+            self.flush()
+        finally:
+            self.backend.close()

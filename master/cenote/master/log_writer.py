@@ -1,0 +1,88 @@
+"""From decided effects to appended records: what stands between the state and the backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import Final, final
+
+from cenote.api.errors import CenoteError, ResourceUnavailable
+
+from .effects import DurableEffect
+from .journal import RecordWriter
+from .metadata import MetadataBackend
+
+__all__ = ["LogWriter"]
+
+PENDING_BYTES_MAX: Final = 64 << 20
+
+
+@final
+class LogWriter:
+    """Collects effects; `flush` appends them before anybody hears of them.
+
+    Where an append fails the records are kept and tried again by the next `flush`, and `refusal`
+    says that nothing new must be decided meanwhile. What comes of time alone (evictions) still is,
+    as far as `PENDING_BYTES_MAX`.
+    """
+
+    def __init__(self, backend: MetadataBackend, epoch: int) -> None:
+        self._backend = backend
+        self._writer = RecordWriter(epoch, backend.last_entry + 1)
+        self._kept: list[bytes] = []
+        self._kept_bytes = 0
+        self._failure: CenoteError | None = None
+        self.dirty = False
+        """Whether `flush` has anything to do."""
+
+    @property
+    def refusal(self) -> CenoteError | None:
+        """Why nothing new should be decided now, or None."""
+        return self._failure or self._backend.refusal
+
+    @property
+    def pending_bytes(self) -> int:
+        """Decided and not appended yet."""
+        return self._kept_bytes + self._writer.pending_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """Whether even what time brings can't be kept any more."""
+        return self.pending_bytes > PENDING_BYTES_MAX
+
+    def add(self, effect: DurableEffect) -> None:
+        """Take a decision down."""
+        self._writer.add(effect)
+        self.dirty = True
+
+    def add_all(self, effects: Iterable[DurableEffect]) -> None:
+        """Take decisions down, in order."""
+        for effect in effects:
+            self._writer.add(effect)
+        self.dirty = True
+
+    def flush(self) -> None:
+        """Append all that was added. Raises ResourceUnavailable; then it is kept."""
+        if not self.dirty:
+            return
+        records = self._writer.take(self._backend.durable_entry)
+        if self._kept:
+            records = [*self._kept, *records]
+        try:
+            self._backend.append(records)
+        except CenoteError as error:
+            self._kept = records
+            self._kept_bytes = sum(map(len, records))
+            self._failure = ResourceUnavailable(
+                f"the master's journal takes no writes: {error.message}", remedy=error.remedy
+            )
+            raise self._failure from error
+        self._kept = []
+        self._kept_bytes = 0
+        self._failure = None
+        self.dirty = False
+
+    def sync(self) -> Future[None]:
+        """Flush; done when all of it survives a power failure. Raises ResourceUnavailable."""
+        self.flush()
+        return self._backend.sync(self._backend.last_entry)

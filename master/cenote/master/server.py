@@ -1,0 +1,231 @@
+"""The master's process: sockets, timers, and the one loop on which everything is decided."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Mapping
+from typing import Final, final
+
+from cenote.api.errors import CenoteError
+from cenote.rpc.grpc_util import GrpcServer
+from cenote.rpc.lane_server import LaneLimits, LaneServer
+from cenote.runtime.log import get_logger
+from cenote.runtime.metrics import Metrics
+from cenote.runtime.metrics_http import MetricsServer
+from cenote.v1 import admin_pb2_grpc, common_pb2, master_pb2_grpc
+
+from .admin import ADMIN_SERVICE, AdminGrpc
+from .config import MasterConfig, host_and_port
+from .grpc_service import MASTER_SERVICE, MasterGrpc
+from .master_metrics import TickStats, register_metrics
+from .metadata import MetadataBackend, open_backend
+from .operations import Settings
+from .service import MasterService
+
+__all__ = ["MasterServer"]
+
+LOAD_SLICE_S: Final = 0.02
+"""Of a replay, between two looks at whether to stop."""
+PROBE_TIMEOUT_S: Final = 0.3
+PROBES_MAX: Final = 64
+GC_INTERVAL_S: Final = 30.0
+GC_IDLE_CALLS_MAX: Final = 4
+"""Calls since the last tick, at most, for a collection to begin."""
+_log = get_logger("cenote.master")
+
+
+@final
+class MasterServer:
+    """`start`, `wait` and `stop` are for `cenote.runtime.harness.run_daemon`."""
+
+    def __init__(
+        self, config: MasterConfig, *, version: str = "", backend: MetadataBackend | None = None
+    ) -> None:
+        """`backend` instead of the one that the configuration names."""
+        self._config = config
+        self._version = version
+        self._backend = backend
+        self.service: MasterService | None = None
+        self.lane: LaneServer | None = None
+        self._grpc: GrpcServer | None = None
+        self._metrics_server: MetricsServer | None = None
+        self._probes: dict[int, asyncio.Task[None]] = {}
+        self._ticks = TickStats()
+        self._gc_at_s = 0.0
+
+    # ---- start ------------------------------------------------------------------------------
+
+    async def start(self) -> Mapping[str, object]:
+        """Replay the journal, then listen. Raises ResourceUnavailable, ConfigError."""
+        config = self._config
+        backend = self._backend or open_backend(config.metadata)
+        settings = Settings(
+            cluster_name=config.cluster_name,
+            server_version=self._version,
+            addresses=config.advertise or (config.listen,),
+            location_ttl_ms=int(config.location_ttl_s * 1000),
+            heartbeat_interval_ms=int(config.heartbeat_s * 1000),
+        )
+        service = MasterService(backend, config.state_config(), settings)
+        self.service = service
+        await self._load(service)
+        service.decider.on_probe = self._probe
+        _rest_after_load()
+        fields = await self._listen(service)
+        _log.info("ready", epoch=service.epoch, metadata=backend.name, **fields)
+        return {**fields, "epoch": service.epoch}
+
+    async def _load(self, service: MasterService) -> None:
+        started_s = last_s = time.monotonic()
+        for _ in service.load():
+            now_s = time.monotonic()
+            if now_s - last_s >= LOAD_SLICE_S:
+                last_s = now_s
+                await asyncio.sleep(0)  # a signal may have cancelled this task
+        _log.info(
+            "journal replayed",
+            entries=service.decider.replayed_entries,
+            objects=service.state.status(time.monotonic()).objects,
+            seconds=round(time.monotonic() - started_s, 3),
+        )
+
+    async def _listen(self, service: MasterService) -> dict[str, object]:
+        config = self._config
+        self.lane = LaneServer(
+            service.dispatch,
+            service.lane_hello,
+            before_flush=service.flush,
+            limits=LaneLimits(connections_max=config.connections_max),
+        )
+        host, port = await self.lane.listen_tcp(*host_and_port(config.listen, "listen"))
+        fields: dict[str, object] = {"lane": f"tcp://{_joined(host, port)}"}
+        if not config.advertise:
+            service.set_addresses((_joined(host, port),))
+        if config.socket:
+            await self.lane.listen_unix(config.socket)
+            fields["socket"] = f"unix://{config.socket}"
+        if config.grpc:
+            self._grpc = GrpcServer()
+            self._grpc.add_service(
+                master_pb2_grpc.add_MasterServiceServicer_to_server,
+                MasterGrpc(service),
+                MASTER_SERVICE,
+            )
+            self._grpc.add_service(
+                admin_pb2_grpc.add_AdminServiceServicer_to_server,
+                AdminGrpc(service, version=self._version, cluster_name=config.cluster_name),
+                ADMIN_SERVICE,
+            )
+            grpc_host, _ = host_and_port(config.grpc, "grpc")
+            fields["grpc"] = _joined(grpc_host, self._grpc.listen(config.grpc))
+            await self._grpc.start()
+        if config.metrics_listen:
+            metrics = Metrics()
+            register_metrics(metrics, service, self.lane.stats, self._ticks)
+            metrics_host, metrics_port = host_and_port(config.metrics_listen, "metrics-listen")
+            self._metrics_server = MetricsServer(metrics, metrics_port, metrics_host)
+            fields["metrics"] = f"http://{_joined(metrics_host, self._metrics_server.port)}/metrics"
+        return fields
+
+    # ---- work -------------------------------------------------------------------------------
+
+    async def wait(self) -> None:
+        """Tick until cancelled. A tick that raises is a bug, and ends the master: its state may be
+        wrong, and a restart builds it anew from what was journaled."""
+        service = self.service
+        assert service is not None
+        tick_s = self._config.tick_s
+        next_s = time.monotonic()
+        refused = False
+        while True:
+            next_s = max(next_s + tick_s, time.monotonic())
+            await asyncio.sleep(next_s - time.monotonic())
+            began_s = time.monotonic()
+            service.tick()
+            self._ticks.note(time.monotonic() - began_s, late_s=began_s - next_s)
+            self._collect_when_idle(began_s)
+            refusal = service.decider.refusal
+            if (refusal is not None) != refused:
+                refused = refusal is not None
+                if refusal is not None:
+                    _log.error("writes are refused", why=str(refusal))
+                else:
+                    _log.info("writes are taken again")
+
+    def _collect_when_idle(self, now_s: float) -> None:
+        """The collector is off while the master works; its little work is done when idle."""
+        assert self.service is not None
+        calls = sum(self.service.calls)
+        idle = calls - self._ticks.calls <= GC_IDLE_CALLS_MAX
+        self._ticks.calls = calls
+        if idle and now_s >= self._gc_at_s:
+            gc.collect()
+            took_s = time.monotonic() - now_s
+            self._ticks.gc_seconds += took_s
+            # A dear collection comes less often: a thousandth of the time at most.
+            self._gc_at_s = now_s + max(GC_INTERVAL_S, took_s * 1000)
+
+    # ---- probes -----------------------------------------------------------------------------
+
+    def _probe(self, node_id: int) -> None:
+        if node_id in self._probes or len(self._probes) >= PROBES_MAX:
+            return
+        task = asyncio.get_running_loop().create_task(self._probe_node(node_id))
+        self._probes[node_id] = task
+        task.add_done_callback(lambda _: self._probes.pop(node_id, None))
+
+    async def _probe_node(self, node_id: int) -> None:
+        """See whether the node accepts a connection, and tell the state."""
+        service = self.service
+        assert service is not None
+        address = service.endpoint_of(node_id, common_pb2.TRANSPORT_KIND_TCP)
+        answered = False
+        if address:
+            host, port = host_and_port(address, "endpoint")
+            try:
+                async with asyncio.timeout(PROBE_TIMEOUT_S):
+                    _, writer = await asyncio.open_connection(host, port)
+                writer.close()
+                answered = True
+            except OSError:  # TimeoutError is one
+                pass
+        service.note_probe(node_id, answered)
+        _log.info("probed", node=node_id, address=address, answered=answered)
+
+    # ---- the end ----------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """Stop listening, answer what is under way, sync the journal. Within about a second."""
+        service = self.service
+        if service is not None:
+            service.release_waiting()
+        for task in list(self._probes.values()):
+            task.cancel()
+        closing = []
+        if self.lane is not None:
+            closing.append(self.lane.close(0.5))
+        if self._grpc is not None:
+            closing.append(self._grpc.close(0.3))
+        if closing:
+            await asyncio.gather(*closing)
+        if self._metrics_server is not None:
+            await asyncio.to_thread(self._metrics_server.close)
+        if service is not None:
+            try:
+                await asyncio.to_thread(service.close)
+            except CenoteError as error:
+                _log.error("the journal could not be closed in order", error=str(error))
+                raise
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _rest_after_load() -> None:
+    """What was loaded stays: no collection needs to look at it again."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
