@@ -84,9 +84,9 @@ class LaneSocket:
         "_call_id",
         "_clock",
         "_lock",
+        "_misses",
         "_poll",
         "_skip",
-        "_skip_next",
         "_sock",
         "_spin_polls",
         "_until_s",
@@ -115,7 +115,7 @@ class LaneSocket:
         self.body_bytes_max = body_bytes_max
         self._spin_polls = spin_polls
         self._skip = 0  # calls that still do not spin
-        self._skip_next = 0
+        self._misses = 0  # in a row
         self._clock = clock
         self._call_id = 0
         self._until_s = 0.0
@@ -210,9 +210,11 @@ class LaneSocket:
         for _ in range(self._spin_polls):
             got: int = _recv(self._c_fd, self._address_in_memory, _RECV_SIZE, _RECV_FLAGS)
             if got >= 0:
-                self._skip_next = 0
+                self._misses = 0
                 return got
-        self._skip = self._skip_next = min(2 * self._skip_next + 1, _SKIP_MAX)
+        # The first miss in a row has no consequence, then 1, 2, 4, 8, 15 calls don't spin.
+        self._misses = min(self._misses + 1, 6)
+        self._skip = min((1 << self._misses) >> 2, _SKIP_MAX)
         return -1
 
     # --- for the pipeline -----------------------------------------------------------------------
