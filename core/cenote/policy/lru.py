@@ -43,8 +43,8 @@ class LruPolicy:
         first = self._clock
         self._clock = last = first + count
         if chain:
-            return np.arange(last - 1, first - 1, -1, np.uint64)
-        return np.arange(first, last, 1, np.uint64)
+            return np.arange(last - 1, first - 1, -1, dtype=np.uint64)
+        return np.arange(first, last, dtype=np.uint64)
 
     def victims(self, stamps: Stamps, evictable: Mask, count: int) -> Positions:
         positions = np.flatnonzero(evictable)

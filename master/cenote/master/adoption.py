@@ -1,13 +1,14 @@
 """Which slots of a daemon's inventory may become objects that the journal does not know.
 
-The journal runs a few milliseconds behind the decisions. What a crash cut off of it is still in the
-slot tables: a slot of epoch e is *newer than the journal* when its seq is above the last one that the
-journal has of e. A slot at or below that and not in the table was evicted, removed or replaced.
+The journal runs a few milliseconds behind the decisions. What a crash cut off of it is still in
+the slot tables: a slot of epoch e is *newer than the journal* when its seq is above the last one
+that the journal has of e. A slot at or below that and not in the table was evicted, removed or
+replaced.
 
-Removed keys never return: a remove names its keys in the journal even when they are unknown, and such
-a tombstone outweighs every slot of an earlier epoch. Tombstones are needed only as long as daemons may
-still bring such slots, and their number is bounded: when either ends, the floor rises, and nothing
-of an epoch below the floor is adopted any more.
+Removed keys never return: a remove names its keys in the journal even when they are unknown, and
+such a tombstone outweighs every slot of an earlier epoch. Tombstones are needed only as long as
+daemons may still bring such slots, and their number is bounded: when either ends, the floor rises,
+and nothing of an epoch below the floor is adopted any more.
 """
 
 from __future__ import annotations

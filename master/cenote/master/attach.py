@@ -1,8 +1,8 @@
 """A daemon attaches: its segments become usable, and its slot tables and the object table agree.
 
 For each segment, in this order: extents of the table that are not sealed there are dropped; the
-allocator is made from what is left; slots newer than the journal are adopted where they are whole and
-overlap nothing; all other slots that the table does not know are to be cleared.
+allocator is made from what is left; slots newer than the journal are adopted where they are whole
+and overlap nothing; all other slots that the table does not know are to be cleared.
 """
 
 from __future__ import annotations

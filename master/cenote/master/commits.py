@@ -7,6 +7,8 @@ this very call that it is done with them; where it can't say so (`unfenced`) the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,7 +21,7 @@ from .grants import Grant
 from .lookups import hits
 from .pool import Pool, Rows
 from .sessions import Session
-from .spans import Spans, by_segment, to_placed, units_of
+from .spans import Spans, by_segment, segments_of, to_placed, units_of
 
 __all__ = ["end_grant", "put_abort", "put_commit", "quarantine"]
 
@@ -72,6 +74,8 @@ def _commit_one(
         or (command.indexes is not None and (len(command.indexes) != 1 or grant.batch != 1))
         or (command.indexes is not None and command.indexes[0] != 0)
         or grant.ttl_s
+        or grant.drops != pool.segments.drops
+        or command.failed_replicas is not None
         or namespace is not pool.namespaces.by_id.get(namespace.namespace_id)
         or pool.objects.lookup_one(low, high) > 0
     ):
@@ -154,7 +158,12 @@ def _commit_many(
     if len(entries):
         at, entries = _resolve_conflicts(pool, session, grant, at, entries, checksums, status)
     if len(entries):
-        _decide(pool, session, grant, entries, checksums[at], (first + at).astype(np.uint64), now_s)
+        parts, whole = _parts(pool, session, grant, entries, command.failed_replicas)
+        if not whole.all():
+            status[at[~whole]] = CommitStatus.NOT_GRANTED
+            pool.counters.commit_not_granted += int(np.count_nonzero(~whole))
+            at = at[whole]
+        _decide(pool, session, grant, parts, checksums[at], (first + at).astype(np.uint64), now_s)
         pool.last_seq += n
     if not grant.pending_count:
         end_grant(pool, session, grant)
@@ -192,19 +201,79 @@ def _resolve_conflicts(
     return at[~taken], entries[~taken]
 
 
-def _decide(
+@dataclass(slots=True)
+class _Parts:
+    """What is committed: entries of the grant, and the extents that each really has."""
+
+    entries: Rows
+    spans: Spans
+    counts: NDArray[np.uint16]
+    replicas: NDArray[np.uint8]
+
+
+def _parts(
     pool: Pool,
     session: Session,
     grant: Grant,
     entries: Rows,
+    failed: NDArray[np.uint32] | None,
+) -> tuple[_Parts, NDArray[np.bool_]]:
+    """(the parts, which of `entries` have any): without what is lost, or was not written.
+
+    A replica counts if its segments are all there and its writer wrote it. Other extents of a lost
+    replica are free (the writer is done with it); those it failed to write are quarantined.
+    """
+    n = len(entries)
+    spans = grant.spans if n == len(grant) else grant.spans_of(entries)
+    counts = np.ones(n, np.uint16) if grant.counts is None else grant.counts[entries]
+    replicas = np.ones(n, np.uint8) if grant.replicas is None else grant.replicas[entries]
+    everything = np.ones(n, np.bool_)
+    has_failed = failed is not None and len(failed) > 0
+    if grant.drops == pool.segments.drops and not has_failed:
+        return _Parts(entries, spans, counts, replicas), everything
+    owner = np.repeat(np.arange(n), counts)
+    pairs = owner * 256 + ((spans[:, 0] >> 16) & 0xFF)
+    unwritten = np.zeros(len(spans), np.bool_)
+    if failed is not None and has_failed:
+        at = grant.entries_at(failed[:, 0])
+        place = np.searchsorted(entries, at)
+        place[place == n] = 0
+        hit = entries[place] == at
+        unwritten = np.isin(pairs, (place * 256 + failed[:, 1])[hit])
+    lost = ~np.isin(segments_of(spans), list(pool.segments.by_id))
+    lost = np.isin(pairs, pairs[lost]) & ~unwritten
+    pool.segments.give(spans[lost])
+    quarantine(pool, session.session_id, spans[unwritten])
+    stays = ~lost & ~unwritten
+    kept = np.bincount(owner[stays], minlength=n)
+    copies = np.bincount(np.unique(pairs[stays]) // 256, minlength=n)
+    whole = kept > 0
+    gone = entries[~whole]
+    pool.settle_grant(session, grant, gone, 0)
+    pool.settle_grant(session, grant, gone[:0], units_of(spans[~stays]))
+    parts = _Parts(
+        entries[whole],
+        spans[stays],
+        kept[whole].astype(np.uint16),
+        copies[whole].astype(np.uint8),
+    )
+    return parts, whole
+
+
+def _decide(
+    pool: Pool,
+    session: Session,
+    grant: Grant,
+    parts: _Parts,
     checksums: NDArray[np.uint64],
     seqs: NDArray[np.uint64],
     now_s: float,
 ) -> None:
+    entries = parts.entries
     n = len(entries)
+    if not n:
+        return
     whole = n == len(grant)
-    spans = grant.spans if whole else grant.spans_of(entries)
-    counts, replicas = grant.counts, grant.replicas
     effect = Stored(
         grant.namespace.namespace_id,
         grant.namespace.generation,
@@ -214,25 +283,18 @@ def _decide(
         checksums,
         seqs,
         grant.tails if whole else grant.tails[entries],
-        np.ones(n, np.uint16) if counts is None else counts[entries],
-        np.ones(n, np.uint8) if replicas is None else replicas[entries],
-        to_placed(spans),
+        parts.counts,
+        parts.replicas,
+        to_placed(parts.spans),
     )
-    units = units_of(spans)
-    pool.link(grant.namespace, effect, grant.stamps[entries], spans, units)
+    units = units_of(parts.spans)
+    pool.link(grant.namespace, effect, grant.stamps[entries], parts.spans, units)
     pool.counters.committed += n
     pool.counters.committed_bytes += int(effect.sizes.sum())
     pool.effects.append(effect)
     if grant.ttl_s:
         pool.expiries.add(now_s + grant.ttl_s, effect.digests, seqs)
-    grant.settle(entries)
-    _shrink(pool, session, grant, units)
-
-
-def _shrink(pool: Pool, session: Session | None, grant: Grant, units: int) -> None:
-    pool.grants.shrink(grant, units)
-    if session is not None:
-        session.granted_units -= units
+    pool.settle_grant(session, grant, entries, units)
 
 
 def give_up(pool: Pool, session: Session, grant: Grant, entries: Rows, *, free: bool) -> None:
@@ -242,8 +304,7 @@ def give_up(pool: Pool, session: Session, grant: Grant, entries: Rows, *, free: 
         pool.segments.give(spans)
     else:
         quarantine(pool, session.session_id, spans)
-    grant.settle(entries)
-    _shrink(pool, session, grant, units_of(spans))
+    pool.settle_grant(session, grant, entries, units_of(spans))
 
 
 def end_grant(pool: Pool, session: Session | None, grant: Grant, *, free: bool = False) -> None:

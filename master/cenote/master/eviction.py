@@ -1,4 +1,5 @@
-"""Making room: on demand, ahead of need, in one neighbourhood, and out of namespaces that were reset.
+"""Making room: on demand, ahead of need, in one neighbourhood, and out of namespaces that were
+reset.
 
 The policy says who is coldest (`victims`); this says how much must go and from where. As long as
 some segments have plenty of room and others none (a fresh node in a full pool), only objects of the
@@ -18,7 +19,7 @@ from .pool import Pool, Rows
 from .segments import Segment
 from .victims import next_victims
 
-__all__ = ["evict_ahead", "evict_nearby", "make_room", "sweep"]
+__all__ = ["evict_ahead", "evict_nearby", "make_room", "make_rows", "sweep"]
 
 _LOW_RESERVES = 3
 """A segment is low on space below this many times its reserve."""
@@ -66,6 +67,20 @@ def make_room(pool: Pool, units: int, tier: int) -> bool:
     return freed > 0
 
 
+def make_rows(pool: Pool, wanted: int) -> int:
+    """Rows for new objects, at most `wanted`; evicts when the table is full."""
+    room = pool.config.objects_max - pool.objects.used_rows - pool.grants.keys
+    for _ in range(_ROUNDS_MAX):
+        if room >= wanted:
+            break
+        rows = next_victims(pool, (wanted - room) * max(1, pool.mean_units), None)
+        if not len(rows):
+            break
+        evict(pool, rows[: wanted - room])
+        room = pool.config.objects_max - pool.objects.used_rows - pool.grants.keys
+    return max(0, min(room, wanted))
+
+
 def _evict(pool: Pool, units: int, column: NDArray[np.bool_] | None, rows_max: int) -> int:
     freed = 0
     while freed < units and rows_max > 0:
@@ -86,7 +101,7 @@ def evict(pool: Pool, rows: Rows) -> int:
 
 
 def evict_ahead(pool: Pool) -> int:
-    """Keep the reserve free, so that puts find room at once; bounded work. Returns objects evicted."""
+    """Keep the reserve free, so that puts find room at once. Bounded; returns objects evicted."""
     if not len(pool.placement):
         return 0
     low, column = _low_segments(pool, 0)
@@ -123,29 +138,26 @@ def sweep(pool: Pool, rows_max: int) -> int:
 def evict_nearby(pool: Pool, segment: Segment, length: int) -> bool:
     """Evict what lies between free ranges of one neighbourhood, to make one range of `length`.
 
-    Chosen are windows with little in them that is in use; those with an object that can't go are
-    passed over. False when none of a few will do.
+    Of all such windows the one is chosen whose most recently used object is coldest. False when
+    each holds something that can't go.
     """
     allocator = segment.allocator
-    if allocator is None or allocator.free_units + length > segment.capacity_units + length:
+    if allocator is None:
         return False
     rows, spans = pool.rows_in_segment(segment.segment_id)
-    if not len(rows):
-        return False
     movable = (pool.state.take(rows) & LIVE) != 0
     movable &= pool.lease_count.take(rows) == 0
     movable &= pool.pin.take(rows) == 0
+    rows, spans = rows[movable], spans[movable]
+    if not len(rows):
+        return False
     starts = spans[:, 2].astype(np.int64)
-    ends = starts + spans[:, 3]
-    for offset, units in windows(segment, length):
-        inside = (starts < offset + units) & (ends > offset)
-        if movable[inside].all():
-            victims = np.unique(rows[inside])
-            pool.counters.evictions_nearby += len(victims)
-            evict(pool, victims)
-            return True
-    return False
-
-
-def windows(segment: Segment, length: int) -> list[tuple[int, int]]:
-    return []
+    window = allocator.find_window(
+        length, starts, spans[:, 3].astype(np.int64), pool.stamp.take(rows)
+    )
+    if window is None:
+        return False
+    victims = np.unique(rows[(starts >= window[0]) & (starts < window[1])])
+    pool.counters.evictions_nearby += len(victims)
+    evict(pool, victims)
+    return True

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .namespaces import Namespace
-from .spans import Spans, segments_of, units_of
+from .spans import Spans, units_of
 
 __all__ = ["Grant", "GrantTable", "Positions"]
 
@@ -42,6 +42,8 @@ class Grant:
     ttl_s: float
     units: int
     """Of what is pending."""
+    drops: int
+    """`Segments.drops` when it was made: if more are gone since, some extents may be."""
     pending: NDArray[np.bool_] | None = None
     """None = all."""
     starts: Positions | None = None
@@ -81,14 +83,14 @@ class Grant:
     def spans_of(self, entries: Positions) -> Spans:
         """The extents of entries, one after the other."""
         if self.counts is None:
-            return self.spans[entries]
+            return self.spans.take(entries, axis=0)
         if self.starts is None:
             ends = np.cumsum(self.counts, dtype=np.int64)
             self.starts = ends - self.counts
         counts = self.counts[entries].astype(np.int64)
         ends = np.cumsum(counts)
         within = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
-        return self.spans[np.repeat(self.starts[entries], counts) + within]
+        return self.spans.take(np.repeat(self.starts[entries], counts) + within, axis=0)
 
     def settle(self, entries: Positions) -> None:
         """Entries are decided or given up."""
@@ -103,13 +105,15 @@ class Grant:
 class GrantTable:
     """`first_id` carries the epoch in its high bits."""
 
-    __slots__ = ("_next_id", "by_id", "units")
+    __slots__ = ("_next_id", "by_id", "keys", "units")
 
     def __init__(self, first_id: int) -> None:
         self.by_id: dict[int, Grant] = {}
         self._next_id = first_id
         self.units = 0
         """Granted and undecided."""
+        self.keys = 0
+        """Likewise."""
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -121,24 +125,21 @@ class GrantTable:
     def add(self, grant: Grant) -> None:
         self.by_id[grant.grant_id] = grant
         self.units += grant.units
+        self.keys += len(grant)
 
     def drop(self, grant: Grant) -> None:
         """The grant is over, whatever was pending."""
         del self.by_id[grant.grant_id]
         self.units -= grant.units
+        self.keys -= grant.pending_count
         grant.units = 0
 
-    def shrink(self, grant: Grant, units: int) -> None:
+    def settle(self, grant: Grant, entries: Positions, units: int) -> None:
+        """Entries of so many units are decided or given up."""
+        grant.settle(entries)
         grant.units -= units
         self.units -= units
-
-    def in_segment(self, segment_id: int) -> list[Grant]:
-        """Grants with pending extents there."""
-        return [
-            grant
-            for grant in self.by_id.values()
-            if (segments_of(grant.pending_spans()) == segment_id).any()
-        ]
+        self.keys -= len(entries)
 
     def recount(self) -> int:
         """Units by counting (for tests)."""

@@ -1,4 +1,4 @@
-"""The tick: what time brings. Each step is bounded, so that a tick never holds requests up for long."""
+"""The tick: what time brings. Each step is bounded: a tick never holds requests up for long."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ __all__ = ["tick"]
 
 
 def tick(pool: Pool, command: Tick, now_s: float) -> None:
-    """Leases and sessions that ran out, silent nodes, pins and objects whose time is over, sweeping,
+    """Leases and sessions that ran out, silent nodes, pins and objects whose time is over,
+    sweeping,
     eviction ahead of need, slots, compaction."""
     limit = pool.config.tick_expire_max
     ended = pool.leases.due(now_s, limit)

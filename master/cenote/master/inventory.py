@@ -28,7 +28,8 @@ def confirm(
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """(which extents are sealed as the table has them, which slots the table knows).
 
-    `spans`, `epochs`, `seqs`: the table's extents in one segment; `slots`: that segment's inventory.
+    `spans`, `epochs`, `seqs`: the table's extents in one segment; `slots`: that segment's
+    inventory.
     """
     sealed = np.zeros(len(spans), np.bool_)
     known = np.zeros(len(slots), np.bool_)

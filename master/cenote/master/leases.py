@@ -38,7 +38,7 @@ class Lease:
 
 
 class LeaseTable:
-    """`first_id` carries the epoch in its high bits: no lease of one tenure names one of another."""
+    """`first_id` has the epoch in its high bits: no id of one tenure names one of another."""
 
     __slots__ = ("_buckets", "_heap", "_next_id", "by_id")
 

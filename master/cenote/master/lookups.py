@@ -1,8 +1,8 @@
 """Exists, acquire, release, touch: what readers ask.
 
-Each has a scalar path for one key, where NumPy costs more than the work, and a batch path of a fixed
-number of gathers. A row's incarnation must equal the request's: row 0 stands for "absent" and belongs
-to no incarnation, so that one comparison decides about both.
+Each has a scalar path for one key, where NumPy costs more than the work, and a batch path of a
+fixed number of gathers. A row's incarnation must equal the request's: row 0 stands for "absent"
+and belongs to no incarnation, so that one comparison decides about both.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ def acquire(pool: Pool, command: Acquire, now_s: float) -> AcquireReply:
     n = len(digests)
     pool.counters.acquired_keys += n
     session.expires_s = now_s + pool.config.session_ttl_s
+    if pool.placement_dirty:
+        pool.refresh_placement(now_s)
     if n == 1:
         return _acquire_one(pool, command, session, incarnation, now_s)
     rows = pool.objects.lookup(digests)
@@ -234,7 +236,8 @@ def _several_extents(
     records: NDArray[np.uint64],
     now_s: float,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], bytes]:
-    """(extents of each object, replicas of each, packed EXTENT rows): readable replicas, best first.
+    """(extents of each object, replicas of each, packed EXTENT rows): readable replicas, best
+    first.
 
     Same host first, then other nodes, nodes that this host suspects or the caller avoids last.
     """

@@ -1,10 +1,10 @@
 """Which segments get new bytes: shares, credits, failure domains. Pure; knows no object.
 
 Each segment has a share of the new bytes, and a virtual time that advances by what it got over its
-share. The segment that is furthest behind is next, so bytes are spread without dice and without long
-runs on one node. Shares follow the free space relative to the pool's mean (at most twice), so nodes
-of different size fill evenly; no segment's share is more than twice that of its size, so that a fresh
-node in a full pool is not flooded with everything that is new.
+share. The segment that is furthest behind is next, so bytes are spread without dice and without
+long runs on one node. Shares follow the free space relative to the pool's mean (at most twice), so
+nodes of different size fill evenly; no segment's share is more than twice that of its size, so
+that a fresh node in a full pool is not flooded with everything that is new.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class Placement:
 
 
 def _capped_shares(weights: list[float], caps: list[float]) -> list[float]:
-    """Shares in proportion to weights that add up to 1, none above its cap where that is possible."""
+    """Shares as weights are, adding up to 1, none above its cap where that is possible."""
     shares = [0.0] * len(weights)
     open_ = list(range(len(weights)))
     left = 1.0

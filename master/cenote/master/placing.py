@@ -1,8 +1,9 @@
 """From lengths to extents: how one PutStart's keys are laid out, and what makes room for them.
 
-A batch is cut into runs of about 1 MiB; a run lies in one segment and is one request to its allocator.
-A run that finds no room is halved after eviction made some, down to single objects; those may be cut
-in pieces (where free space is in small holes), and striped over segments (where one is too small).
+A batch is cut into runs of about 1 MiB; a run lies in one segment and is one request to its
+allocator. A run that finds no room is halved after eviction made some, down to single objects;
+those may be cut in pieces (where free space is in small holes), and striped over segments (where
+one is too small).
 """
 
 from __future__ import annotations
@@ -63,9 +64,7 @@ class _Batch:
 def place(pool: Pool, lengths: Lengths, replicas: int, min_replicas: int, wanted: Wanted) -> Placed:
     """Place keys of `lengths` units (int64[m], m >= 1) with up to `replicas` replicas each."""
     placement = pool.placement
-    if pool.placement_dirty:
-        pool.refresh_placement()
-    elif placement.stale:
+    if placement.stale:
         placement.redeal()
     m = len(lengths)
     domains = placement.domains_for(wanted)
@@ -99,9 +98,12 @@ def _place_run(batch: _Batch, start: int, stop: int, may_evict: bool) -> None:
     total = int(lengths.sum())
     if _try_run(batch, start, stop, lengths, total):
         return
-    if may_evict and make_room(batch.pool, total, batch.wanted.tier):
-        if _try_run(batch, start, stop, lengths, total):
-            return
+    if (
+        may_evict
+        and make_room(batch.pool, total, batch.wanted.tier)
+        and _try_run(batch, start, stop, lengths, total)
+    ):
+        return
     middle = (start + stop) // 2
     _place_run(batch, start, middle, False)
     _place_run(batch, middle, stop, False)

@@ -2,9 +2,9 @@
 
 Life of an object (a row of the object table) and of its extents::
 
-            put_start            put_commit                unlink                last lease ends
-    (free) ----------> granted ------------> LIVE ------------------> REMOVED ------------------> (free)
-                          |                   |                          (skipped where no lease runs)
+            put_start           put_commit            unlink              last lease ends
+    (free) ----------> granted ------------> LIVE -------------> REMOVED --------------> (free)
+                          |                   |                    (no lease: at once)
                           | abort, loser      | drop_replicas: fewer extents
                           v                   v
                        (free)               LIVE
@@ -42,7 +42,7 @@ from .effects import (
     ViewChanged,
 )
 from .extents import EXTENT, EXTENT_FORMAT
-from .grants import GrantTable
+from .grants import Grant, GrantTable
 from .leases import Lease, LeaseTable
 from .namespaces import Namespace, Namespaces
 from .nodes import Node, Nodes
@@ -137,8 +137,8 @@ class Pool:
         self.state = objects._state
         self.lease_count = objects._lease_count
         self.pin = objects._pin
-        self.stamp_words = memoryview(self.stamp)
-        self.lease_words = memoryview(self.lease_count)
+        self.stamp_words = memoryview(self.stamp.data)
+        self.lease_words = memoryview(self.lease_count.data)
         self.record_of = objects.record_of_one
         self._record_bytes = objects._record_view
         self._extent_bytes = objects._extent_view
@@ -158,7 +158,8 @@ class Pool:
         return self.segments.all_readable or bool(self.readable_rows(np.array([row]))[0])
 
     def records_of(self, rows: Rows) -> NDArray[np.uint64]:
-        """The records as words, uint64[n, 5]: size, checksum, seq, epoch | first extra extent << 32,
+        """The records as words, uint64[n, 5]: size, checksum, seq, epoch | first extra extent <<
+        32,
         incarnation | tail bytes << 16 | extents << 32 | replicas << 48 | shards << 56."""
         return self.objects.records_of(rows).view(np.uint64).reshape(-1, RECORD_WORDS)
 
@@ -226,8 +227,9 @@ class Pool:
         return ids
 
     @property
-    def live_units(self) -> int:
-        return int(self.namespaces.units.sum())
+    def mean_units(self) -> int:
+        """Of an object."""
+        return int(self.namespaces.units.sum()) // max(1, self.objects.live_count)
 
     def idle_s(self, stamp: int, now_s: float) -> float:
         """About how long ago this stamp was given."""
@@ -255,11 +257,9 @@ class Pool:
         self.placement_dirty = True
         self.effects.append(ViewChanged(self.view_version))
 
-    def refresh_placement(self, now_s: float | None = None) -> None:
-        """Which segments are usable now, how large they are, and each one's share of what is new."""
-        if now_s is not None:
-            self.now_s = now_s
-        usable = [s for s in self.segments.by_id.values() if s.is_usable(self.now_s)]
+    def refresh_placement(self, now_s: float) -> None:
+        """Which segments are usable now, how large they are, and what share each one gets."""
+        usable = [s for s in self.segments.by_id.values() if s.is_usable(now_s)]
         self.placement.refresh(usable)
         self.placement_dirty = False
         config = self.config
@@ -345,6 +345,11 @@ class Pool:
             here = owners == namespace_id
             self.effects.append(Gone(namespace_id, digests[here], seqs[here], reason))
 
+    def settle_grant(self, session: Session, grant: Grant, entries: Rows, units: int) -> None:
+        """Entries of a grant, of so many units, are decided or given up."""
+        self.grants.settle(grant, entries, units)
+        session.granted_units -= units
+
     def drop_replicas(self, rows: Rows, lost: Spans, reason: GoneReason) -> int:
         """These extents (each of a LIVE row, one row an extent) hold nothing any more.
 
@@ -409,7 +414,8 @@ class Pool:
     def _units_of_rows(self, rows: Rows) -> NDArray[np.int64]:
         counts, spans = self.spans_of(rows)
         ends = np.cumsum(counts)
-        return np.add.reduceat(spans[:, 3].astype(np.int64), ends - counts)
+        sums: NDArray[np.int64] = np.add.reduceat(spans[:, 3].astype(np.int64), ends - counts)
+        return sums
 
     def lose_segment(self, segment: Segment) -> int:
         """A segment's contents are gone, and so is it. Returns how many objects were lost."""
@@ -485,7 +491,7 @@ class Pool:
 
     def clear_pins(self, rows: Rows) -> Rows:
         """Take the pins off rows; returns those that had one."""
-        pinned = rows[self.pin.take(rows) != 0]
+        pinned: Rows = rows[self.pin.take(rows) != 0]
         if len(pinned):
             self.pin[pinned] = 0
             self.pinned_objects -= len(pinned)

@@ -15,6 +15,7 @@ from cenote.api.rows import (
 )
 
 from .commands import PutStart, PutStartReply
+from .eviction import make_rows
 from .grants import Grant
 from .lookups import check_digests, hits
 from .namespaces import Namespace
@@ -50,6 +51,8 @@ def put_start(pool: Pool, command: PutStart, now_s: float) -> PutStartReply:
             assert isinstance(known[0], PutStartReply)
             return known[0]
     namespace = pool.namespaces.check(command.namespace_id, command.generation)
+    if pool.placement_dirty:
+        pool.refresh_placement(now_s)
     n = len(command.digests)
     if n == 1 and command.replicas <= 1 and command.min_replicas <= 1 and not pool.nodes.suspects:
         reply = _put_start_one(pool, command, session, namespace, now_s)
@@ -103,7 +106,7 @@ def _wanted(pool: Pool, command: PutStart, session: Session, now_s: float) -> Wa
 def _put_start_one(
     pool: Pool, command: PutStart, session: Session, namespace: Namespace, now_s: float
 ) -> PutStartReply | None:
-    """The plain case: one key, one replica, room at hand. None = go the long way, nothing changed."""
+    """The plain case: one key, one replica, room at hand. None = go the long way."""
     low, high = command.digests[0].tolist()
     row = pool.objects.lookup_one(low, high)
     if row > 0:
@@ -130,6 +133,7 @@ def _put_start_one(
         or pool.placement_dirty
         or placement.stale
         or session.granted_units + units > pool.session_cap_units
+        or pool.objects.used_rows + pool.grants.keys >= pool.config.objects_max
     ):
         return None
     entry = placement.first(command.tier or 1)
@@ -194,6 +198,7 @@ def _put_start_many(
         todo = np.flatnonzero(~present & ~bad)
     todo = _without_repeats(digests, todo, status)
     todo = _within_quota(pool, session, units, todo, status)
+    todo = _within_table(pool, todo, status)
     if len(todo):
         placed = place(
             pool,
@@ -277,6 +282,17 @@ def _within_quota(
     return todo[fits]
 
 
+def _within_table(
+    pool: Pool, todo: NDArray[np.int64], status: NDArray[np.uint8]
+) -> NDArray[np.int64]:
+    """Objects have rows: when the table is full, the coldest make room for new ones."""
+    room = make_rows(pool, len(todo))
+    if room < len(todo):
+        status[todo[room:]] = PutStatus.NO_SPACE
+        return todo[:room]
+    return todo
+
+
 def _count(pool: Pool, status: NDArray[np.uint8], present: NDArray[np.bool_], granted: int) -> None:
     counters = pool.counters
     counters.put_granted += granted
@@ -317,6 +333,7 @@ def _grant(
         max(command.durability, namespace.durability),
         command.ttl_ms / 1000,
         units,
+        pool.segments.drops,
     )
     pool.grants.add(grant)
     session.grants[grant.grant_id] = grant

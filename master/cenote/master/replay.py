@@ -1,13 +1,14 @@
 """Durable effects in, durable effects out: how a state is rebuilt, and how it is written down.
 
-Replaying needs no allocator: extents are only noted in the object table, and a segment's free space
-follows from them when its daemon attaches. Effects are idempotent; a newer version of a key replaces
-an older one, whatever order they come in.
+Replaying needs no allocator: extents are only noted in the object table, and a segment's free
+space follows from them when its daemon attaches. Effects are idempotent; a newer version of a key
+replaces an older one, whatever order they come in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -173,7 +174,7 @@ def _epoch(pool: Pool, effect: EpochStarted) -> None:
     pool.adoption.start(effect.epoch, effect.last_seq)
 
 
-_REPLAY = {
+_REPLAY: dict[type[DurableEffect], Callable[[Pool, Any], None]] = {
     Stored: _stored,
     Gone: _gone,
     ReplicasChanged: _replicas_changed,

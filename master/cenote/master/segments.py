@@ -17,14 +17,16 @@ from .spans import SEGMENT_MASK, Spans, by_segment
 __all__ = ["Segment", "Segments"]
 
 SEGMENT_IDS_MAX = SEGMENT_MASK
+_PIECE_UNITS_MIN = 64
+"""4 KiB: shorter pieces cost a reader more than they are worth."""
 
 
 class Segment:
     """One incarnation of one daemon's range of memory.
 
-    `allocator` is None until its node attached in this epoch: then it is built from the extents that
-    the object table holds, so what was freed before needs no record. Offsets and lengths are in
-    64-byte units, whatever the segment's own unit is (a multiple of 64 bytes).
+    `allocator` is None until its node attached in this epoch: then it is built from the extents
+    that the object table holds, so what was freed before needs no record. Offsets and lengths are
+    in 64-byte units, whatever the segment's own unit is (a multiple of 64 bytes).
     """
 
     __slots__ = (
@@ -66,7 +68,7 @@ class Segment:
         """Met first in this epoch: no lease of an earlier one can be on it."""
 
     def known(self) -> SegmentKnown:
-        """As it was first known, `slots` before any growth is lost: growth follows as SlotsGrown."""
+        """What SegmentKnown says of it now; growth of its slot table follows as SlotsGrown."""
         return SegmentKnown(
             self.segment_id,
             self.node.node_id,
@@ -125,12 +127,15 @@ class Segment:
     def take_run(
         self, lengths: NDArray[np.int64]
     ) -> tuple[NDArray[np.integer], NDArray[np.uint32], NDArray[np.int64]] | None:
-        """One extent for each length: (offsets, slot numbers, lengths as given), or None."""
+        """One extent for each length, back to back where there is room for it, or None.
+
+        Returns (offsets, slot numbers, lengths as given).
+        """
         allocator = self.allocator
         if allocator is None or self.slots.free < len(lengths):
             return None
         lengths = self.round_up(lengths)
-        offsets = allocator.allocate_run(lengths)
+        offsets = allocator.allocate_many(lengths)
         if offsets is None:
             return None
         slots = self.slots.take(len(lengths))
@@ -145,7 +150,7 @@ class Segment:
         if self.align_units != 1:
             length = -(-length // self.align_units) * self.align_units
         offset = allocator.allocate(length)
-        if offset is None:
+        if offset < 0:
             return None
         slot = self.slots.take_one()
         if slot < 0:
@@ -160,7 +165,8 @@ class Segment:
             return None
         align = self.align_units
         length = -(-length // align) * align
-        pieces = allocator.allocate_pieces(length, min(pieces_max, self.slots.free))
+        smallest = max(_PIECE_UNITS_MIN, align)
+        pieces = allocator.allocate_pieces(length, min(pieces_max, self.slots.free), smallest)
         if pieces is None:
             return None
         return [(offset, self.slots.take_one(), units) for offset, units in pieces]
@@ -201,13 +207,12 @@ class Segment:
         Returns the positions of those that can't be: out of range, or over others that came earlier
         in the array. Their owners must go.
         """
-        allocator = SegmentAllocator()
-        allocator.grow(ready_units)
+        allocator = SegmentAllocator(ready_units)
         self.ready_units = ready_units
         self.allocator = allocator
         self.slots = SlotNumbers(self.slots.total)
         for offset, length in self.retired:
-            allocator.allocate_at(offset, length)
+            allocator.retire(offset, length)
         refused: list[int] = []
         runs = _joined_runs(spans, ready_units)
         if runs is not None and all(allocator.allocate_at(o, n) for o, n in runs):
@@ -227,7 +232,7 @@ class Segment:
         """Whether the slot table should grow before it runs out."""
         slots = self.slots
         free = slots.free
-        return free < 1024 and free < max(64, slots.total >> 1) or free < slots.used >> 3
+        return free < min(1024, max(64, slots.total >> 1)) or free < slots.used >> 3
 
     def grow_slots(self, bytes_max: int, slot_bytes: int) -> SlotsGrown | None:
         """Give a data range up for slots; None when there is no room for that.
@@ -242,8 +247,8 @@ class Segment:
         while step >= page:
             units = step // page * page // UNIT_BYTES
             if (self.retired_units + units) * 2 <= self.ready_units:
-                offset = allocator.retire(units)
-                if offset is not None:
+                offset = allocator.retire_last(units)
+                if offset >= 0:
                     break
             step >>= 1
         else:
@@ -265,7 +270,7 @@ class Segment:
 
 
 def _joined_runs(spans: Spans, ready_units: int) -> list[tuple[int, int]] | None:
-    """(offset, length) of what spans cover, neighbours joined; None when some overlap or stick out."""
+    """(offset, length) of what spans cover, neighbours joined; None when some overlap."""
     if not len(spans):
         return []
     order = np.argsort(spans[:, 2], kind="stable")

@@ -1,4 +1,5 @@
-"""Sessions: who holds leases and grants, what was answered to them, and what dead ones leave behind.
+"""Sessions: who holds leases and grants, what was answered to them, and what dead ones leave
+behind.
 
 A session that falls silent leaves *orphans*: extents that its process may still be writing into and
 rows that it may still be reading in place. No clock proves that it has stopped, so they wait until

@@ -1,4 +1,4 @@
-"""Which numbers of a segment's slot table are free. Low numbers first, so that tables stay short."""
+"""Which numbers of a segment's slot table are free, low ones first: tables stay short."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Extents on the move: between grants, quarantine and the allocators, as uint32[n, 4].
 
-A span is an `extents.EXTENT` seen as four words: segment | replica << 16 | shard << 24, slot, offset
-and length in 64-byte units. Plain words are cheaper to gather, mask and group than named fields.
+A span is an `extents.EXTENT` seen as four words: segment | replica << 16 | shard << 24, slot,
+offset and length in 64-byte units. Plain words are cheaper to gather, mask and group than named
+fields.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ __all__ = [
 Spans: TypeAlias = NDArray[np.uint32]
 
 SEGMENT_MASK = 0xFFFF
+_MASK = np.uint32(SEGMENT_MASK)
 NO_SPANS: Spans = np.zeros((0, 4), np.uint32)
 
 assert EXTENT.itemsize == 16
@@ -42,7 +44,7 @@ def units_of(spans: Spans) -> int:
 
 
 def segments_of(spans: Spans) -> NDArray[np.uint32]:
-    return spans[:, 0] & SEGMENT_MASK
+    return spans[:, 0] & _MASK
 
 
 def pack_span(segment: int, replica: int, slot: int, offset: int, length: int) -> Spans:

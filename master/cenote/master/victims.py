@@ -1,8 +1,8 @@
 """Who goes next: a bounded queue of the coldest objects, checked again when their turn comes.
 
-Selecting victims reads whole columns, so it is done for many at once: a 64th of the objects, in the
-order the policy gives. Until its turn an object may be touched, leased, pinned, removed, or moved to
-another row; its stamp then differs, or its state says so, and it is passed over.
+Selecting victims reads whole columns, so it is done for many at once: a 64th of the objects, in
+the order the policy gives. Until its turn an object may be touched, leased, pinned, removed, or
+moved to another row; its stamp then differs, or its state says so, and it is passed over.
 """
 
 from __future__ import annotations
@@ -51,9 +51,7 @@ def next_victims(pool: Pool, units: int, low: NDArray[np.bool_] | None) -> Rows:
 
 
 def _take(pool: Pool, units: int) -> Rows:
-    live = max(1, pool.objects.live_count)
-    mean = max(1, pool.live_units // live)
-    count = min(max(units // mean + 1, _TAKE_MIN), _TAKE_MAX)
+    count = min(max(units // max(1, pool.mean_units) + 1, _TAKE_MIN), _TAKE_MAX)
     at = pool.victim_at
     rows = pool.victim_rows[at : at + count]
     pool.victim_at = at + len(rows)
