@@ -1,0 +1,318 @@
+"""Long copies by several threads, a batch at a time.
+
+One core's loads and stores don't reach what the memory can do, so helpers take pieces from the same
+list as the caller. A helper that wakes up late costs nothing, since the caller does not wait for it
+to begin; a caller that finds the helpers busy copies alone.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from time import monotonic
+from typing import Final, final
+
+import numpy as np
+
+from cenote.api.errors import DeadlineExceeded
+
+from .base import U64Array
+from .memory_access import (
+    HASH_STEP_BYTES,
+    SLICE_COPY_BYTES_MAX,
+    breaks_between,
+    checksum_at,
+    copy,
+    copy_hashed,
+    groups_of,
+    lay_side_by_side,
+)
+
+__all__ = ["SHARED_BYTES_MIN", "CopyTeam"]
+
+SHARED_BYTES_MIN: Final = 2 << 20
+_SHARED_PIECE_BYTES: Final = 1 << 20
+_LARGE_PIECE_BYTES: Final = 128 << 20
+"""Between pieces the deadline is looked at. Very long copies (from 100 MiB with two cores and a
+large cache, from less elsewhere) are made by glibc around the cache, nearly twice as fast: as good
+as two threads. So they are cut only where there are more than two threads."""
+
+Piece = tuple[int, int, int]
+
+
+class _Work:
+    """A list of pieces that one or more threads work off.
+
+    Every thread runs `run`; `finish` raises what went wrong in any of them.
+    """
+
+    __slots__ = ("_deadline", "_error", "_pieces")
+
+    def __init__(self, pieces: deque[Piece], deadline: float) -> None:
+        self._pieces = pieces
+        self._deadline = deadline
+        self._error: Exception | None = None
+
+    def run(self) -> None:
+        """Take pieces until none is left. Raises nothing: see `finish`."""
+        take = self._pieces.popleft
+        try:
+            while True:
+                try:
+                    piece = take()
+                except IndexError:
+                    return
+                self.do(*piece)
+        except Exception as error:  # whatever it was: `finish` raises it in the caller's thread
+            self._error = error
+            self.stop()
+        except BaseException:  # interrupted: the helpers need not go on either
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Let no further piece begin."""
+        self._pieces.clear()
+
+    def do(self, first: int, second: int, third: int) -> None:
+        raise NotImplementedError
+
+    def look_at_clock(self) -> None:
+        if monotonic() > self._deadline:
+            raise DeadlineExceeded("the copy did not end before the deadline")
+
+    def finish(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+@final
+class _Copies(_Work):
+    """Pieces are (target, source, length)."""
+
+    __slots__ = ()
+
+    def do(self, first: int, second: int, third: int) -> None:
+        copy(first, second, third)
+        if third >= SLICE_COPY_BYTES_MAX:
+            self.look_at_clock()
+
+
+@final
+class _HashedCopies(_Work):
+    """Pieces are groups of items: (first, last, whether they lie back to back)."""
+
+    __slots__ = ("_checksums", "_lengths", "_sources", "_targets")
+
+    def __init__(
+        self,
+        targets: U64Array,
+        sources: U64Array,
+        lengths: U64Array,
+        deadline: float,
+        checksums: U64Array,
+    ) -> None:
+        breaks = breaks_between(targets, lengths) | breaks_between(sources, lengths)
+        seams: list[int] = [0, *np.cumsum(breaks).tolist()]
+        firsts = groups_of(lengths, HASH_STEP_BYTES)
+        groups = zip(firsts, [*firsts[1:], len(lengths)], strict=True)
+        super().__init__(deque((a, z, seams[a] == seams[z - 1]) for a, z in groups), deadline)
+        self._targets: list[int] = targets.tolist()
+        self._sources: list[int] = sources.tolist()
+        self._lengths: list[int] = lengths.tolist()
+        self._checksums = checksums
+
+    def do(self, first: int, second: int, third: int) -> None:
+        targets, sources, lengths = self._targets, self._sources, self._lengths
+        last = second
+        if last == first + 1:
+            self._checksums[first] = copy_hashed(
+                targets[first], sources[first], lengths[first], self._deadline
+            )
+            return
+        if third:
+            length = targets[last - 1] + lengths[last - 1] - targets[first]
+            copy(targets[first], sources[first], length)
+        else:
+            for i in range(first, last):
+                copy(targets[i], sources[i], lengths[i])
+        self._checksums[first:last] = [
+            checksum_at(targets[i], lengths[i]) for i in range(first, last)
+        ]
+        self.look_at_clock()
+
+
+def _copies(
+    targets: U64Array,
+    sources: U64Array,
+    lengths: U64Array,
+    deadline: float,
+    cut: Callable[[int, int, int], Iterator[Piece]],
+) -> _Copies:
+    """Copies without checksums: neighbours joined, long ones cut."""
+    breaks = breaks_between(targets, lengths) | breaks_between(sources, lengths)
+    firsts, sizes = lay_side_by_side(breaks, lengths)
+    if len(firsts) < len(lengths):
+        targets, sources = targets[firsts], sources[firsts]
+    runs = zip(targets.tolist(), sources.tolist(), sizes, strict=True)
+    if max(sizes) <= _SHARED_PIECE_BYTES:
+        return _Copies(deque(runs), deadline)
+    pieces: deque[Piece] = deque()
+    for target, source, size in runs:
+        pieces.extend(cut(target, source, size))
+    return _Copies(pieces, deadline)
+
+
+def _whole(target: int, source: int, size: int) -> Iterator[Piece]:
+    """Pieces for one thread."""
+    for offset in range(0, size, _LARGE_PIECE_BYTES):
+        yield target + offset, source + offset, min(_LARGE_PIECE_BYTES, size - offset)
+
+
+def _halves(target: int, source: int, size: int) -> Iterator[Piece]:
+    """Pieces for two threads."""
+    large = size // _LARGE_PIECE_BYTES * _LARGE_PIECE_BYTES
+    yield from _whole(target, source, large)
+    yield from _small(target + large, source + large, size - large)
+
+
+def _small(target: int, source: int, size: int) -> Iterator[Piece]:
+    """Pieces for many threads."""
+    for offset in range(0, size, _SHARED_PIECE_BYTES):
+        yield target + offset, source + offset, min(_SHARED_PIECE_BYTES, size - offset)
+
+
+@final
+class CopyTeam:
+    """Threads that help with long copies. They start at the first use and end with `close`.
+
+    One caller at a time has the helpers; others copy alone rather than wait.
+    """
+
+    def __init__(self, helpers: int | None = None) -> None:
+        if helpers is None:
+            helpers = min(3, (os.cpu_count() or 1) // 2)
+        self._helpers_wanted = helpers
+        self._cut = _halves if helpers == 1 else _small
+        self._helpers: list[_Helper] = []
+        self._owner = threading.Lock()
+        self._closed = False
+
+    def copy(
+        self,
+        targets: U64Array,
+        sources: U64Array,
+        lengths: U64Array,
+        deadline: float,
+        checksums: U64Array | None = None,
+    ) -> None:
+        """Copy each item; XXH3-64 of each goes to `checksums` where that is given.
+
+        Returns or raises only when no thread touches the memory any more. Raises DeadlineExceeded.
+        """
+        if not len(lengths):
+            return
+        shared = self._claim_helpers(int(lengths.sum()))
+        try:
+            work: _Work
+            if checksums is not None:
+                work = _HashedCopies(targets, sources, lengths, deadline, checksums)
+            else:
+                work = _copies(targets, sources, lengths, deadline, self._cut if shared else _whole)
+            self._do(work, shared)
+        finally:
+            if shared:
+                self._owner.release()
+
+    def copy_one(self, target: int, source: int, length: int, deadline: float) -> None:
+        """As `copy`, for one piece."""
+        shared = self._claim_helpers(length)
+        try:
+            pieces = deque((self._cut if shared else _whole)(target, source, length))
+            self._do(_Copies(pieces, deadline), shared)
+        finally:
+            if shared:
+                self._owner.release()
+
+    def _claim_helpers(self, length: int) -> bool:
+        return (
+            length >= SHARED_BYTES_MIN
+            and self._helpers_wanted > 0
+            and self._owner.acquire(blocking=False)
+        )
+
+    def _do(self, work: _Work, shared: bool) -> None:
+        if shared and not self._closed:
+            if not self._helpers:
+                self._helpers = [_Helper() for _ in range(self._helpers_wanted)]
+            for helper in self._helpers:
+                helper.begin(work.run)
+            try:
+                work.run()
+            finally:
+                self._wait_for_helpers(work)
+        else:
+            work.run()
+        work.finish()
+
+    def _wait_for_helpers(self, work: _Work) -> None:
+        """Also when interrupted (Ctrl-C): only then nothing touches the memory any more."""
+        interrupted = None
+        for helper in self._helpers:
+            while True:
+                try:
+                    helper.wait()
+                    break
+                except KeyboardInterrupt as interrupt:
+                    interrupted = interrupt
+                    work.stop()
+        if interrupted is not None:
+            raise interrupted
+
+    def close(self) -> None:
+        """End the helpers; waits for a copy under way. Later copies are their caller's alone."""
+        with self._owner:
+            self._closed = True
+            for helper in self._helpers:
+                helper.end()
+            self._helpers = []
+
+
+@final
+class _Helper:
+    """A thread and two locks: the cheapest way to hand it work and to learn that it is done."""
+
+    __slots__ = ("_done", "_go", "_thread", "_work")
+
+    def __init__(self) -> None:
+        self._work: Callable[[], None] | None = None
+        self._go = threading.Lock()
+        self._done = threading.Lock()
+        self._go.acquire()
+        self._done.acquire()
+        # A daemon thread: a program that forgot to close must still be able to end.
+        self._thread = threading.Thread(target=self._run, name="cenote-copy", daemon=True)
+        self._thread.start()
+
+    def begin(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._go.release()
+
+    def wait(self) -> None:
+        self._done.acquire()
+
+    def end(self) -> None:
+        self._work = None
+        self._go.release()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._go.acquire()
+            work = self._work
+            if work is None:
+                return
+            work()
+            self._done.release()

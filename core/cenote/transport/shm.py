@@ -1,0 +1,455 @@
+"""The same host: the daemon's segments are mapped here, and a read or write is one copy.
+
+Over the daemon's Unix socket come descriptors and go seals. Segments are mapped for reading when
+the channel is made, and once more for writing at the first write. A thread fills in the page tables
+meanwhile (the first touch of a page costs more than its copy).
+
+The daemon can't interrupt a copy. It counts this session as cut off only when it has no mapping any
+more; see `cenote.store.sessions`. What it can do is close the connection that this channel watches:
+then the channel writes no more.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+from typing import Final, final
+
+import numpy as np
+
+from cenote.api.errors import (
+    CenoteError,
+    ClientClosed,
+    InvalidArgument,
+    StaleLocation,
+    Unavailable,
+)
+from cenote.runtime.log import get_logger
+from cenote.runtime.memory import PAGE_BYTES, populate
+from cenote.v1 import common_pb2, store_pb2
+
+from .base import ExtentArray, Region, SealBatch, SessionIdentity, U8Array, U64Array
+from .connection import DataConnection
+from .copying import CopyTeam
+from .mapping import Mapping
+from .memory_access import (
+    MEMORY,
+    SLICE_COPY_BYTES_MAX,
+    checksum_at,
+    copy,
+    copy_hashed,
+    locate,
+)
+from .opening import close_all, connect, greet
+from .pool import ConnectionPool, hello_for
+
+__all__ = ["ShmChannel", "ShmTransport"]
+
+SEAL_CONNECTIONS: Final = 2
+SPIN_S: Final = 50e-6
+_ASK_AGAIN_S: Final = 0.02
+_POPULATE_STEP_BYTES: Final = 16 << 20
+_CLOSE_WAIT_S: Final = 0.5
+_STALE: Final = StaleLocation.code
+_INVALID: Final = InvalidArgument.code
+
+_log = get_logger("cenote.transport.shm")
+
+
+@final
+class ShmChannel:
+    """See `base.Channel`. The shared state is two dicts that are replaced, never changed: a call
+    that took a mapping out of one keeps it alive until it returns."""
+
+    verifies_by_lease = True
+
+    def __init__(
+        self,
+        path: str,
+        name: str,
+        node_id: int,
+        identity: SessionIdentity,
+        epoch: int,
+        team: CopyTeam,
+        populate_bytes_max: int,
+        spin_s: float,
+    ) -> None:
+        self.epoch = epoch
+        self._path = path
+        self._name = name
+        self._node_id = node_id
+        self._identity = identity
+        self._team = team
+        self._pool = ConnectionPool(
+            path, name, hello_for(identity, epoch, writer=True), SEAL_CONNECTIONS, spin_s
+        )
+        self._readable: dict[int, Mapping] = {}
+        self._writable: dict[int, Mapping] = {}
+        self._watched: DataConnection | None = None
+        self._mapping = threading.Lock()
+        self._asked_at = 0.0
+        self._closed = False
+        self._populator = _Populator(populate_bytes_max)
+
+    @property
+    def node_id(self) -> int:
+        return self._node_id
+
+    def open(self, deadline_s: float) -> None:
+        """Map the segments for reading. Raises a hello's errors."""
+        with self._mapping:
+            self._map(monotonic() + deadline_s, writable=False)
+
+    # ---- mappings ---------------------------------------------------------------------------
+
+    def _map(self, deadline: float, *, writable: bool) -> None:
+        """Ask the daemon for its segments and map those that are new. Under the lock."""
+        hello = hello_for(self._identity, self.epoch, writer=writable, want_descriptors=True)
+        connection = connect(self._path, self._name, deadline)
+        keep = False
+        try:
+            response, descriptors = greet(connection, hello)
+            try:
+                self._take_in(response, descriptors, writable)
+            finally:
+                close_all(descriptors)
+            if self._watched is None and not self._closed:
+                self._watched = connection
+                keep = True
+        finally:
+            if not keep:
+                connection.close()
+        self._asked_at = monotonic()
+
+    def _take_in(
+        self, response: store_pb2.DataHelloResponse, descriptors: list[int], writable: bool
+    ) -> None:
+        held = self._writable if writable else self._readable
+        mappings = {}
+        for segment, descriptor in zip(response.segments, descriptors, strict=True):
+            known = held.get(segment.segment_id)
+            if known is not None and known.incarnation == segment.incarnation:
+                known.ready_bytes = max(known.ready_bytes, segment.ready_bytes)
+                mappings[segment.segment_id] = known
+                continue
+            mappings[segment.segment_id] = Mapping(
+                descriptor,
+                segment.size_bytes,
+                segment.ready_bytes,
+                segment.incarnation,
+                writable=writable,
+            )
+        if self._closed:
+            raise ClientClosed(f"the channel to {self._name} is closed")
+        if writable:
+            self._writable = mappings
+        else:
+            self._readable = mappings
+        self._populator.add(list(mappings.values()), writable)
+
+    def _look_again(self, deadline: float, *, writable: bool) -> None:
+        """A segment is unknown or was smaller: ask the daemon, unless that was done just now."""
+        with self._mapping:
+            if self._closed:
+                raise ClientClosed(f"the channel to {self._name} is closed")
+            held = self._writable if writable else self._readable
+            if not held or monotonic() - self._asked_at > _ASK_AGAIN_S:
+                self._map(deadline, writable=writable)
+
+    def _one(
+        self, segment_id: int, offset: int, length: int, deadline_s: float, *, writable: bool
+    ) -> tuple[int, Mapping | None]:
+        """The slow way to a mapping: (status, mapping)."""
+        if offset < 0 or length <= 0:
+            return _INVALID, None
+        self._look_again(monotonic() + deadline_s, writable=writable)
+        mapping = (self._writable if writable else self._readable).get(segment_id)
+        if mapping is None:
+            return _STALE, None
+        return (_INVALID, None) if offset + length > mapping.ready_bytes else (0, mapping)
+
+    # ---- reads ------------------------------------------------------------------------------
+
+    def read_one(
+        self,
+        segment: int,
+        offset: int,
+        length: int,
+        address: int,
+        deadline_s: float,
+        checksum: bool,
+    ) -> tuple[int, int]:
+        mapping = self._readable.get(segment)
+        if mapping is None or length <= 0 or not 0 <= offset <= mapping.ready_bytes - length:
+            status, mapping = self._one(segment, offset, length, deadline_s, writable=False)
+            if mapping is None:
+                return status, 0
+        source = mapping.address + offset
+        if length < SLICE_COPY_BYTES_MAX:
+            MEMORY[address : address + length] = MEMORY[source : source + length]
+            return 0, checksum_at(address, length) if checksum else 0
+        if checksum:
+            return 0, copy_hashed(address, source, length, monotonic() + deadline_s)
+        self._team.copy_one(address, source, length, monotonic() + deadline_s)
+        return 0, 0
+
+    def read(
+        self,
+        extents: ExtentArray,
+        addresses: U64Array,
+        deadline_s: float,
+        checksums: U64Array | None = None,
+    ) -> U8Array:
+        deadline = monotonic() + deadline_s
+        # The dict stays alive until this returns, whatever `close` does meanwhile.
+        mappings = self._readable
+        statuses, sources, lengths = locate(extents, _finder(mappings))
+        if statuses.any():
+            self._look_again(deadline, writable=False)
+            mappings = self._readable
+            statuses, sources, lengths = locate(extents, _finder(mappings))
+        self._copy(addresses, sources, lengths, deadline, checksums, statuses)
+        return statuses
+
+    def _copy(
+        self,
+        targets: U64Array,
+        sources: U64Array,
+        lengths: U64Array,
+        deadline: float,
+        checksums: U64Array | None,
+        statuses: U8Array,
+    ) -> None:
+        if not statuses.any():
+            self._team.copy(targets, sources, lengths, deadline, checksums)
+            return
+        good = statuses == 0
+        some = None if checksums is None else np.empty(int(good.sum()), np.uint64)
+        self._team.copy(targets[good], sources[good], lengths[good], deadline, some)
+        if checksums is not None and some is not None:
+            checksums[good] = some
+
+    def view(self, segment: int, offset: int, length: int) -> memoryview | None:
+        mapping = self._readable.get(segment)
+        if mapping is None or not 0 <= offset <= mapping.ready_bytes - length:
+            return None
+        return mapping.view[offset : offset + length]
+
+    # ---- writes -----------------------------------------------------------------------------
+
+    def write_one(
+        self,
+        segment: int,
+        offset: int,
+        length: int,
+        address: int,
+        grant_id: int,
+        deadline_s: float,
+        checksum: bool,
+    ) -> tuple[int, int]:
+        self._check_not_cut(deadline_s)
+        mapping = self._writable.get(segment)
+        if mapping is None or length <= 0 or not 0 <= offset <= mapping.ready_bytes - length:
+            status, mapping = self._one(segment, offset, length, deadline_s, writable=True)
+            if mapping is None:
+                return status, 0
+        target = mapping.address + offset
+        if checksum:
+            return 0, copy_hashed(target, address, length, monotonic() + deadline_s)
+        if length < SLICE_COPY_BYTES_MAX:
+            copy(target, address, length)
+        else:
+            self._team.copy_one(target, address, length, monotonic() + deadline_s)
+        return 0, 0
+
+    def write(
+        self,
+        extents: ExtentArray,
+        addresses: U64Array,
+        grant_id: int,
+        deadline_s: float,
+        checksums: U64Array | None = None,
+    ) -> U8Array:
+        deadline = monotonic() + deadline_s
+        self._check_not_cut(deadline_s)
+        mappings = self._writable
+        statuses, targets, lengths = locate(extents, _finder(mappings))
+        if statuses.any():
+            self._look_again(deadline, writable=True)
+            mappings = self._writable
+            statuses, targets, lengths = locate(extents, _finder(mappings))
+        self._copy(targets, addresses, lengths, deadline, checksums, statuses)
+        return statuses
+
+    def _check_not_cut(self, deadline_s: float) -> None:
+        """Raises GrantRevoked or Unavailable where the daemon closed the watched connection."""
+        watched = self._watched
+        if watched is None:
+            raise ClientClosed(f"the channel to {self._name} is closed")
+        if watched.is_quiet():
+            return
+        now = monotonic()
+        watched.receive_farewell(now + deadline_s, now)
+
+    # ---- the rest ---------------------------------------------------------------------------
+
+    def seal(self, batch: SealBatch, deadline_s: float) -> U8Array:
+        return self._pool.seal(batch, deadline_s)
+
+    def close(self) -> None:
+        self._closed = True
+        self._populator.close()
+        self._pool.close()
+        with self._mapping:
+            self._readable = {}
+            self._writable = {}
+            watched, self._watched = self._watched, None
+        if watched is not None:
+            watched.close()
+
+
+def _finder(mappings: dict[int, Mapping]) -> Callable[[int], tuple[int, int] | None]:
+    def find(segment_id: int) -> tuple[int, int] | None:
+        mapping = mappings.get(segment_id)
+        return None if mapping is None else (mapping.address, mapping.ready_bytes)
+
+    return find
+
+
+@final
+class _Populator:
+    """A thread that fills in page tables, in steps, until all is done or `close`."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._left_bytes = bytes_max
+        self._todo: deque[tuple[Mapping, bool]] = deque()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def add(self, mappings: list[Mapping], writable: bool) -> None:
+        with self._lock:
+            if self._closed or self._left_bytes <= 0:
+                return
+            self._todo.extend((mapping, writable) for mapping in mappings)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="cenote-populate", daemon=True
+                )
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if self._closed or not self._todo or self._left_bytes <= 0:
+                    self._thread = None
+                    return
+                mapping, writable = self._todo[0]
+                start = mapping.populated_bytes
+                size = min(
+                    _POPULATE_STEP_BYTES,
+                    mapping.ready_bytes // PAGE_BYTES * PAGE_BYTES - start,
+                    self._left_bytes,
+                )
+                if size <= 0:
+                    self._todo.popleft()
+                    continue
+                mapping.populated_bytes += size
+                self._left_bytes -= size
+            try:
+                can = populate(mapping.address + start, size, write=writable)
+            except CenoteError as error:
+                _log.warning("can't populate a mapped segment", error=error)
+                can = False
+            if not can:
+                with self._lock:
+                    self._todo.clear()
+            del mapping
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        if thread is not None:
+            thread.join(_CLOSE_WAIT_S)
+
+
+@final
+class ShmTransport:
+    """Channels over shared memory, to daemons on this host.
+
+    `copy_helpers`: threads that help with long copies (None: as many as pays on this machine).
+    `populate_bytes_max`: how much of the mapped segments gets its page table entries ahead of use
+    (1 GiB of it takes 2 MiB of page tables, per process). `spin_s`: as of TcpTransport, for seals.
+    """
+
+    kind = common_pb2.TRANSPORT_KIND_SHM
+
+    def __init__(
+        self,
+        *,
+        copy_helpers: int | None = None,
+        populate_bytes_max: int = 64 << 30,
+        spin_s: float = SPIN_S,
+    ) -> None:
+        self._team = CopyTeam(copy_helpers)
+        self._populate_bytes_max = populate_bytes_max
+        self._spin_s = spin_s
+        self._channels: weakref.WeakSet[ShmChannel] = weakref.WeakSet()
+        self._closed = False
+
+    def reachable(self, node: common_pb2.NodeView, identity: SessionIdentity) -> bool:
+        path = self._path(node)
+        if path is None or not node.boot_id or node.boot_id != identity.boot_id:
+            return False
+        try:
+            return stat.S_ISSOCK(os.stat(path).st_mode)
+        except OSError:
+            return False  # another container's file system
+
+    def _path(self, node: common_pb2.NodeView) -> str | None:
+        return next((e.address for e in node.endpoints if e.kind == self.kind), None)
+
+    def register(self, address: int, length: int, keeper: object) -> Region:
+        return Region(address, length, keeper)
+
+    def deregister(self, region: Region) -> None:
+        """Nothing to do: any memory can be copied."""
+
+    def connect(
+        self, node: common_pb2.NodeView, identity: SessionIdentity, epoch: int, deadline_s: float
+    ) -> ShmChannel:
+        if self._closed:
+            raise ClientClosed("the shm transport is closed")
+        path = self._path(node)
+        if path is None:
+            raise Unavailable(f"node {node.name or node.node_id} has no Unix socket")
+        name = f"{node.name or f'node {node.node_id}'} ({path})"
+        channel = ShmChannel(
+            path,
+            name,
+            node.node_id,
+            identity,
+            epoch,
+            self._team,
+            self._populate_bytes_max,
+            self._spin_s,
+        )
+        try:
+            channel.open(deadline_s)
+        except BaseException:  # whatever it was, no mapping may stay
+            channel.close()
+            raise
+        self._channels.add(channel)
+        return channel
+
+    def close(self) -> None:
+        self._closed = True
+        for channel in list(self._channels):
+            channel.close()
+        self._team.close()

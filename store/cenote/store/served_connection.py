@@ -1,0 +1,449 @@
+"""One data connection as the daemon serves it: requests in, segment memory in and out.
+
+A thread with a blocking socket. Bytes go between socket and segment without a buffer in between; a
+request is judged whole before the first byte moves. Whatever a client sends or fails to send ends
+in an answer, or in this connection's end; nothing of it can take memory or the thread for ever:
+numbers are bounded, and so is every wait but the one for the next request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, cast, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.api.errors import (
+    CenoteError,
+    InternalError,
+    InvalidArgument,
+    PermissionDenied,
+    ProtocolError,
+    StaleEpoch,
+    StaleLocation,
+    Unauthenticated,
+)
+from cenote.api.rows import EXTENT, SEAL
+from cenote.runtime.log import get_logger
+from cenote.transport import wire
+from cenote.transport.base import U8Array, U64Array
+from cenote.transport.item_stream import move_items
+from cenote.transport.memory_access import MEMORY, locate
+from cenote.transport.opening import close_all
+from cenote.v1 import common_pb2, store_pb2
+
+from .segment import Segment, SegmentSet
+from .served_socket import STEP_BYTES, Gone, ServedSocket
+from .sessions import SessionTable, open_marked
+
+__all__ = ["ConnectionCounters", "ServedConnection", "ServingLimits"]
+
+_STALE: Final = StaleLocation.code
+_INVALID: Final = InvalidArgument.code
+_NO_EPOCH: Final = 1 << 32
+_STALE_DRAIN_BYTES_MAX: Final = 8 << 20
+_MSG_MORE: Final = socket.MSG_MORE
+
+_log = get_logger("cenote.store.data")
+
+
+@dataclass(frozen=True, slots=True)
+class ServingLimits:
+    """How long a client may keep a thread waiting in the middle of something."""
+
+    hello_timeout_s: float = 5.0
+    stall_timeout_s: float = 10.0
+    """For each MiB of a request or reply: slower clients are closed."""
+    spin_s: float = 50e-6
+    """How long a thread looks for a hot connection's next request before it sleeps; 0: never."""
+
+
+@dataclass(slots=True)
+class ConnectionCounters:
+    """What went over a connection; written by its thread alone."""
+
+    read_bytes: int = 0
+    written_bytes: int = 0
+    seals: int = 0
+
+
+@final
+class ServedConnection:
+    """See the module. `run` is the thread's function; the rest may be called from any thread."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        segments: SegmentSet,
+        sessions: SessionTable,
+        limits: ServingLimits,
+        token: bytes,
+        server_version: str,
+        on_end: Callable[[ServedConnection], None],
+    ) -> None:
+        self.counters = ConnectionCounters()
+        self._io = ServedSocket(sock, limits.spin_s)
+        self._is_unix = sock.family == socket.AF_UNIX
+        self._segments = segments
+        self._sessions = sessions
+        self._limits = limits
+        self._token = token
+        self._server_version = server_version
+        self._on_end = on_end
+        self._session_id = b""
+        self._head = memoryview(bytearray(wire.HEAD_BYTES))
+        self._op = 0
+        self._call_id = 0
+        self._changing = threading.Lock()
+        """Held while bytes of this connection may reach a segment."""
+        self._changing_epoch = _NO_EPOCH
+        self._writer = False
+
+    # ---- from other threads -----------------------------------------------------------------
+
+    def revoke(self) -> None:
+        self._io.revoke()
+
+    def writes_of_older(self, epoch: int) -> bool:
+        # The epoch is set before the lock is taken.
+        return self._changing.locked() and self._changing_epoch < epoch
+
+    def wait_quiet(self, timeout_s: float) -> bool:
+        if not self._changing.acquire(timeout=timeout_s):
+            return False
+        self._changing.release()
+        return True
+
+    def shut_down(self) -> None:
+        """Make the thread end, wherever it is."""
+        self._io.shut_down()
+
+    # ---- the thread -------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until the client or the server closes."""
+        greeted = False
+        try:
+            self._greet()
+            greeted = True
+            while True:
+                self._serve_next()
+        except Gone:
+            pass
+        except CenoteError as error:
+            self._refuse(error, greeted)
+        except OSError as error:
+            _log.debug("data connection broke", error=error)
+        except Exception as error:  # a bug must cost this connection, not the daemon
+            _log.error("data connection failed", error=repr(error))
+            self._refuse(InternalError(f"the data server failed: {error!r}"), greeted)
+        finally:
+            self._sessions.leave(self._session_id, self)
+            with contextlib.suppress(OSError):
+                self._io.sock.close()
+            self._on_end(self)
+
+    def _refuse(self, error: CenoteError, greeted: bool) -> None:
+        """Say why; the caller closes."""
+        if greeted:
+            text = wire.encode_error(error)
+            self._io.send_last(self._reply(error.code, 0, len(text)) + text)
+        else:
+            self._io.send_last(wire.encode_hello_error(error))
+
+    # ---- hello ------------------------------------------------------------------------------
+
+    def _greet(self) -> None:
+        self._io.set_timeouts(self._limits.hello_timeout_s)
+        head = bytearray(wire.HELLO.size)
+        self._io.receive_view(memoryview(head))
+        body = bytearray(wire.hello_length(head))
+        if body:
+            self._io.receive_view(memoryview(body))
+        hello = wire.decode_hello(body)
+        if self._token and not hmac.compare_digest(hello.credentials.token, self._token):
+            raise Unauthenticated("the data connection's token is missing or wrong")
+        if hello.want_descriptors and not self._is_unix:
+            raise InvalidArgument("descriptors are passed over the Unix socket only")
+        self._sessions.admit(hello.session_id, self)
+        self._session_id = hello.session_id
+        self._writer = hello.writer
+        self._io.set_timeouts(self._limits.stall_timeout_s)
+        segments = list(self._segments.all())
+        if hello.want_descriptors:
+            self._answer_with_descriptors([s for s in segments if s.fd >= 0], hello.writer)
+        else:
+            self._io.send_bytes(wire.encode_hello_reply(self._introduction(segments)))
+
+    def _introduction(self, segments: list[Segment]) -> store_pb2.DataHelloResponse:
+        return store_pb2.DataHelloResponse(
+            epoch=self._segments.epoch,
+            node_id=self._segments.node_id,
+            server_version=self._server_version,
+            segments=[
+                store_pb2.SharedSegment(
+                    segment_id=segment.segment_id,
+                    size_bytes=segment.size_bytes,
+                    incarnation=segment.incarnation,
+                    tier=cast("common_pb2.Tier", segment.tier),
+                    ready_bytes=segment.ready_bytes,
+                )
+                for segment in segments
+            ],
+        )
+
+    def _answer_with_descriptors(self, segments: list[Segment], writer: bool) -> None:
+        answer = wire.encode_hello_reply(self._introduction(segments))
+        descriptors: list[int] = []
+        # Under the lock: whoever cuts this session sees either the descriptors' marks or none.
+        with self._changing:
+            self._io.stop_if_revoked()
+            try:
+                for segment in segments:
+                    descriptors.append(open_marked(segment, self._session_id, writable=writer))
+                chunk = descriptors[: wire.DESCRIPTORS_PER_MESSAGE]
+                sent = socket.send_fds(self._io.sock, [answer], chunk)
+                for first in range(len(chunk), len(descriptors), wire.DESCRIPTORS_PER_MESSAGE):
+                    if sent < len(answer):
+                        self._io.send_bytes(answer[sent:])
+                        sent = len(answer)
+                    chunk = descriptors[first : first + wire.DESCRIPTORS_PER_MESSAGE]
+                    socket.send_fds(self._io.sock, [b"\x00"], chunk)
+                if sent < len(answer):
+                    self._io.send_bytes(answer[sent:])
+            finally:
+                close_all(descriptors)
+
+    # ---- requests ---------------------------------------------------------------------------
+
+    def _serve_next(self) -> None:
+        head = self._head
+        # A refusal between two requests belongs to none.
+        self._op = self._call_id = 0
+        if not self._io.await_request(head):
+            return
+        (op, _, _, count, call_id, epoch, _grant_id, body, segment, _, offset, length) = (
+            wire.REQUEST_ONE.unpack(head)
+        )
+        self._op, self._call_id = op, call_id
+        if op == wire.OP_READ:
+            if count == 1 and body == wire.EXTENT_BYTES:
+                self._read_one(segment, offset, length)
+                return
+            self._check(count, body == count * wire.EXTENT_BYTES)
+            self._read(self._receive_rows(count))
+        elif op == wire.OP_WRITE:
+            self._check(count, body >= count * wire.EXTENT_BYTES)
+            if not self._writer:
+                raise PermissionDenied("this connection said in its hello that it does not write")
+            if count == 1:
+                self._write_one(segment, offset, length, body - wire.EXTENT_BYTES, epoch)
+            else:
+                self._write(self._receive_rows(count), body - count * wire.EXTENT_BYTES, epoch)
+        elif op == wire.OP_SEAL:
+            least = wire.SEAL_PREFIX.size + count * wire.SEAL_ROW_BYTES
+            self._check(count, least <= body <= wire.SEAL_BYTES_MAX)
+            self._seal(count, body, epoch)
+        elif op == wire.OP_PING:
+            self._check(1, body == wire.BODY_BYTES_MIN)
+            self._answer_one(0)
+        else:
+            raise ProtocolError(f"operation {op} is unknown")
+
+    def _check(self, count: int, body_fits: bool) -> None:
+        if not 0 < count <= wire.ITEMS_MAX or not body_fits:
+            raise ProtocolError(
+                f"a request of {count} items (1 to {wire.ITEMS_MAX}) whose length does not fit"
+            )
+
+    def _reply(self, code: int, count: int, length: int) -> bytes:
+        return wire.REPLY.pack(
+            self._op, 0, code, count, self._call_id, self._segments.epoch, length
+        )
+
+    def _receive_rows(self, count: int) -> NDArray[np.void]:
+        rows = np.empty(count, EXTENT)
+        raw = rows.view(np.uint8).data
+        raw[: wire.EXTENT_BYTES] = self._head[wire.REQUEST_BYTES :]
+        if count > 1:
+            self._io.receive_view(raw[wire.EXTENT_BYTES :])
+        return rows
+
+    def _locate(self, rows: NDArray[np.void]) -> tuple[U8Array, U64Array, U64Array]:
+        """Judge each row: statuses, addresses (of good ones), lengths."""
+        return locate(rows, self._find)
+
+    def _find(self, segment_id: int) -> tuple[int, int] | None:
+        segment = self._segments.by_id(segment_id)
+        return None if segment is None else (segment.address, segment.ready_bytes)
+
+    def _judge(self, segment_id: int, offset: int, length: int) -> tuple[Segment | None, int]:
+        """As `_locate`, for one item."""
+        segment = self._segments.by_id(segment_id)
+        if segment is None:
+            return None, _STALE
+        if not length or offset + length > segment.ready_bytes:
+            return segment, _INVALID
+        return segment, 0
+
+    def _answer_one(self, status: int) -> None:
+        self._io.sock.send(
+            wire.REPLY_ONE.pack(self._op, 0, 0, 1, self._call_id, self._segments.epoch, 1, status)
+        )
+
+    # ---- reads ------------------------------------------------------------------------------
+
+    def _read_one(self, segment_id: int, offset: int, length: int) -> None:
+        segment, status = self._judge(segment_id, offset, length)
+        if segment is None or status:
+            self._answer_one(status)
+            return
+        head = wire.REPLY_ONE.pack(
+            wire.OP_READ, 0, 0, 1, self._call_id, self._segments.epoch, length + 1, 0
+        )
+        start = segment.address + offset
+        step = min(length, STEP_BYTES)
+        sent = self._io.sock.sendmsg([head, MEMORY[start : start + step]]) - len(head)
+        if sent < 0:
+            raise Gone
+        if sent < length:
+            self._io.send(start + sent, length - sent)
+        self.counters.read_bytes += length
+
+    def _read(self, rows: NDArray[np.void]) -> None:
+        statuses, addresses, lengths = self._locate(rows)
+        good = statuses == 0
+        if not good.all():
+            addresses, lengths = addresses[good], lengths[good]
+        total = int(lengths.sum())
+        head = self._reply(0, len(rows), len(rows) + total) + statuses.tobytes()
+        if not total:
+            self._io.send_bytes(head)
+            return
+        self._io.send_bytes(head, _MSG_MORE)
+        move_items(self._io.send, self._io.send_views, addresses, lengths, None, STEP_BYTES)
+        self.counters.read_bytes += total
+
+    # ---- changes ----------------------------------------------------------------------------
+
+    def _drain(self, length: int, error: CenoteError, bytes_max: int = 1 << 30) -> None:
+        """Receive what is not wanted; where that is too much, close with the error instead."""
+        if length > bytes_max:
+            raise error
+        self._io.drain(length)
+
+    def _stale(self, epoch: int) -> StaleEpoch:
+        return StaleEpoch(
+            f"a change of epoch {epoch}; this daemon follows epoch {self._segments.epoch}",
+            remedy="ask the master again",
+        )
+
+    def _answer_stale(self, epoch: int) -> None:
+        error = self._stale(epoch)
+        text = wire.encode_error(error)
+        self._io.send_bytes(self._reply(error.code, 0, len(text)) + text)
+
+    def _write_one(
+        self, segment_id: int, offset: int, length: int, payload: int, epoch: int
+    ) -> None:
+        if length != payload:
+            raise ProtocolError(f"a write of {length} bytes with a payload of {payload}")
+        segment, status = self._judge(segment_id, offset, length)
+        self._changing_epoch = epoch
+        with self._changing:
+            self._io.stop_if_revoked()
+            stale = epoch < self._segments.epoch
+            if stale:
+                self._drain(payload, self._stale(epoch), _STALE_DRAIN_BYTES_MAX)
+            elif segment is None:
+                self._drain(payload, StaleLocation(f"there is no segment {segment_id}"))
+            elif status:
+                self._drain(payload, InvalidArgument("the extent lies outside of its segment"))
+            else:
+                self._io.receive(segment.address + offset, length)
+                self.counters.written_bytes += length
+        if stale:
+            self._answer_stale(epoch)
+        else:
+            self._answer_one(status)
+
+    def _write(self, rows: NDArray[np.void], payload: int, epoch: int) -> None:
+        statuses, addresses, lengths = self._locate(rows)
+        if int(lengths.max()) > wire.ITEM_BYTES_MAX or int(lengths.sum()) != payload:
+            raise ProtocolError(f"a write whose payload of {payload} bytes is not that of its rows")
+        self._changing_epoch = epoch
+        with self._changing:
+            self._io.stop_if_revoked()
+            stale = epoch < self._segments.epoch
+            if stale:
+                self._drain(payload, self._stale(epoch), _STALE_DRAIN_BYTES_MAX)
+            elif not statuses.any():
+                move_items(
+                    self._io.receive, self._io.receive_views, addresses, lengths, None, STEP_BYTES
+                )
+                self.counters.written_bytes += payload
+            else:
+                self._write_some(statuses == 0, addresses, lengths)
+        if stale:
+            self._answer_stale(epoch)
+        else:
+            self._io.send_bytes(self._reply(0, len(rows), len(rows)) + statuses.tobytes())
+
+    def _write_some(self, good: NDArray[np.bool_], addresses: U64Array, lengths: U64Array) -> None:
+        """Receive a payload of which some items have no place."""
+        turns = np.flatnonzero(good[1:] != good[:-1]) + 1
+        for first, last in zip([0, *turns.tolist()], [*turns.tolist(), len(good)], strict=True):
+            total = int(lengths[first:last].sum())
+            if not good[first]:
+                self._drain(total, StaleLocation("the segments are gone or smaller"))
+                continue
+            move_items(
+                self._io.receive,
+                self._io.receive_views,
+                addresses[first:last],
+                lengths[first:last],
+                None,
+                STEP_BYTES,
+            )
+            self.counters.written_bytes += total
+
+    def _seal(self, count: int, body: int, epoch: int) -> None:
+        raw = bytearray(body)
+        raw[: wire.BODY_BYTES_MIN] = self._head[wire.REQUEST_BYTES :]
+        view = memoryview(raw)
+        self._io.receive_view(view[wire.BODY_BYTES_MIN :])
+        namespace_id, generation = wire.SEAL_PREFIX.unpack_from(raw)
+        rows = np.frombuffer(raw, SEAL, count, wire.SEAL_PREFIX.size)
+        keys = view[wire.SEAL_PREFIX.size + count * wire.SEAL_ROW_BYTES :]
+        key_ends = np.cumsum(rows["key_length"], dtype=np.int64)
+        if int(key_ends[-1]) != len(keys):
+            raise ProtocolError(f"{len(keys)} bytes of keys for {int(key_ends[-1])}")
+        key_starts = key_ends - rows["key_length"]
+        statuses = np.full(count, _STALE, np.uint8)
+        self._changing_epoch = epoch
+        with self._changing:
+            self._io.stop_if_revoked()
+            stale = epoch < self._segments.epoch
+            ids = rows["segment"]
+            for segment_id in () if stale else set(ids.tolist()):
+                segment = self._segments.by_id(segment_id)
+                if segment is None:
+                    continue
+                mine = ids == segment_id
+                if mine.all():
+                    statuses = segment.seal(epoch, namespace_id, generation, rows, keys, key_starts)
+                else:
+                    statuses[mine] = segment.seal(
+                        epoch, namespace_id, generation, rows[mine], keys, key_starts[mine]
+                    )
+        if stale:
+            self._answer_stale(epoch)
+            return
+        self.counters.seals += count
+        self._io.send_bytes(self._reply(0, count, count) + statuses.tobytes())

@@ -1,0 +1,195 @@
+"""The daemon's end of a data connection: bytes, with a bound on every wait.
+
+Waits are bounded by the kernel (SO_RCVTIMEO, SO_SNDTIMEO), so that a receive with MSG_WAITALL is
+one call. A client that does not fill a step in time is closed: it can't hold the thread for ever,
+nor by sending a byte now and then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+from time import monotonic
+from typing import Final, final
+
+from cenote.api.errors import DeadlineExceeded, GrantRevoked
+from cenote.transport.connection import timeval
+from cenote.transport.memory_access import MEMORY
+
+__all__ = ["STEP_BYTES", "Gone", "ServedSocket"]
+
+STEP_BYTES: Final = 1 << 20
+_LINGER_S: Final = 0.3
+_LINGER_BYTES_MAX: Final = 8 << 20
+_WAITALL: Final = socket.MSG_WAITALL
+_SPINNING: Final = threading.Lock()
+# Bytes that nobody wants, of all connections at once.
+_WASTE: Final = memoryview(bytearray(STEP_BYTES))
+
+
+class Gone(Exception):
+    """The client closed, or the server did: nobody to answer."""
+
+
+@final
+class ServedSocket:
+    """A connected socket. `revoke` and `shut_down` may be called from any thread.
+
+    Raises `Gone`, OSError (it broke, or the client does not take what it asked for),
+    DeadlineExceeded (too slow in the middle of something), GrantRevoked (after `revoke`).
+    """
+
+    def __init__(self, sock: socket.socket, spin_s: float) -> None:
+        self.sock = sock
+        self.revoked = False
+        self.closing = False
+        self._spin_s = spin_s
+        self._hot = False
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+
+    # ---- from other threads -----------------------------------------------------------------
+
+    def revoke(self) -> None:
+        """End what is being received. The thread can still tell the client why."""
+        self.revoked = True
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RD)
+
+    def shut_down(self) -> None:
+        """End the thread, wherever it is."""
+        self.closing = True
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    # ---- receiving --------------------------------------------------------------------------
+
+    def set_timeouts(self, seconds: float) -> None:
+        """How long a step may take."""
+        value = timeval(seconds)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+
+    def stop_if_revoked(self) -> None:
+        if self.revoked:
+            raise GrantRevoked(
+                "the daemon cut this connection off: its session ended, or another leader took over"
+            )
+
+    def await_request(self, head: memoryview) -> bool:
+        """Fill `head` with the beginning of a request. False where none came in the time of a step.
+
+        Where requests follow each other closely, look for the next one for a while before sleeping:
+        to be woken takes longer than a small read. One thread at a time does so (it costs a core),
+        and each look gives up the GIL.
+        """
+        begun = monotonic()
+        if self._hot and _SPINNING.acquire(blocking=False):
+            try:
+                ready = self._poll.poll
+                end = begun + self._spin_s
+                while not ready(0):
+                    if monotonic() > end:
+                        self._hot = False
+                        break
+            finally:
+                _SPINNING.release()
+        try:
+            got = self.sock.recv_into(head, len(head), _WAITALL)
+        except BlockingIOError:
+            if self.closing:
+                raise Gone from None
+            self.stop_if_revoked()
+            return False
+        if not self._hot:
+            self._hot = monotonic() - begun < 2 * self._spin_s
+        if got != len(head):
+            self._cut_short(got)
+        self.stop_if_revoked()
+        return True
+
+    def receive_view(self, view: memoryview) -> None:
+        """Fill the view, of at most a step."""
+        try:
+            got = self.sock.recv_into(view, len(view), _WAITALL)
+        except BlockingIOError:
+            got = -1
+        if got != len(view):
+            self._cut_short(got)
+
+    def _cut_short(self, got: int) -> None:
+        """A receive brought less than the whole: closed, revoked, or too slow."""
+        self.stop_if_revoked()
+        if self.closing or not got:
+            raise Gone
+        raise DeadlineExceeded(
+            "the client was too slow in the middle of a request", remedy="send it again"
+        )
+
+    def receive(self, address: int, length: int) -> None:
+        """Bytes to an address."""
+        for start in range(address, address + length, STEP_BYTES):
+            step = min(STEP_BYTES, address + length - start)
+            self.receive_view(MEMORY[start : start + step])
+            self.stop_if_revoked()
+
+    def receive_views(self, views: list[memoryview]) -> None:
+        """Fill up to 1024 views of a step in all."""
+        wanted = sum(map(len, views))
+        try:
+            got = self.sock.recvmsg_into(views, 0, _WAITALL)[0]
+        except BlockingIOError:
+            got = -1
+        if got != wanted:
+            self._cut_short(got)
+        self.stop_if_revoked()
+
+    def drain(self, length: int) -> None:
+        """Receive bytes that have no place."""
+        for start in range(0, length, STEP_BYTES):
+            self.receive_view(_WASTE[: min(STEP_BYTES, length - start)])
+            self.stop_if_revoked()
+
+    # ---- sending ----------------------------------------------------------------------------
+
+    def send_bytes(self, data: bytes | memoryview, flags: int = 0) -> None:
+        """All of the data."""
+        view = memoryview(data)
+        while len(view):
+            view = view[self.sock.send(view, flags) :]
+
+    def send(self, address: int, length: int) -> None:
+        """The bytes at an address."""
+        end = address + length
+        while address < end:
+            address += self.sock.send(MEMORY[address : min(end, address + STEP_BYTES)])
+
+    def send_views(self, views: list[memoryview]) -> None:
+        """Up to 1024 views."""
+        sent = self.sock.sendmsg(views)
+        for view in views:
+            if sent < len(view):
+                self.send_bytes(view[sent:])
+                sent = 0
+            else:
+                sent -= len(view)
+
+    def send_last(self, data: bytes) -> None:
+        """Say something before closing, in a way that lets the client read it.
+
+        What the client sent already must be read, or closing resets the connection and the answer
+        may be lost.
+        """
+        with contextlib.suppress(OSError):
+            self.send_bytes(data)
+            self.sock.shutdown(socket.SHUT_WR)
+            end = monotonic() + _LINGER_S
+            self.set_timeouts(_LINGER_S)
+            left = _LINGER_BYTES_MAX
+            while left > 0 and monotonic() < end and not self.closing:
+                got = self.sock.recv_into(_WASTE)
+                if not got:
+                    return
+                left -= got
