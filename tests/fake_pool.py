@@ -36,7 +36,7 @@ UNIT = 64
 
 @dataclass
 class FakeNode:
-    """One daemon with one segment (of the same id). `fault`, if set, is raised by every transfer."""
+    """One daemon with one segment of the same id. `fault` is raised by every transfer."""
 
     node_id: int
     memory: np.ndarray[Any, np.dtype[np.uint8]]
@@ -48,12 +48,14 @@ class FakeNode:
     """Item statuses of the next transfers, one each."""
     sealed: dict[int, tuple[bytes, int, int]] = field(default_factory=dict)
     """Slot -> (key, seq, checksum)."""
+    on_copy: Callable[[], None] = lambda: None
+    """Called before each transfer."""
     reads: int = 0
     writes: int = 0
     seals: int = 0
 
     def address(self, offset: int, length: int) -> int:
-        assert offset >= 0 and offset + length <= len(self.memory)
+        assert offset + length <= len(self.memory)
         return address_of(self.memory) + offset
 
 
@@ -70,6 +72,7 @@ class FakeChannel:
         return self._node.node_id
 
     def _check(self) -> int:
+        self._node.on_copy()
         if self._node.fault is not None:
             raise self._node.fault
         return self._node.statuses.pop(0) if self._node.statuses else 0
@@ -358,7 +361,7 @@ class FakeMaster:
         present = [digest in self.objects for digest in self._digests(request.keys)]
         return pb.MatchResponse(
             presence_bitmap=np.packbits(present, bitorder="little").tobytes(),
-            prefix_keys=(present + [False]).index(False),
+            prefix_keys=[*present, False].index(False),
         )
 
     def acquire(self, request: pb.AcquireRequest, deadline_s: float) -> pb.AcquireResponse:
@@ -403,7 +406,7 @@ class FakeMaster:
     # ---- writes ------------------------------------------------------------------------------
 
     def _place(self, size: int, avoid: set[int], replicas: int) -> list[list[tuple[int, int, int]]]:
-        placed = []
+        placed: list[list[tuple[int, int, int]]] = []
         for node in self.nodes.values():
             if len(placed) == replicas or node.node_id in avoid:
                 continue

@@ -28,6 +28,7 @@ from .plan.pieces import Pieces
 __all__ = [
     "AnyBuffer",
     "Buffer",
+    "Buffers",
     "bytes_pieces",
     "column_pieces",
     "hash_memory",
@@ -41,6 +42,9 @@ __all__ = [
 AnyBuffer: TypeAlias = Any
 """Anything with the buffer protocol, a NumPy array, a torch tensor on the CPU, a `Buffer`, a
 `RawBuffer`; where one object is put together from several of these: a list or tuple of them."""
+
+Buffers: TypeAlias = Sequence[AnyBuffer] | NDArray[Any]
+"""Buffers of a batch: one (or a list of several) a key, or an array with one buffer a row."""
 
 _HUGE_PAGE_BYTES: Final = 2 << 20
 _JOIN_BYTES_MAX: Final = (
@@ -250,7 +254,7 @@ def _tensor_memory(tensor: Any, position: int | None) -> Memory:
 # ---- batches ---------------------------------------------------------------------------------
 
 
-def pieces_of(buffers: Sequence[AnyBuffer], count: int, *, writable: bool) -> Pieces:
+def pieces_of(buffers: Buffers, count: int, *, writable: bool) -> Pieces:
     """The memory of a batch: a buffer, or a list of buffers (scattered), for each of `count` keys.
 
     A C-contiguous NumPy array of two or more dimensions is taken as one buffer a row. Raises
@@ -355,7 +359,7 @@ def _column(values: Any, name: str) -> NDArray[np.uint64]:
     raise InvalidBuffer(f"{name} are no array of addresses or lengths", remedy="pass uint64")
 
 
-def bytes_pieces(values: Sequence[AnyBuffer], count: int) -> Pieces:
+def bytes_pieces(values: Buffers, count: int) -> Pieces:
     """The memory of a batch of values to put.
 
     Small `bytes` are joined, which is cheaper than asking each for its address.

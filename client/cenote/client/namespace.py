@@ -7,7 +7,6 @@ by then. Keys are str (UTF-8) or bytes of 1-512 bytes. A miss is None, an error 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, Final, Literal, TypedDict, TypeVar, Unpack
 
 import numpy as np
@@ -18,7 +17,7 @@ from cenote.api.keys import Key, KeySequence, digest_keys, encode_key, encode_ke
 from cenote.api.types import AcquiredLease, GetStatus, MatchResult, PutResult
 from cenote.v1 import common_pb2
 
-from .buffers import AnyBuffer, bytes_pieces, column_pieces, pieces_of
+from .buffers import AnyBuffer, Buffers, bytes_pieces, column_pieces, pieces_of
 from .driver import BlockingDriver
 from .plan import lookups
 from .plan.asking import reopening
@@ -96,7 +95,7 @@ class Namespace:
     other."""
 
     def put_batch(
-        self, keys: KeySequence, values: Sequence[AnyBuffer], **options: Unpack[PutKeywords]
+        self, keys: KeySequence, values: Buffers, **options: Unpack[PutKeywords]
     ) -> PutResults:
         """Store each value under its key. Results per key: see `PutResults.raise_for_errors`.
 
@@ -109,7 +108,7 @@ class Namespace:
     def put_from_batch(
         self,
         keys: KeySequence,
-        buffers: Sequence[AnyBuffer] | None = None,
+        buffers: Buffers | None = None,
         *,
         addresses: Any = None,
         lengths: Any = None,
@@ -191,7 +190,7 @@ class Namespace:
     def get_into_batch(
         self,
         keys: KeySequence,
-        buffers: Sequence[AnyBuffer] | None = None,
+        buffers: Buffers | None = None,
         *,
         addresses: Any = None,
         lengths: Any = None,
@@ -389,7 +388,7 @@ def _duration(value: float, name: str) -> float:
 
 
 def _pieces(
-    buffers: Sequence[AnyBuffer] | None,
+    buffers: Buffers | None,
     addresses: Any,
     lengths: Any,
     count: int,

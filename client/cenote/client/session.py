@@ -38,7 +38,6 @@ from .plan.state import ClientState, Grant, Peers, Space
 __all__ = ["Session", "clock_id"]
 
 _CLOSE_BUDGET_S: Final = 1.0
-_REHELLO_PAUSE_S: Final = 0.05
 _DURABILITIES: Final = {
     "default": common_pb2.DURABILITY_UNSPECIFIED,
     "relaxed": common_pb2.DURABILITY_RELAXED,
@@ -177,7 +176,7 @@ class Session:
         if not self._hello_lock.acquire(timeout=max(deadline_s, 0.0)):
             raise DeadlineExceeded("another thread is opening the session")
         try:
-            if self._hello_s > began_s - _REHELLO_PAUSE_S and self._hello_s:
+            if self._hello_s > began_s:  # another thread did, after we found it lost
                 return
             reply = self.master.hello(
                 self._hello, max(0.001, deadline_s - (time.monotonic() - began_s))

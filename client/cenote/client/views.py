@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import weakref
+from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cenote.api.errors import (
     BufferInUse,
@@ -42,6 +45,7 @@ class View:
         self._copy = copy
         self._deadline_s = deadline_s
         self._views: list[memoryview | None] = []
+        self._exporters: list[weakref.ref[NDArray[np.uint8]]] = []
         self._lease_id = 0
         self.copied_count = 0
         """How many of the objects were copied, since they can't be seen from here."""
@@ -124,10 +128,19 @@ class View:
                 call, int(nodes[at]), int(extent["segment"]), int(extent["offset"]), int(sizes[row])
             )
             if view is not None:
-                self._views[int(hits[row])] = view
+                self._views[int(hits[row])] = self._tracked(view)
                 seen[row] = True
         unseen: list[int] = hits[~seen].tolist()
         return unseen
+
+    def _tracked(self, mapped: memoryview) -> memoryview:
+        """The same memory by way of an array that lives as long as anything made from the view.
+
+        Releasing a memoryview says nothing about slices of it, nor about `np.frombuffer(view)`.
+        """
+        exporter = np.frombuffer(mapped, np.uint8)
+        self._exporters.append(weakref.ref(exporter))
+        return memoryview(cast("Any", exporter))
 
     def _map(
         self, call: Call, node: int, segment: int, offset: int, length: int
@@ -155,17 +168,26 @@ class View:
             )
 
     def _close(self) -> int:
-        """Give the views back; how many of them can't be."""
-        exported = 0
+        """Give the views back; how many of them something still exports."""
         for view in self._views:
-            if view is None:
-                continue
-            try:
-                view.release()
-            except BufferError:
-                exported += 1
-        if not exported:
-            self._views = []
-            self._namespace._session.state.release(self._lease_id)
-            self._lease_id = 0
-        return exported
+            if view is not None:
+                with suppress(BufferError):  # exported: seen below
+                    view.release()
+        self._views.clear()
+        state, lease_id = self._namespace._session.state, self._lease_id
+        self._lease_id = 0
+        alive = [exporter for each in self._exporters if (exporter := each()) is not None]
+        self._exporters.clear()
+        if not alive:
+            state.release(lease_id)
+            return 0
+        left = [len(alive)]
+
+        def gone() -> None:
+            left[0] -= 1
+            if not left[0]:
+                state.release(lease_id)
+
+        for exporter in alive:
+            weakref.finalize(exporter, gone).atexit = False
+        return len(alive)

@@ -159,7 +159,6 @@ class _Reader:
             if not len(self.todo):
                 return
             if attempt:
-                self.call.state.counters.stale_locations += len(self.todo)
                 yield Pause(backoff_s(attempt))
             located = yield from self._acquired()
             try:
@@ -185,6 +184,7 @@ class _Reader:
         finally:
             self._take_over(fetch, located)
             open_ = fetch.open_positions()
+            self.call.state.counters.stale_locations += len(open_)
             self.todo = open_ if rest is None else np.union1d(rest, open_)
 
     def _take_over(self, fetch: Fetch, located: Located) -> None:

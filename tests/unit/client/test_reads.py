@@ -1,0 +1,545 @@
+"""Reading: hits and misses, what proves bytes, replicas, stale locations, leases."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cenote.api.errors import (
+    BufferInUse,
+    DeadlineExceeded,
+    InvalidArgument,
+    InvalidBuffer,
+    ProtocolError,
+    StaleLocation,
+    Unavailable,
+)
+from cenote.client import Client, GetStatus, RawBuffer
+from cenote.runtime.clock import ManualClock
+from fake_pool import FakeMaster
+from waiting import wait_until
+
+MakeClient = Callable[..., Client]
+
+
+def fill(client: Client, count: int, size: int = 100, **options: Any) -> dict[str, bytes]:
+    values = {f"key-{i}": os.urandom(size) for i in range(count)}
+    client.put_batch(list(values), list(values.values()), **options).raise_for_errors()
+    return values
+
+
+def forget_locations(client: Client) -> None:
+    client._space.locations.clear()
+
+
+def test_a_miss_is_none_and_a_hit_is_the_bytes(client: Client) -> None:
+    assert client.get("a") is None
+    assert client.get_into("a", bytearray(4)) is None
+    client.put("a", b"x")
+    assert client.get("a") == b"x"
+    assert client.get_batch(["b", "a", b"a"]) == [None, b"x", b"x"]
+    assert client.get_batch([]) == []
+
+
+def test_get_into_leaves_the_rest_of_the_buffer(client: Client) -> None:
+    client.put("a", b"abc")
+    target = bytearray(b"........")
+    assert client.get_into("a", target) == 3
+    assert target == b"abc....."
+    scattered = [bytearray(2), bytearray(5)]
+    assert client.get_into("a", scattered) == 3
+    assert scattered == [b"ab", b"c\0\0\0\0"]
+
+
+def test_a_too_small_buffer_fails_its_key_only(client: Client) -> None:
+    values = fill(client, 3)
+    buffers = [bytearray(100), bytearray(99), bytearray(200)]
+    results = client.get_into_batch(list(values), buffers)
+    assert results.statuses.tolist() == [GetStatus.HIT, GetStatus.FAILED, GetStatus.HIT]
+    assert results.sizes.tolist() == [100, 0, 100]
+    assert [results[0], results[2]] == [100, 100]
+    assert [bytes(buffers[0]), bytes(buffers[2][:100])] == [values["key-0"], values["key-2"]]
+    with pytest.raises(InvalidBuffer, match="buffer 1 has 99 bytes, the object has 100"):
+        results[1]
+    with pytest.raises(InvalidBuffer, match="1 of 3 keys failed, first key 1"):
+        results.raise_for_errors()
+    with pytest.raises(InvalidBuffer, match="the object has 100"):
+        client.get_into("key-0", bytearray(10))
+    assert not results.ok
+    assert "1 failed" in repr(results)
+
+
+@pytest.mark.parametrize("by_lease", [True, False])
+def test_every_kind_of_buffer_is_filled(make_client: MakeClient, by_lease: bool) -> None:
+    client = make_client(by_lease=by_lease)
+    values = fill(client, 4, 64)
+    wanted = b"".join(values.values())
+    keys = list(values)
+    for _ in range(2):  # first by the master's locations, then by cached ones
+        block = np.zeros((4, 8), np.int64)
+        assert client.get_into_batch(keys, block).sizes.tolist() == [64] * 4
+        assert block.tobytes() == wanted
+        raw = bytearray(256)
+        at = np.frombuffer(raw, np.uint8).ctypes.data
+        addresses = np.uint64(at) + np.arange(4, dtype=np.uint64) * np.uint64(64)
+        assert client.get_into_batch(keys, addresses=addresses, lengths=64).ok
+        assert raw == wanted
+        halves = bytearray(256)
+        at = np.frombuffer(halves, np.uint8).ctypes.data
+        base = np.uint64(at) + np.arange(4, dtype=np.uint64)[:, None] * np.uint64(32)
+        table = np.concatenate([base, base + np.uint64(128)], axis=1)
+        assert client.get_into_batch(keys, addresses=table, lengths=32).ok
+        assert halves[:32] + halves[128:160] == values["key-0"]
+        buffers = [RawBuffer(at + 64 * i, 64, halves) for i in range(4)]
+        assert client.get_into_batch(keys, buffers).hit_count == 4
+        assert halves == wanted
+
+
+def test_bad_arguments_are_refused_before_anything_is_sent(
+    client: Client, master: FakeMaster
+) -> None:
+    before = dict(master.calls)
+    for call in (
+        lambda: client.get_into_batch(["a"], [b"readonly"]),
+        lambda: client.get_into_batch(["a", "b"], [bytearray(1)]),
+        lambda: client.get_into_batch(["a"]),
+        lambda: client.get_into_batch(["a"], [bytearray(1)], addresses=[1], lengths=1),
+        lambda: client.get_into_batch(["a"], addresses=[4096]),
+        lambda: client.get(""),
+        lambda: client.get_batch("abc"),
+        lambda: client.get("a", deadline_s=float("nan")),
+        lambda: client.get("a", deadline_s="1"),  # type: ignore[arg-type]
+        lambda: client.get("a", deadline_s=0),
+        lambda: client.acquire(["a"], 0),
+        lambda: client.get_into_batch(["a"], [bytearray(1)], lease=5),  # type: ignore[arg-type]
+    ):
+        with pytest.raises((InvalidArgument, DeadlineExceeded)):
+            call()
+    assert dict(master.calls) == before
+
+
+# ---- cached locations ------------------------------------------------------------------------
+
+
+def test_a_cached_location_needs_no_master(client: Client, master: FakeMaster) -> None:
+    values = fill(client, 20)
+    keys = list(values)
+    assert client.get_batch(keys) == list(values.values())
+    asked = master.calls["acquire"]
+    assert client.get_batch(keys) == list(values.values())
+    assert client.get("key-3") == values["key-3"]
+    assert client.get_into("key-4", bytearray(100)) == 100
+    assert master.calls["acquire"] == asked
+    assert client.stats().cached_reads == 22
+    # ... but it learns of these reads.
+    wait_until(
+        lambda: len(set(master.touched)) == 20, what="reads from cached locations are reported"
+    )
+
+
+def test_locations_expire(master: FakeMaster, make_client: MakeClient) -> None:
+    master.location_ttl_ms = 0
+    client = make_client()
+    fill(client, 1)
+    for _ in range(2):
+        client.get("key-0")
+    assert master.calls["acquire"] == 2
+
+
+def test_the_cache_is_bounded(make_client: MakeClient) -> None:
+    client = make_client(location_cache_entries=10)
+    values = fill(client, 30)
+    for key, value in values.items():
+        assert client.get(key) == value
+    assert client.get_batch(list(values)) == list(values.values())
+    assert 0 < client.stats().locations_cached <= 10
+    none = make_client(location_cache_entries=0)
+    assert none.get_batch(list(values)) == list(values.values())
+    assert none.stats().locations_cached == 0
+
+
+@pytest.mark.parametrize("by_lease", [True, False])
+@pytest.mark.parametrize("batch", [True, False])
+def test_overwritten_bytes_are_never_returned(
+    master: FakeMaster, make_client: MakeClient, by_lease: bool, batch: bool
+) -> None:
+    client = make_client(by_lease=by_lease)
+    values = fill(client, 3)
+    client.get_batch(list(values))
+    for node in master.nodes.values():
+        node.memory[:] = 0xEE  # what was there went, and its place was used again
+    master.objects.clear()
+    if batch:
+        assert client.get_batch(list(values)) == [None] * 3
+    else:
+        assert [client.get(key) for key in values] == [None] * 3
+    assert client.stats().misses == 3
+
+
+def test_a_stale_status_means_ask_again(client: Client, master: FakeMaster) -> None:
+    values = fill(client, 1)
+    client.get("key-0")
+    master.nodes[1].statuses = [StaleLocation.code]
+    asked = master.calls["acquire"]
+    assert client.get("key-0") == values["key-0"]
+    assert master.calls["acquire"] == asked + 1
+    assert client.stats().stale_locations == 1
+
+
+def test_bytes_that_never_match_end_in_an_error(
+    make_client: MakeClient, master: FakeMaster
+) -> None:
+    client = make_client(by_lease=False)
+    fill(client, 2)
+    for obj in master.objects.values():
+        obj.checksum ^= 1
+    with pytest.raises(StaleLocation):
+        client.get("key-0")
+    with pytest.raises(StaleLocation, match="2 of 2 keys"):
+        client.get_batch(["key-0", "key-1"])
+
+
+def test_a_cached_location_on_a_dead_node_asks_the_master(
+    client: Client, master: FakeMaster
+) -> None:
+    values = fill(client, 1, replicas=2)
+    client.get("key-0")
+    master.nodes[1].fault = Unavailable("gone")
+    assert client.get("key-0") == values["key-0"]
+
+
+# ---- proof -----------------------------------------------------------------------------------
+
+
+def test_objects_without_a_lease_are_proven_by_checksum(client: Client, master: FakeMaster) -> None:
+    values = fill(client, 2)
+    master.grants_leases = False
+    assert client.get_batch(list(values)) == list(values.values())
+    forget_locations(client)
+    next(iter(master.objects.values())).checksum ^= 1
+    with pytest.raises(StaleLocation):
+        client.get_batch(list(values))
+
+
+@pytest.mark.parametrize(
+    ("verify", "by_lease", "checked"),
+    [
+        ("auto", True, False),
+        ("auto", False, True),
+        ("lease", False, False),
+        ("checksum", True, True),
+    ],
+)
+def test_verify_chooses_the_proof(
+    make_client: MakeClient, master: FakeMaster, verify: str, by_lease: bool, checked: bool
+) -> None:
+    client = make_client(by_lease=by_lease, verify=verify)
+    fill(client, 2)
+    master.extent_bytes_max = 33
+    fill_striped = {"striped": os.urandom(100)}
+    client.put("striped", fill_striped["striped"])
+    for obj in master.objects.values():
+        obj.checksum ^= 1
+    for key in ("key-0", "striped"):
+        if checked:
+            with pytest.raises(StaleLocation):
+                client.get(key)
+        else:
+            assert client.get(key) is not None
+
+
+def test_a_read_that_outlives_its_lease_does_not_count(client: Client, master: FakeMaster) -> None:
+    values = fill(client, 1)
+    master.lease_ttl_ms = 1  # over before the read can be
+    clock = ManualClock()
+    client._session.state.now = clock.monotonic_s
+    master.nodes[1].on_copy = lambda: clock.advance_s(1.0)
+    with pytest.raises(StaleLocation):
+        client.get_batch(list(values), deadline_s=60)
+    assert master.calls["acquire"] == 5
+
+
+def test_leases_are_released(client: Client, master: FakeMaster) -> None:
+    values = fill(client, 5)
+    client.get_batch(list(values))
+    wait_until(lambda: not master.leases, what="the read's lease is released")
+
+
+# ---- replicas and dead nodes -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("extent_bytes_max", [1 << 20, 30])
+def test_a_dead_node_costs_nothing_with_a_second_replica(
+    client: Client, master: FakeMaster, extent_bytes_max: int
+) -> None:
+    master.extent_bytes_max = extent_bytes_max
+    values = fill(client, 10, replicas=2)
+    master.nodes[1].fault = Unavailable("killed")
+    assert client.get_batch(list(values)) == list(values.values())
+    assert client.get("key-0") == values["key-0"]
+    wait_until(lambda: master.failures == [1], what="the failure is reported, once")
+    assert client.stats().node_failures == 1
+
+
+def test_a_dead_node_costs_a_miss_without_one(client: Client, master: FakeMaster) -> None:
+    values = fill(client, 2)
+    master.nodes[1].fault = Unavailable("killed")
+    assert client.get_batch(list(values)) == [None, None]
+    assert client.get("key-0") is None
+    assert client.get_into("key-1", bytearray(100)) is None
+    assert client.stats().unreachable_misses == 4
+    assert client.stats().node_failures == 1
+
+
+def test_a_node_that_works_again_is_used_again(client: Client, master: FakeMaster) -> None:
+    values = fill(client, 1)
+    master.nodes[1].fault = Unavailable("down")
+    assert client.get("key-0") is None
+    master.nodes[1].fault = None
+    wait_until(lambda: client.get("key-0") == values["key-0"], what="the node is tried again")
+    assert client._session.state.suspects == {}
+
+
+def test_an_item_that_was_not_done_comes_from_the_other_replica(
+    client: Client, master: FakeMaster
+) -> None:
+    values = fill(client, 2, replicas=2)
+    master.nodes[1].statuses = [Unavailable.code]
+    assert client.get_batch(list(values)) == list(values.values())
+
+
+def test_a_segment_newer_than_the_view_is_looked_up(
+    make_client: MakeClient, master: FakeMaster
+) -> None:
+    client = make_client()
+    values = fill(client, 1)
+    late = client._session.state
+    late.peers.node_by_segment.clear()
+    late.peers._table = (np.zeros(0, np.uint32), np.zeros(0, np.int64))
+    assert client.get("key-0") == values["key-0"]
+    assert master.calls["get_cluster_view"] == 1
+
+
+def test_a_nodes_refusal_is_the_keys_error(client: Client, master: FakeMaster) -> None:
+    values = fill(client, 2)
+    master.nodes[1].statuses = [InvalidArgument.code]
+    results = client.get_into_batch(list(values), [bytearray(100), bytearray(100)])
+    assert results.failed_count == 2
+    with pytest.raises(InvalidArgument, match="node 1 refused"):
+        results.raise_for_errors()
+
+
+def test_a_buffer_that_may_still_be_written_is_named(client: Client, master: FakeMaster) -> None:
+    fill(client, 1)
+    master.nodes[1].fault = BufferInUse("buffer at 0x1 is still in use")
+    with pytest.raises(BufferInUse):
+        client.get("key-0")
+
+
+def test_nonsense_from_the_master_is_a_protocol_error(client: Client, master: FakeMaster) -> None:
+    fill(client, 1)
+    next(iter(master.objects.values())).replicas[0][0] = (1, 0, 7)
+    with pytest.raises(ProtocolError, match="add up"):
+        client.get("key-0")
+
+
+def test_an_unreachable_master_is_tried_until_the_deadline(
+    client: Client, master: FakeMaster
+) -> None:
+    values = fill(client, 1)
+    master.faults["acquire"] = [Unavailable("not yet"), Unavailable("not yet")]
+    assert client.get("key-0") == values["key-0"]
+    forget_locations(client)
+    master.faults["acquire"] = [Unavailable("no master at all")] * 1000
+    with pytest.raises(DeadlineExceeded, match="no master at all"):
+        client.get("key-0", deadline_s=0.05)
+    master.faults["acquire"] = []
+
+
+# ---- leases as values, slices, chains --------------------------------------------------------
+
+
+def test_another_process_reads_under_a_lease(make_client: MakeClient, master: FakeMaster) -> None:
+    scheduler, worker = make_client(), make_client()
+    values = fill(scheduler, 10)
+    lease = scheduler.acquire([*values, "absent"], 5.0)
+    assert len(lease) == 11
+    assert lease.prefix_keys == 10
+    assert lease.present.tolist() == [True] * 10 + [False]
+    assert lease.sizes.tolist() == [100] * 10 + [0]
+    assert lease.leased.sum() == 10
+    moved = pickle.loads(pickle.dumps(lease))
+    assert moved == lease
+    asked = master.calls["acquire"]
+    block = np.zeros((11, 100), np.uint8)
+    results = worker.get_into_batch([*values, "absent"], block, lease=moved)
+    assert list(results) == [100] * 10 + [None]
+    assert block[:10].tobytes() == b"".join(values.values())
+    some = ["key-7", "key-2"]
+    assert list(worker.get_into_batch(some, block[:2], lease=moved)) == [100, 100]
+    assert block[:2].tobytes() == values["key-7"] + values["key-2"]
+    assert master.calls["acquire"] == asked
+    with pytest.raises(InvalidArgument, match="key 1 is not one of"):
+        worker.get_into_batch(["key-0", "other"], block[:2], lease=moved)
+    with pytest.raises(InvalidArgument, match="namespace"):
+        worker.namespace("other").get_into_batch(some, block[:2], lease=moved)
+    scheduler.release(lease)
+    wait_until(lambda: lease.lease_id not in master.leases, what="the lease is released")
+
+
+def test_a_lease_that_is_over_is_no_proof(make_client: MakeClient, master: FakeMaster) -> None:
+    client = make_client()
+    values = fill(client, 3)
+    master.lease_ttl_ms = 1
+    lease = client.acquire(list(values), 0.001)
+    master.lease_ttl_ms = None
+    wait_until(lambda: client._session.state.now() > lease.end_s, what="the lease is over")
+    asked = master.calls["acquire"]
+    block = np.zeros((3, 100), np.uint8)
+    assert client.get_into_batch(list(values), block, lease=lease).hit_count == 3
+    assert master.calls["acquire"] == asked + 1
+
+
+def test_on_another_host_a_leases_reads_are_proven_by_checksum(
+    client: Client, master: FakeMaster
+) -> None:
+    values = fill(client, 2)
+    lease = client.acquire(list(values), 5.0)
+    client._session.clock_id = "another host"
+    block = np.zeros((2, 100), np.uint8)
+    assert client.get_into_batch(list(values), block, lease=lease).hit_count == 2
+    asked = master.calls["acquire"]
+    master.nodes[1].memory[:] = (
+        0  # not what the lease says lies there: nobody's word is taken for it
+    )
+    client.get_into_batch(list(values), block, lease=lease)
+    assert master.calls["acquire"] == asked + 1
+    assert client.stats().stale_locations == 2
+
+
+def test_long_batches_are_cut(master: FakeMaster, make_client: MakeClient) -> None:
+    master.batch_keys_max = 7
+    client = make_client()
+    values = fill(client, 30)
+    master.calls.clear()
+    keys = [*values, "absent"]
+    assert client.get_batch(keys) == [*values.values(), None]
+    assert master.calls["acquire"] == 5
+    block = np.zeros((31, 100), np.uint8)
+    assert client.get_into_batch(keys, block).hit_count == 30
+    assert block[:30].tobytes() == b"".join(values.values())
+
+
+def test_a_chain_ends_at_its_first_miss(master: FakeMaster, make_client: MakeClient) -> None:
+    master.batch_keys_max = 4
+    client = make_client()
+    values = fill(client, 10)
+    client.remove("key-5")
+    wanted = [values[f"key-{i}"] if i < 5 else None for i in range(10)]
+    assert client.get_batch(list(values), chain=True) == wanted
+    assert client.get_batch(list(values), chain=True) == wanted
+    assert [request.chain for request in master.requests["acquire"]] == [True] * 3
+    first = [f"key-{i}" for i in range(4)]
+    assert client.get_batch(first, chain=True) == wanted[:4]
+    wait_until(
+        lambda: bool(master.touched_chains), what="cached reads of a chain are reported as one"
+    )
+    assert len(master.touched_chains[0]) == 4 * 16
+
+
+def test_a_batch_that_is_cut_off_tells_what_it_has(
+    master: FakeMaster, make_client: MakeClient
+) -> None:
+    master.batch_keys_max = 5
+    client = make_client()
+    values = fill(client, 10)
+    master.calls["acquire"] = 0
+
+    def fail_second() -> None:
+        if master.calls["acquire"] == 2:
+            raise ProtocolError("nonsense")
+
+    master.hooks["acquire"] = fail_second
+    block = np.zeros((10, 100), np.uint8)
+    results = client.get_into_batch(list(values), block)
+    assert results.hit_count == 5
+    assert results.failed_count == 5
+    with pytest.raises(ProtocolError):
+        results[5]
+    master.calls["acquire"] = 1
+    forget_locations(client)
+    with pytest.raises(ProtocolError):
+        client.get_into_batch(list(values)[:5], block[:5])
+
+
+def test_a_reset_namespace_is_opened_again(client: Client, master: FakeMaster) -> None:
+    fill(client, 2)
+    client.get("key-0")
+    master.reset()
+    assert client.get_batch(["key-0", "key-1", "key-2"]) == [None] * 3
+    client.put("key-0", b"new")
+    assert client.get("key-0") == b"new"
+
+
+def test_a_forgotten_session_is_opened_again(client: Client, master: FakeMaster) -> None:
+    values = fill(client, 1)
+    master.known_sessions.clear()
+    assert client.get("key-0") == values["key-0"]
+    assert master.calls["hello"] == 2
+
+
+# ---- views -----------------------------------------------------------------------------------
+
+
+def test_a_view_is_the_pools_own_memory(client: Client, master: FakeMaster) -> None:
+    values = fill(client, 3)
+    with client.view([*values, "absent"]) as views:
+        assert [None if view is None else bytes(view) for view in views] == [
+            *values.values(),
+            None,
+        ]
+        first = views[0]
+        assert first is not None
+        assert first.readonly
+        offset = int(np.flatnonzero(master.nodes[1].memory[:64] == first[0])[0])
+        master.nodes[1].memory[offset] ^= 0xFF
+        assert first[0] == values["key-0"][0] ^ 0xFF
+        assert master.requests["acquire"][-1].hold
+        assert master.leases
+    with pytest.raises(ValueError, match="released"):
+        first[0]
+    wait_until(lambda: not master.leases, what="the view's lease is released")
+
+
+def test_what_can_not_be_seen_is_copied(make_client: MakeClient, master: FakeMaster) -> None:
+    far = make_client(by_lease=False)
+    values = fill(far, 2)
+    view = far.view(list(values))
+    with view as views:
+        assert [bytes(each) for each in views if each is not None] == list(values.values())
+        assert view.copied_count == 2
+    with pytest.raises(InvalidArgument, match="can't be seen"), far.view(list(values), copy=False):
+        pass
+    near = make_client()
+    master.extent_bytes_max = 30
+    near.put("striped", b"s" * 100)
+    view = near.view(["striped", "key-0"])
+    with view as views:
+        assert [bytes(each) for each in views if each is not None] == [b"s" * 100, values["key-0"]]
+        assert view.copied_count == 1
+    wait_until(lambda: not master.leases, what="all leases are released")
+    with near.view([]) as views:
+        assert views == []
+
+
+def test_an_exported_view_keeps_its_objects(client: Client, master: FakeMaster) -> None:
+    fill(client, 1)
+    with pytest.raises(BufferInUse, match="1 of 1 views"), client.view(["key-0"]) as views:
+        kept = np.frombuffer(views[0], np.uint8)  # type: ignore[arg-type]
+    assert master.leases
+    del kept, views
