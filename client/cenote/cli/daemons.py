@@ -35,20 +35,25 @@ def clean_environment() -> dict[str, str]:
 
 @final
 class DaemonSpec:
-    """What to start: the module `cenote.master` or `cenote.store` and its flags."""
+    """What to start: a module such as `cenote.master`, and its flags."""
 
-    __slots__ = ("flags", "module", "name")
+    __slots__ = ("before", "flags", "module", "name")
 
-    def __init__(self, name: str, module: str, flags: Mapping[str, object]) -> None:
+    def __init__(
+        self, name: str, module: str, flags: Mapping[str, object], *, before: Sequence[str] = ()
+    ) -> None:
         self.name = name
         self.module = module
+        self.before = tuple(before)
+        """Words in front of the flags."""
         self.flags = dict(flags)
         """By name with dashes, without the two in front; a value of None leaves a flag out."""
 
     def arguments(self) -> list[str]:
         """The flags as a command line has them."""
         given = ((k, v) for k, v in self.flags.items() if v is not None)
-        return [word for name, value in given for word in (f"--{name}", str(value))]
+        words = [word for name, value in given for word in (f"--{name}", str(value))]
+        return [*self.before, *words]
 
 
 @final
@@ -94,6 +99,11 @@ class Daemon:
     def log_text(self) -> str:
         """What it logged since it was started last, the end of it where that is long."""
         return _tail(self.log_path, self._log_start)
+
+    def last_line(self) -> str:
+        """The last thing that it logged."""
+        lines = self.log_text().strip().splitlines()
+        return lines[-1] if lines else "it logged nothing"
 
     # ---- life --------------------------------------------------------------------------------
 
@@ -150,8 +160,7 @@ class Daemon:
             kind = InvalidArgument
         elif exit_code == _EXIT_UNAVAILABLE:
             kind = ResourceUnavailable
-        lines = self.log_text().strip().splitlines()
-        said = lines[-1] if lines else "it logged nothing"
+        said = self.last_line()
         return kind(f"{self.name} did not start, exit code {exit_code}: {said}", remedy="")
 
     def send_signal(self, number: signal.Signals) -> None:

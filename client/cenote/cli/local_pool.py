@@ -9,21 +9,26 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
-from cenote.api.errors import ResourceUnavailable
+from cenote.api.errors import DeadlineExceeded, ResourceUnavailable, Unavailable
 
 from .daemons import Daemon, stop_all
 from .interrupts import Interrupts
 from .scratch import MEMORY_DIRECTORY, scratch_directory
 from .specs import master_spec, store_spec
 
+if TYPE_CHECKING:
+    from .connect import Admin
+
 __all__ = ["LocalPool", "PoolPlan", "memory_available_bytes", "running_pool"]
 
 _READY_TIMEOUT_S: Final = 20.0
 # Together below the two seconds in which Ctrl-C has to end everything.
 _STORES_STOP_S: Final = 1.0
-_MASTER_STOP_S: Final = 0.7
+_MASTER_STOP_S: Final = 0.5
+_MEMORY_TIMEOUT_S: Final = 600.0
+_POLL_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +55,13 @@ class PoolPlan:
 class LocalPool:
     """The daemons of a plan. `start`, then `stop` in any state."""
 
-    def __init__(self, plan: PoolPlan, directory: Path, dram_directory: Path) -> None:
+    def __init__(
+        self, plan: PoolPlan, directory: Path, dram_directory: Path, socket_directory: Path
+    ) -> None:
         self.plan = plan
         self.directory = directory
         self.dram_directory = dram_directory
-        self._sockets = directory / "run"
+        self._socket_directory = socket_directory
         metadata = f"file:{directory / 'metadata'}"
         spec = master_spec(
             metadata=metadata,
@@ -81,7 +88,6 @@ class LocalPool:
 
     def start(self) -> None:
         """Start everything; returns when all serve. Raises what kept one from it."""
-        self._sockets.mkdir(mode=0o700, exist_ok=True)
         self.master.start()
         self.master.wait_ready(_READY_TIMEOUT_S)
         for index in range(self.plan.nodes):
@@ -94,7 +100,7 @@ class LocalPool:
                 master=self.lane,
                 dram_bytes=self.plan.dram_bytes,
                 dram_directory=self.dram_directory,
-                socket_directory=self._sockets,
+                socket_directory=self._socket_directory,
                 extra=flags,
             )
             store = Daemon(spec, self.directory)
@@ -102,6 +108,28 @@ class LocalPool:
             store.start()
         for store in self.stores:
             store.wait_ready(_READY_TIMEOUT_S)
+
+    def wait_for_memory(self, admin: Admin) -> None:
+        """Until all memory can be used. Raises Unavailable where a daemon dies meanwhile."""
+        from .output import Bar
+
+        total = self.plan.nodes * self.plan.dram_bytes
+        end_s = time.monotonic() + _MEMORY_TIMEOUT_S
+        with Bar("Preparing memory", total=total, unit="bytes") as bar:
+            while True:
+                views = [segment.view for segment in admin.segments()]
+                bar.update(sum(view.ready_bytes for view in views))
+                nodes = {view.node_id for view in views}
+                if len(nodes) == self.plan.nodes and all(
+                    view.ready_bytes >= view.size_bytes for view in views
+                ):
+                    return
+                dead = self.first_dead()
+                if dead is not None:
+                    raise Unavailable(f"{dead.name} ended", remedy=f"its log: {dead.last_line()}")
+                if time.monotonic() > end_s:
+                    raise DeadlineExceeded(f"the memory was not ready in {_MEMORY_TIMEOUT_S:g} s")
+                time.sleep(_POLL_S)
 
     def first_dead(self) -> Daemon | None:
         """A daemon that ended by itself."""
@@ -123,15 +151,14 @@ def running_pool(plan: PoolPlan, interrupts: Interrupts) -> Iterator[LocalPool]:
     What the plan says to keep is kept. The caller catches signals with `interrupts`.
     """
     with ExitStack() as stack:
-        if plan.directory is None:
-            directory = stack.enter_context(scratch_directory())
-        else:
-            directory = _made(plan.directory)
+        # Sockets always lie in a short path: a long one can't name a socket.
+        scratch = stack.enter_context(scratch_directory())
+        directory = scratch if plan.directory is None else _made(plan.directory)
         if plan.dram_directory is None:
             dram_directory = stack.enter_context(scratch_directory(MEMORY_DIRECTORY))
         else:
             dram_directory = _made(plan.dram_directory)
-        pool = LocalPool(plan, directory, dram_directory)
+        pool = LocalPool(plan, directory, dram_directory, scratch)
         try:
             pool.start()
             yield pool

@@ -22,7 +22,7 @@ __all__ = ["Fleet", "Outcome"]
 
 _READY_TIMEOUT_S: Final = 30.0
 _SILENCE_MAX_S: Final = 120.0
-_STOP_S: Final = 1.0
+_STOP_S: Final = 0.4  # of the two seconds that Ctrl-C may take
 _POLL_S: Final = 0.1
 
 Progress = Callable[[int], None]

@@ -1,0 +1,239 @@
+"""`cenote status`, `nodes`, `segments`: what the master knows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .options import MASTER_DEFAULT, AsJson, DeadlineS, GrpcAddress, MasterAddress
+
+if TYPE_CHECKING:
+    from cenote.v1 import admin_pb2
+
+    from .connect import Admin
+
+__all__ = ["nodes", "segments", "show_status", "status"]
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+# ---- status ----------------------------------------------------------------------------------
+
+
+def status(
+    master: MasterAddress = MASTER_DEFAULT,
+    grpc: GrpcAddress = None,
+    json: AsJson = False,
+    deadline: DeadlineS = 5.0,
+) -> None:
+    """The pool at a glance: capacity, use, hits, what holds space."""
+    from .connect import open_admin
+
+    with open_admin(master, grpc, deadline) as admin:
+        show_status(admin, as_json=json)
+
+
+def show_status(admin: Admin, *, as_json: bool) -> None:
+    """Print the status of the pool."""
+    from .output import print_json, print_pairs
+
+    reply = admin.status()
+    if as_json:
+        print_json(
+            {f.name: getattr(reply, f.name) for f in reply.DESCRIPTOR.fields}
+            | {"hit_rate": _hit_rate(reply)}
+        )
+        return
+    print_pairs(_status_pairs(reply))
+
+
+def _hit_rate(reply: admin_pb2.GetStatusResponse) -> float | None:
+    """Of keys asked for by reads since the master's start; None where none was."""
+    return reply.acquired_hits / reply.acquired_keys if reply.acquired_keys else None
+
+
+def _status_pairs(reply: admin_pb2.GetStatusResponse) -> list[tuple[str, str | int | None]]:
+    from cenote.runtime.units import format_duration, format_size
+
+    rate = _hit_rate(reply)
+    held = [
+        (f"{format_size(reply.leased_bytes)} in {reply.leases} leases", reply.leases),
+        (f"{format_size(reply.granted_bytes)} in {reply.grants} grants", reply.grants),
+        (f"{reply.pinned_objects} objects pinned", reply.pinned_objects),
+        (f"{format_size(reply.condemned_bytes)} removed, still read", reply.condemned_bytes),
+        (f"{format_size(reply.quarantined_bytes)} in quarantine", reply.quarantined_bytes),
+    ]
+    return [
+        ("cluster", f"{reply.cluster_name}, {reply.role}, epoch {reply.epoch}"),
+        ("version", reply.server_version or None),
+        ("up", format_duration(reply.uptime_s)),
+        ("nodes", f"{reply.nodes_alive} of {reply.nodes_total} alive"),
+        ("capacity", format_size(reply.capacity_bytes)),
+        (
+            "used",
+            f"{format_size(reply.used_bytes)} ({_share(reply.used_bytes, reply.capacity_bytes)})"
+            f" by {reply.objects} objects",
+        ),
+        ("held", ", ".join(text for text, some in held if some) or "nothing"),
+        ("sessions", reply.sessions),
+        (
+            "reads",
+            f"{reply.acquired_keys} keys" + ("" if rate is None else f", {100 * rate:.1f} % hits"),
+        ),
+        (
+            "evicted",
+            f"{reply.evicted_objects} objects, {format_size(reply.evicted_bytes)}",
+        ),
+        (
+            "metadata",
+            f"{reply.metadata_backend}, {format_size(reply.metadata_memory_bytes)} in memory,"
+            f" {format_size(reply.journal_bytes)} of journal",
+        ),
+    ]
+
+
+# ---- nodes and segments ----------------------------------------------------------------------
+
+
+def nodes(
+    master: MasterAddress = MASTER_DEFAULT,
+    grpc: GrpcAddress = None,
+    json: AsJson = False,
+    deadline: DeadlineS = 5.0,
+) -> None:
+    """The store daemons: state, use, traffic, addresses."""
+    from .connect import open_admin
+    from .output import print_json, print_table
+
+    with open_admin(master, grpc, deadline) as admin:
+        found = [_node(node) for node in admin.nodes()]
+    if json:
+        print_json(found)
+        return
+    from cenote.runtime.units import format_duration, format_size
+
+    print_table(
+        ["node", "id", "state", "used", "capacity", "read", "written", "sessions", "seen", "at"],
+        (
+            (
+                node["name"],
+                node["node_id"],
+                node["state"],
+                _share(node["used_bytes"], node["capacity_bytes"]),
+                format_size(node["capacity_bytes"]),
+                format_size(node["read_bytes"]),
+                format_size(node["written_bytes"]),
+                node["sessions"],
+                format_duration(node["heartbeat_age_s"]) + " ago",
+                next((e["address"] for e in node["endpoints"] if e["kind"] == "tcp"), None),
+            )
+            for node in found
+        ),
+        empty="no store daemon has attached; start one with `cenote store`",
+    )
+
+
+def _node(node: admin_pb2.NodeStatus) -> dict[str, Any]:
+    from cenote.v1 import common_pb2
+
+    from .output import enum_name
+
+    view = node.view
+    return {
+        "name": view.name,
+        "node_id": view.node_id,
+        "state": enum_name(common_pb2.NodeState, view.state, "NODE_STATE_"),
+        "failure_domain": view.failure_domain,
+        "boot_id": view.boot_id,
+        "endpoints": [
+            {
+                "kind": enum_name(common_pb2.TransportKind, e.kind, "TRANSPORT_KIND_"),
+                "address": e.address,
+            }
+            for e in view.endpoints
+        ],
+        "segment_ids": list(view.segment_ids),
+        "capacity_bytes": node.capacity_bytes,
+        "used_bytes": node.used_bytes,
+        "read_bytes": node.read_bytes,
+        "written_bytes": node.written_bytes,
+        "sessions": node.sessions,
+        "heartbeat_age_s": node.heartbeat_age_s,
+        "process_id": node.process_id,
+        "server_version": node.server_version,
+    }
+
+
+def segments(
+    master: MasterAddress = MASTER_DEFAULT,
+    grpc: GrpcAddress = None,
+    json: AsJson = False,
+    deadline: DeadlineS = 5.0,
+) -> None:
+    """The ranges of memory that the nodes contribute: use, fragmentation, slots."""
+    from .connect import open_admin
+    from .output import print_json, print_table
+
+    with open_admin(master, grpc, deadline) as admin:
+        found = [_segment(segment) for segment in admin.segments()]
+    if json:
+        print_json(found)
+        return
+    from cenote.runtime.units import format_size
+
+    print_table(
+        [
+            "segment",
+            "node",
+            "tier",
+            "size",
+            "ready",
+            "used",
+            "objects",
+            "slots",
+            "free runs",
+            "largest",
+        ],
+        (
+            (
+                segment["segment_id"],
+                segment["node_name"],
+                segment["tier"],
+                format_size(segment["size_bytes"]),
+                format_size(segment["ready_bytes"]),
+                _share(segment["used_bytes"], segment["ready_bytes"]),
+                segment["objects"],
+                f"{segment['slots_used']} / {segment['slots']}",
+                segment["free_runs"],
+                format_size(segment["largest_free_bytes"]),
+            )
+            for segment in found
+        ),
+        empty="no segment: no store daemon has attached",
+    )
+
+
+def _segment(segment: admin_pb2.SegmentStatus) -> dict[str, Any]:
+    from cenote.v1 import common_pb2
+
+    from .output import enum_name
+
+    view = segment.view
+    return {
+        "segment_id": view.segment_id,
+        "node_id": view.node_id,
+        "node_name": segment.node_name,
+        "node_segment_index": view.node_segment_index,
+        "tier": enum_name(common_pb2.Tier, view.tier, "TIER_"),
+        "incarnation": view.incarnation.hex(),
+        "size_bytes": view.size_bytes,
+        "ready_bytes": view.ready_bytes,
+        "used_bytes": segment.used_bytes,
+        "objects": segment.objects,
+        "slots": segment.slots,
+        "slots_used": segment.slots_used,
+        "largest_free_bytes": segment.largest_free_bytes,
+        "free_runs": segment.free_runs,
+        "retired_bytes": segment.retired_bytes,
+    }

@@ -1,0 +1,145 @@
+"""`cenote namespaces`: list, create, reset."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .options import (
+    MASTER_DEFAULT,
+    AsJson,
+    DeadlineS,
+    FingerprintText,
+    GrpcAddress,
+    MasterAddress,
+    fingerprint_bytes,
+)
+
+if TYPE_CHECKING:
+    from cenote.v1 import admin_pb2
+
+    from .connect import Admin
+
+__all__ = ["namespaces_app"]
+
+namespaces_app = typer.Typer(invoke_without_command=True)
+
+
+@namespaces_app.callback()
+def list_namespaces(
+    context: typer.Context,
+    master: MasterAddress = MASTER_DEFAULT,
+    grpc: GrpcAddress = None,
+    json: AsJson = False,
+    deadline: DeadlineS = 5.0,
+) -> None:
+    """The key spaces: list them, or `create` and `reset` one."""
+    from .connect import open_admin
+    from .output import print_json, print_table
+
+    context.obj = {"master": master, "grpc": grpc, "json": json, "deadline": deadline}
+    if context.invoked_subcommand is not None:
+        return
+    with open_admin(master, grpc, deadline) as admin:
+        found = [_namespace(namespace) for namespace in admin.namespaces()]
+    if json:
+        print_json(found)
+        return
+    from cenote.runtime.units import format_size
+
+    print_table(
+        ["namespace", "id", "generation", "objects", "used", "durability", "fingerprint"],
+        (
+            (
+                namespace["name"],
+                namespace["namespace_id"],
+                namespace["generation"],
+                namespace["objects"],
+                format_size(namespace["used_bytes"]),
+                namespace["durability"],
+                namespace["fingerprint"] or None,
+            )
+            for namespace in found
+        ),
+        empty="no namespace yet; a client's first call makes one",
+    )
+
+
+def _namespace(namespace: admin_pb2.NamespaceStatus) -> dict[str, Any]:
+    from cenote.v1 import common_pb2
+
+    from .output import enum_name, key_text
+
+    return {
+        "name": namespace.name,
+        "namespace_id": namespace.namespace_id,
+        "generation": namespace.generation,
+        "fingerprint": key_text(namespace.fingerprint),
+        "durability": enum_name(common_pb2.Durability, namespace.durability, "DURABILITY_"),
+        "objects": namespace.objects,
+        "used_bytes": namespace.used_bytes,
+    }
+
+
+# The same options behind a subcommand: without defaults of their own, so that what stands in front
+# of it holds, too.
+_Master = Annotated[str | None, typer.Option("--master", metavar="HOST:PORT", help="As above.")]
+_Grpc = Annotated[str | None, typer.Option("--grpc", metavar="HOST:PORT", help="As above.")]
+_Json = Annotated[bool, typer.Option("--json", help="One JSON document, for scripts.")]
+
+
+def _open(context: typer.Context, master: str | None, grpc: str | None) -> Admin:
+    from .connect import open_admin
+
+    given = context.obj
+    return open_admin(master or given["master"], grpc or given["grpc"], given["deadline"])
+
+
+@namespaces_app.command("create")
+def create_namespace(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Of the new namespace.")],
+    fingerprint: FingerprintText = None,
+    journaled: Annotated[
+        bool, typer.Option("--journaled", help="Acknowledge puts only once they are journaled.")
+    ] = False,
+    master: _Master = None,
+    grpc: _Grpc = None,
+    json: _Json = False,
+) -> None:
+    """Make a namespace; no error where it is there with the same fingerprint."""
+    from cenote.v1 import common_pb2
+
+    from .output import note, print_json
+
+    durability = common_pb2.DURABILITY_JOURNALED if journaled else common_pb2.DURABILITY_UNSPECIFIED
+    with _open(context, master, grpc) as admin:
+        made = admin.create_namespace(name, fingerprint_bytes(fingerprint) or b"", durability)
+    if json or context.obj["json"]:
+        print_json(_namespace(made))
+    else:
+        note(f"namespace {made.name} has the id {made.namespace_id}")
+
+
+@namespaces_app.command("reset")
+def reset_namespace(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Whose objects are all to go.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    master: _Master = None,
+    grpc: _Grpc = None,
+    json: _Json = False,
+) -> None:
+    """Forget all objects of one namespace, and of no other."""
+    from .output import note, print_json
+
+    with _open(context, master, grpc) as admin:
+        namespace = admin.namespace(name)
+        if not yes:
+            typer.confirm(f"Forget {namespace.objects} objects of {name}?", abort=True, err=True)
+        generation = admin.reset_namespace(name)
+    if json or context.obj["json"]:
+        print_json({"name": name, "generation": generation})
+    else:
+        note(f"namespace {name} is empty: generation {generation}")

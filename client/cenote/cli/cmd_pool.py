@@ -1,0 +1,254 @@
+"""`cenote up`, `down`, `master`, `store`: daemons on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from .exits import EXIT_ERROR, EXIT_NOT_FOUND, EXIT_OK
+
+if TYPE_CHECKING:
+    from .local_pool import LocalPool, PoolPlan
+
+__all__ = ["down", "master", "store", "up"]
+
+_POLL_S: Final = 0.05
+_DOWN_TIMEOUT_S: Final = 5.0
+_DETACH_TIMEOUT_S: Final = 60.0
+_PORT_DEFAULT: Final = 5110
+
+Port = Annotated[
+    int,
+    typer.Option(
+        min=0, max=65534, help="Of the master's lane; gRPC takes the next one. 0: any free ones."
+    ),
+]
+
+
+# ---- up --------------------------------------------------------------------------------------
+
+
+def up(
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="Store daemons.")] = 2,
+    dram: Annotated[str, typer.Option(metavar="SIZE", help="Memory of each.")] = "1GiB",
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", metavar="DIR", help="Keep the pool's contents, and its logs in DIR."),
+    ] = None,
+    port: Port = _PORT_DEFAULT,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Go on in the background; `cenote down` ends it.")
+    ] = False,
+    ready_line: Annotated[bool, typer.Option("--ready-line", hidden=True)] = False,
+) -> int:
+    """Start a whole pool on this machine: a master and store daemons. Ctrl-C stops all of it.
+
+    Without --dir nothing is left of it afterwards.
+    """
+    from cenote.runtime.units import parse_size_bytes
+
+    from .interrupts import Interrupts
+    from .local_pool import PoolPlan, running_pool
+    from .output import note
+
+    dram_bytes = parse_size_bytes(dram)
+    if detach:
+        return _detach(nodes, dram, directory, port)
+    plan = PoolPlan(
+        nodes=nodes,
+        dram_bytes=dram_bytes,
+        lane_port=port,
+        grpc_port=port + 1 if port else 0,
+        directory=directory,
+        dram_directory=None if directory is None else _kept_memory(directory),
+        distinct_domains=True,
+    )
+    interrupts = Interrupts()
+    code = EXIT_OK
+    with interrupts.catching(), _registered(port):
+        try:
+            with running_pool(plan, interrupts) as pool:
+                _announce(pool, plan, dram, ready_line=ready_line)
+                code = _watch(pool)
+        except KeyboardInterrupt:
+            note("stopped")
+    if plan.dram_directory is not None:
+        note(
+            f"kept: {directory}, and objects in {plan.dram_directory}. Go on with them:"
+            f" cenote up --dir {directory}. Be rid of them: rm -r {directory} {plan.dram_directory}"
+        )
+    return code
+
+
+def _announce(pool: LocalPool, plan: PoolPlan, dram: str, *, ready_line: bool) -> None:
+    from cenote.runtime.harness import ready_line as make_ready_line
+
+    from .output import note, print_pairs
+
+    if ready_line:
+        print(make_ready_line({"lane": pool.lane, "grpc": pool.grpc}), flush=True)
+        return
+    pairs: list[tuple[str, str | int | float | None]] = [
+        ("master", pool.lane),
+        ("gRPC", pool.grpc),
+    ]
+    pairs += [(store.name, store.ready.get("tcp", "")) for store in pool.stores]
+    pairs.append(("logs", str(pool.directory)))
+    print_pairs(pairs)
+    if plan.lane_port != _PORT_DEFAULT:
+        note(f"export CENOTE_MASTER={pool.lane} CENOTE_GRPC={pool.grpc}")
+    note(f"{plan.nodes} nodes of {dram} serve. Ctrl-C stops all. Try: cenote status")
+
+
+def _watch(pool: LocalPool) -> int:
+    """Until a daemon ends by itself (or Ctrl-C)."""
+    from .output import note
+
+    while True:
+        dead = pool.first_dead()
+        if dead is not None:
+            note(
+                f"cenote: {dead.name} ended with exit code {dead.exit_code}, so all is stopped:"
+                f" {dead.last_line()}"
+            )
+            return EXIT_ERROR
+        time.sleep(_POLL_S)
+
+
+def _kept_memory(directory: Path) -> Path:
+    """Where segments of a pool that is kept lie: the same place for the same --dir."""
+    from .scratch import MEMORY_DIRECTORY
+
+    path = str(directory.resolve())
+    return (
+        MEMORY_DIRECTORY / f"cenote-{os.getuid()}-{hashlib.sha256(path.encode()).hexdigest()[:12]}"
+    )
+
+
+def _detach(nodes: int, dram: str, directory: Path | None, port: int) -> int:
+    from .daemons import Daemon, DaemonSpec
+    from .output import note, print_pairs
+
+    flags = {"nodes": nodes, "dram": dram, "dir": directory, "port": port}
+    spec = DaemonSpec("up", "cenote.cli.main", flags, before=("up", "--ready-line"))
+    daemon = Daemon(spec, _runtime_directory(), environment=os.environ, outlive_parent=True)
+    daemon.start()
+    ready = daemon.wait_ready(_DETACH_TIMEOUT_S)
+    print_pairs([("master", ready["lane"]), ("gRPC", ready["grpc"]), ("pid", daemon.pid)])
+    note("it goes on in the background; stop it: cenote down" + _port_option(port))
+    return EXIT_OK
+
+
+def _port_option(port: int) -> str:
+    return "" if port == _PORT_DEFAULT else f" --port {port}"
+
+
+# ---- down ------------------------------------------------------------------------------------
+
+
+def down(port: Port = _PORT_DEFAULT) -> int:
+    """Stop what `cenote up` started on this port."""
+    from cenote.api.errors import DeadlineExceeded
+
+    from .output import note
+
+    path = _lock_path(port)
+    pid = _holder(path)
+    if not pid:
+        note(f"cenote: no pool of `cenote up{_port_option(port)}` runs here")
+        return EXIT_NOT_FOUND
+    os.kill(pid, signal.SIGTERM)
+    end_s = time.monotonic() + _DOWN_TIMEOUT_S
+    while _holder(path) == pid:
+        if time.monotonic() > end_s:
+            raise DeadlineExceeded(
+                f"the pool of pid {pid} did not stop in {_DOWN_TIMEOUT_S:g} s",
+                remedy=f"kill -9 {pid}",
+            )
+        time.sleep(_POLL_S)
+    note("stopped")
+    return EXIT_OK
+
+
+def _runtime_directory() -> Path:
+    """A directory of this user alone, for pids. Raises ResourceUnavailable."""
+    from cenote.api.errors import ResourceUnavailable
+
+    path = Path(tempfile.gettempdir()) / f"cenote-{os.getuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    if path.lstat().st_uid != os.getuid() or path.is_symlink():
+        raise ResourceUnavailable(f"{path} belongs to somebody else", remedy="set TMPDIR")
+    return path
+
+
+def _lock_path(port: int) -> Path:
+    return _runtime_directory() / f"up-{port}.lock"
+
+
+@contextmanager
+def _registered(port: int) -> Iterator[None]:
+    """Be the one that `cenote down` on this port means."""
+    from cenote.api.errors import ResourceUnavailable
+
+    path = _lock_path(port)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if port:  # of several on free ports, none can be meant
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ResourceUnavailable(
+                    f"a pool of `cenote up` has port {port} already, pid {_pid_in(fd)}",
+                    remedy="stop it with `cenote down`, or choose another --port",
+                ) from None
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _holder(path: Path) -> int:
+    """The pid that holds the lock; 0 where nobody does."""
+    with contextlib.suppress(FileNotFoundError):
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _pid_in(fd)
+        finally:
+            os.close(fd)
+    return 0
+
+
+def _pid_in(fd: int) -> int:
+    text = os.pread(fd, 32, 0)
+    return int(text) if text.isdigit() else 0
+
+
+# ---- single daemons --------------------------------------------------------------------------
+
+
+def master(context: typer.Context) -> int:
+    """Run a master: the same as `cenote-master`, with its flags (--help) and exit codes."""
+    from cenote.master.__main__ import main
+
+    return main(context.args)
+
+
+def store(context: typer.Context) -> int:
+    """Run a store daemon: the same as `cenote-store`, with its flags (--help) and exit codes."""
+    from cenote.store.__main__ import main
+
+    return int(main(context.args))

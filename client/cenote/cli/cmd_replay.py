@@ -1,0 +1,185 @@
+"""`cenote replay`: a trace of requests through a pool, every byte checked."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from .exits import EXIT_ERROR, EXIT_OK
+from .options import MASTER_DEFAULT, AsJson, DeadlineS, GrpcAddress, MasterAddress
+
+if TYPE_CHECKING:
+    from .connect import Admin
+    from .local_pool import PoolPlan
+
+__all__ = ["play_trace", "replay"]
+
+_INTERRUPTED: Final = 130
+
+
+def replay(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE.jsonl", help="One request a line.")],
+    block_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Bytes of a block's object.")
+    ] = "64KiB",
+    clients: Annotated[int, typer.Option(min=1, max=256, help="Processes that play.")] = 1,
+    speed_up: Annotated[
+        float | None,
+        typer.Option(min=1e-6, metavar="X", help="X times as fast as recorded, not at full speed."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first so many requests.")
+    ] = None,
+    replicas: Annotated[int, typer.Option(min=1, max=8, help="Copies of each block.")] = 1,
+    warm: Annotated[bool, typer.Option("--warm", help="Keep what an earlier replay left.")] = False,
+    pool: Annotated[
+        bool, typer.Option("--pool", help="Start a pool for this replay alone, and stop it.")
+    ] = False,
+    capacity_objects: Annotated[
+        int, typer.Option(min=1, metavar="N", help="With --pool: blocks that it can hold.")
+    ] = 10_000,
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="With --pool: store daemons.")] = 2,
+    transport: Annotated[
+        str, typer.Option(metavar="LIST", help="In order of preference: shm,tcp.")
+    ] = "shm,tcp",
+    master: MasterAddress = MASTER_DEFAULT,
+    grpc: GrpcAddress = None,
+    json: AsJson = False,
+    deadline: DeadlineS = 30.0,
+) -> int:
+    """Play a request trace through a pool: match, get the hit prefix, put the rest.
+
+    Bytes follow from the block's id and are checked on every read. The exit code is 1 where a call
+    failed or a byte was wrong.
+    """
+    from cenote.runtime.units import parse_size_bytes
+
+    from .interrupts import Interrupts
+    from .output import print_json
+    from .replay.trace import load_trace
+    from .replay_report import print_report
+
+    block_bytes = parse_size_bytes(block_size)
+    loaded = load_trace(trace, limit)
+    interrupts = Interrupts()
+    settings: dict[str, Any] = {
+        "block_bytes": block_bytes,
+        "clients": clients,
+        "speed_up": speed_up,
+        "replicas": replicas,
+        "warm": warm,
+        "transports": tuple(part.strip() for part in transport.split(",") if part.strip()),
+        "deadline_s": deadline,
+    }
+    with (
+        interrupts.catching(),
+        _where(
+            _plan(block_bytes, capacity_objects, nodes, replicas) if pool else None,
+            master,
+            grpc,
+            deadline,
+            interrupts,
+        ) as (lane, admin),
+    ):
+        report = play_trace(loaded, lane, admin, **settings)
+    if json:
+        print_json(report)
+    else:
+        print_report(report)
+    if report["interrupted"]:
+        return _INTERRUPTED
+    return verdict(report)
+
+
+def verdict(report: dict[str, Any]) -> int:
+    """The exit code for a report; says on standard error what was wrong."""
+    from .output import note
+
+    for example in report["error_examples"]:
+        note(f"cenote: {example}")
+    if report["wrong_bytes"]:
+        note(f"cenote: {report['wrong_bytes']} bytes were not those that were put")
+    return EXIT_ERROR if report["errors"] or report["wrong_bytes"] else EXIT_OK
+
+
+def _plan(block_bytes: int, capacity_objects: int, nodes: int, replicas: int) -> PoolPlan:
+    from .local_pool import PoolPlan
+    from .sizing import dram_bytes_per_node
+
+    return PoolPlan(
+        nodes=nodes,
+        dram_bytes=dram_bytes_per_node(capacity_objects * replicas, block_bytes, nodes),
+        distinct_domains=replicas > 1,
+    )
+
+
+@contextmanager
+def _where(
+    plan: PoolPlan | None, master: str, grpc: str | None, deadline_s: float, interrupts: Any
+) -> Iterator[tuple[str, Admin]]:
+    """(address of the lane, administration) of the pool to play on."""
+    from .connect import open_admin
+    from .local_pool import running_pool
+
+    if plan is None:
+        with open_admin(master, grpc, deadline_s) as admin:
+            yield master, admin
+        return
+    with (
+        running_pool(plan, interrupts) as local,
+        open_admin(local.lane, local.grpc, deadline_s) as admin,
+    ):
+        local.wait_for_memory(admin)
+        yield local.lane, admin
+
+
+def play_trace(
+    trace: Any,
+    lane: str,
+    admin: Admin,
+    *,
+    block_bytes: int,
+    clients: int,
+    speed_up: float | None,
+    replicas: int,
+    warm: bool,
+    transports: tuple[str, ...],
+    deadline_s: float,
+) -> dict[str, Any]:
+    """Play a loaded trace, showing progress; the report. Raises CenoteError."""
+    from cenote.api.errors import NamespaceNotFound
+    from cenote.runtime.units import format_size
+
+    from .output import Bar
+    from .replay.fleet import Fleet
+    from .replay.worker import Job
+    from .replay_report import Evictions, report_of
+
+    size_text = format_size(block_bytes).replace(" ", "")
+    job = Job(
+        master=lane,
+        namespace=f"replay-{trace.name}-{size_text}",
+        fingerprint=f"cenote replay 1, blocks of {block_bytes} bytes",
+        trace=trace,
+        block_bytes=block_bytes,
+        replicas=replicas,
+        deadline_s=deadline_s,
+        transports=transports,
+    )
+    if not warm:
+        with contextlib.suppress(NamespaceNotFound):  # the first replay of this trace here
+            admin.reset_namespace(job.namespace)
+    before = admin.status()
+    with Fleet(job, clients) as fleet, Bar("Replaying", total=len(trace), unit="requests") as bar:
+        fleet.start()
+        outcome = fleet.play(speed_up, bar.update)
+    after = admin.status()
+    evictions = Evictions(
+        after.evicted_objects - before.evicted_objects, after.evicted_bytes - before.evicted_bytes
+    )
+    return report_of(trace, outcome, evictions, block_bytes=block_bytes, clients=clients)

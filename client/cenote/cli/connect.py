@@ -1,0 +1,226 @@
+"""Ways from a command to the pool: the master's administration over gRPC, bytes over the SDK."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast, final
+
+from cenote.api.errors import (
+    CenoteError,
+    DeadlineExceeded,
+    InvalidArgument,
+    NamespaceNotFound,
+    Unavailable,
+)
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from cenote.client import Client
+    from cenote.v1 import admin_pb2, common_pb2, store_pb2
+
+__all__ = ["Admin", "grpc_address_of", "list_slots", "open_admin", "open_client"]
+
+_GRPC_PORT_DEFAULT: Final = 5111
+_NO_MASTER: Final = "start a pool with `cenote up`, or say where it is: --master, CENOTE_MASTER"
+M = TypeVar("M", bound="Message")
+
+
+def grpc_address_of(master: str, grpc: str | None) -> str:
+    """`grpc`, or by convention the port after that of the master's lane. Raises InvalidArgument."""
+    from cenote.rpc.address import parse_address
+
+    if grpc:
+        return grpc
+    address = parse_address(master.partition(",")[0])
+    if address.path:
+        return f"127.0.0.1:{_GRPC_PORT_DEFAULT}"
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return f"{host}:{address.port + 1}"
+
+
+def open_admin(master: str, grpc: str | None, deadline_s: float) -> Admin:
+    """The master's administration, by the options of a command."""
+    return Admin(grpc_address_of(master, grpc), deadline_s=deadline_s)
+
+
+def _channel(address: str) -> Any:
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # errors come as exceptions, once
+    import grpc
+
+    from cenote.rpc.grpc_util import channel_options
+
+    return grpc.insecure_channel(address, options=channel_options())
+
+
+@final
+class Admin:
+    """The master's AdminService. A context manager; every call ends within `deadline_s`."""
+
+    def __init__(self, address: str, *, deadline_s: float = 5.0) -> None:
+        from cenote.v1 import admin_pb2_grpc
+
+        self.address = address
+        self._deadline_s = deadline_s
+        self._channel = _channel(address)
+        make_stub: Any = admin_pb2_grpc.AdminServiceStub
+        self._stub = make_stub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._channel.close()
+
+    def _call(self, method: str, request: Message) -> Any:
+        import grpc
+
+        try:
+            return getattr(self._stub, method)(request, timeout=self._deadline_s)
+        except grpc.RpcError as error:
+            raise _typed(error, f"the master's gRPC address {self.address}", _NO_MASTER) from error
+
+    def status(self) -> admin_pb2.GetStatusResponse:
+        """What the master says of the pool as a whole."""
+        from cenote.v1 import admin_pb2
+
+        reply = self._call("GetStatus", admin_pb2.GetStatusRequest())
+        return cast("admin_pb2.GetStatusResponse", reply)
+
+    def nodes(self) -> Sequence[admin_pb2.NodeStatus]:
+        """All store daemons that the master knows, by name."""
+        from cenote.v1 import admin_pb2
+
+        reply = self._call("ListNodes", admin_pb2.ListNodesRequest())
+        return sorted(reply.nodes, key=lambda node: (node.view.name, node.view.node_id))
+
+    def segments(self) -> Sequence[admin_pb2.SegmentStatus]:
+        """All segments, by node and index."""
+        from cenote.v1 import admin_pb2
+
+        reply = self._call("ListSegments", admin_pb2.ListSegmentsRequest())
+        return sorted(reply.segments, key=lambda s: (s.node_name, s.view.node_segment_index))
+
+    def namespaces(self) -> Sequence[admin_pb2.NamespaceStatus]:
+        """All namespaces, by name."""
+        from cenote.v1 import admin_pb2
+
+        reply = self._call("ListNamespaces", admin_pb2.ListNamespacesRequest())
+        return sorted(reply.namespaces, key=lambda namespace: namespace.name)
+
+    def namespace(self, name: str) -> admin_pb2.NamespaceStatus:
+        """The namespace of this name. Raises NamespaceNotFound."""
+        for namespace in self.namespaces():
+            if namespace.name == name:
+                return namespace
+        raise NamespaceNotFound(
+            f"there is no namespace {name!r}",
+            remedy="`cenote namespaces` lists them, `cenote namespaces create` makes one",
+        )
+
+    def create_namespace(
+        self, name: str, fingerprint: bytes, durability: int
+    ) -> admin_pb2.NamespaceStatus:
+        """Make a namespace. Raises FingerprintMismatch where it exists with another one."""
+        from cenote.v1 import admin_pb2
+
+        request = admin_pb2.CreateNamespaceRequest(
+            name=name,
+            fingerprint=fingerprint,
+            durability=cast("common_pb2.Durability", durability),
+        )
+        reply = self._call("CreateNamespace", request)
+        return cast("admin_pb2.NamespaceStatus", reply.namespace)
+
+    def reset_namespace(self, name: str) -> int:
+        """Forget all its objects; its new generation. Raises NamespaceNotFound."""
+        from cenote.v1 import admin_pb2
+
+        return int(
+            self._call("ResetNamespace", admin_pb2.ResetNamespaceRequest(name=name)).generation
+        )
+
+    def stat(
+        self, namespace: admin_pb2.NamespaceStatus, digests: bytes = b"", keys: Sequence[bytes] = ()
+    ) -> admin_pb2.StatObjectResponse:
+        """What the master knows of some objects, named by packed digests or by keys."""
+        import numpy as np
+
+        from cenote.v1 import admin_pb2, common_pb2
+
+        batch = common_pb2.KeyBatch(
+            namespace_id=namespace.namespace_id,
+            generation=namespace.generation,
+            digests=digests,
+            keys=b"".join(keys),
+            key_lengths=np.fromiter(map(len, keys), "<u2", len(keys)).tobytes(),
+        )
+        reply = self._call("StatObject", admin_pb2.StatObjectRequest(keys=batch))
+        return cast("admin_pb2.StatObjectResponse", reply)
+
+
+def list_slots(
+    address: str, request: store_pb2.ListSlotsRequest, *, deadline_s: float
+) -> Iterator[store_pb2.SlotEntry]:
+    """Sealed slots of one store daemon, asked at its gRPC address."""
+    import grpc
+
+    from cenote.v1 import store_pb2_grpc
+
+    with _channel(address) as channel:
+        make_stub: Any = store_pb2_grpc.StoreServiceStub
+        try:
+            for reply in make_stub(channel).ListSlots(request, timeout=deadline_s):
+                yield from reply.entries
+        except grpc.RpcError as error:
+            raise _typed(error, f"the store daemon at {address}", "") from error
+
+
+def _typed(rpc_error: Any, whom: str, remedy: str) -> CenoteError:
+    from cenote.rpc.grpc_util import typed_error
+
+    error = typed_error(rpc_error)
+    if type(error) is Unavailable and error.message.startswith("gRPC "):
+        return Unavailable(f"nobody answers at {whom}", remedy=remedy)
+    if type(error) is DeadlineExceeded and error.message.startswith("gRPC "):
+        return DeadlineExceeded(f"no answer in time from {whom}", remedy=remedy)
+    return error
+
+
+def open_client(
+    master: str,
+    admin: Admin,
+    namespace: str,
+    *,
+    deadline_s: float,
+    create: bool = False,
+    fingerprint: bytes | None = None,
+    **options: Any,
+) -> Client:
+    """A client in a namespace whose fingerprint it takes from the master.
+
+    `create`: make the namespace with `fingerprint` where there is none, else raise
+    NamespaceNotFound. Raises FingerprintMismatch where `fingerprint` is another one.
+    """
+    try:
+        known = admin.namespace(namespace).fingerprint
+    except NamespaceNotFound:
+        if not create:
+            raise
+        known = fingerprint or b""
+    from cenote.client import Client
+
+    try:
+        return Client(
+            master.split(","),
+            namespace=namespace,
+            fingerprint=known if fingerprint is None else fingerprint,
+            name="cenote-cli",
+            deadline_s=deadline_s,
+            **options,
+        )
+    except (Unavailable, DeadlineExceeded) as error:
+        raise type(error)(error.message, remedy=error.remedy or _NO_MASTER) from error
+    except InvalidArgument as error:
+        raise type(error)(error.message, remedy=error.remedy or "check --master") from error

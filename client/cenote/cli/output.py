@@ -1,0 +1,183 @@
+"""What commands print: tables for people, JSON for scripts, progress for those who wait.
+
+Results go to standard output, all else to standard error. Colours and bars appear on terminals
+only, and not where NO_COLOR or TERM=dumb asks for none.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Self, TextIO, final
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+__all__ = [
+    "Bar",
+    "enum_name",
+    "key_text",
+    "note",
+    "parse_key",
+    "print_json",
+    "print_pairs",
+    "print_table",
+]
+
+_PIPE_WIDTH: Final = 240  # nobody wraps a pipe; rich would at 80
+_BAR_AFTER_S: Final = 1.0
+_HEX: Final = "hex:"
+
+Cell = str | int | float | None
+
+
+def _console(stream: TextIO) -> Console:
+    from rich.console import Console
+
+    width = None if stream.isatty() else _PIPE_WIDTH
+    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+
+
+def print_json(value: object) -> None:
+    """One JSON document."""
+    json.dump(value, sys.stdout, indent=2 if sys.stdout.isatty() else None)
+    sys.stdout.write("\n")
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, empty: str = "none"
+) -> None:
+    """A table; numbers stand right. `empty` is said where there is no row."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    listed = [list(row) for row in rows]
+    for index, name in enumerate(columns):
+        numeric = any(isinstance(row[index], int | float) for row in listed) or _looks_numeric(
+            [row[index] for row in listed]
+        )
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in listed:
+        table.add_row(*(Text("-" if cell is None else str(cell)) for cell in row))
+    if listed:
+        _console(sys.stdout).print(table)
+    else:
+        note(empty)
+
+
+def _looks_numeric(cells: Sequence[Cell]) -> bool:
+    texts = [str(cell) for cell in cells if cell is not None]
+    return bool(texts) and all(text[:1].isdigit() and " " in text for text in texts)
+
+
+def print_pairs(pairs: Iterable[tuple[str, Cell]], title: str = "") -> None:
+    """A list of names and values."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False, title_justify="left", title=title)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in pairs:
+        table.add_row(Text(name), Text("-" if value is None else str(value)))
+    _console(sys.stdout).print(table)
+
+
+def note(text: str) -> None:
+    """Something that is no result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@final
+class Bar:
+    """A progress bar on standard error, once the work has taken a second.
+
+    with Bar("Replaying", total=1000, unit="requests") as bar:
+        bar.update(10)
+    """
+
+    def __init__(self, what: str, *, total: int, unit: str = "") -> None:
+        self._what = what
+        self._total = total
+        self._unit = unit
+        self._began_s = time.monotonic()
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+
+    def update(self, done: int) -> None:
+        """So much of the total is done."""
+        if self._progress is None:
+            if time.monotonic() - self._began_s < _BAR_AFTER_S or not sys.stderr.isatty():
+                return
+            self._start()
+        assert self._progress is not None
+        assert self._task is not None
+        self._progress.update(self._task, completed=done)
+
+    def _start(self) -> None:
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+
+        in_bytes = self._unit == "bytes"
+        columns: list[Any] = [TextColumn("{task.description}"), BarColumn()]
+        columns += [DownloadColumn(True), TransferSpeedColumn()] if in_bytes else []
+        columns += [] if in_bytes else [MofNCompleteColumn(), TextColumn(self._unit)]
+        self._progress = Progress(
+            *columns, TimeRemainingColumn(), console=_console(sys.stderr), transient=True
+        )
+        self._task = self._progress.add_task(self._what, total=self._total)
+        self._progress.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+
+def enum_name(enum: Any, value: int, prefix: str) -> str:
+    """A schema enum's value as people and scripts read it: "alive" for NODE_STATE_ALIVE."""
+    try:
+        return str(enum.Name(value)).removeprefix(prefix).lower()
+    except ValueError:  # of a newer release
+        return str(value)
+
+
+# ---- keys ------------------------------------------------------------------------------------
+
+
+def parse_key(text: str) -> bytes:
+    """The key that a command line names: text, or `hex:0a1b...`. Raises InvalidArgument."""
+    from cenote.api.errors import InvalidArgument
+    from cenote.api.keys import encode_key
+
+    if not text.startswith(_HEX):
+        return encode_key(text)
+    try:
+        return encode_key(bytes.fromhex(text.removeprefix(_HEX)))
+    except ValueError as error:
+        raise InvalidArgument(
+            f"the key {text!r} is no hex number", remedy="write hex: and an even number of digits"
+        ) from error
+
+
+def key_text(key: bytes) -> str:
+    """`key` as `parse_key` takes it."""
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        return _HEX + key.hex()
+    return text if text.isprintable() and not text.startswith(_HEX) else _HEX + key.hex()

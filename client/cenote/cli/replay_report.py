@@ -1,0 +1,127 @@
+"""What a replay found, as a table for people and as a document for scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from .replay.fleet import Outcome
+from .replay.player import OPERATIONS
+from .replay.trace import Trace
+
+__all__ = ["Evictions", "print_report", "report_of"]
+
+_GB: Final = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Evictions:
+    """What the pool evicted meanwhile, for whomever."""
+
+    objects: int
+    size_bytes: int
+
+
+def report_of(
+    trace: Trace, outcome: Outcome, evictions: Evictions, *, block_bytes: int, clients: int
+) -> dict[str, Any]:
+    """Everything there is to tell. Rates in GB/s (10^9 bytes), shares between 0 and 1."""
+    tally = outcome.tally
+    wall_s = outcome.wall_s
+    # Calls of several clients run at the same time, so their time is shared out.
+    reading_s = sum(tally.latencies_s["get"]) / clients
+    writing_s = sum(tally.latencies_s["put"]) / clients
+    return {
+        "trace": trace.name,
+        "requests": tally.requests,
+        "blocks": tally.blocks,
+        "tokens": tally.tokens,
+        "block_bytes": block_bytes,
+        "clients": clients,
+        "hit_blocks": tally.hit_blocks,
+        "hit_tokens": tally.hit_tokens,
+        "hit_rate_blocks": _ratio(tally.hit_blocks, tally.blocks),
+        "hit_rate_tokens": _ratio(tally.hit_tokens, tally.tokens),
+        "read_bytes": tally.read_bytes,
+        "written_bytes": tally.written_bytes,
+        "wall_s": wall_s,
+        "requests_per_s": _ratio(tally.requests, wall_s),
+        "read_gb_per_s": _ratio(tally.read_bytes / _GB, reading_s),
+        "write_gb_per_s": _ratio(tally.written_bytes / _GB, writing_s),
+        "moved_gb_per_s": _ratio((tally.read_bytes + tally.written_bytes) / _GB, wall_s),
+        "operations": {name: _latency(tally.latencies_s[name]) for name in OPERATIONS},
+        "evicted_objects": evictions.objects,
+        "evicted_bytes": evictions.size_bytes,
+        "existed_blocks": tally.existed_blocks,
+        "vanished_blocks": tally.vanished_blocks,
+        "errors": tally.errors,
+        "error_examples": tally.examples,
+        "wrong_bytes": tally.wrong_bytes,
+        "interrupted": outcome.interrupted,
+    }
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _latency(values_s: Sequence[float]) -> dict[str, float | int | None]:
+    if not values_s:
+        return {"calls": 0, "p50_us": None, "p99_us": None}
+    p50, p99 = np.percentile(np.array(values_s), (50, 99)) * 1e6
+    return {"calls": len(values_s), "p50_us": float(p50), "p99_us": float(p99)}
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """The table."""
+    from cenote.runtime.units import format_duration, format_size
+
+    from .output import print_pairs, print_table
+
+    print_pairs(
+        [
+            ("trace", f"{report['trace']}: {report['requests']} requests, {report['blocks']} blocks"
+                f" of {format_size(report['block_bytes'])}"),
+            ("hit rate", f"{_percent(report['hit_rate_blocks'])} of blocks,"
+                f" {_percent(report['hit_rate_tokens'])} of tokens"),
+            ("read", _moved(report["read_bytes"], report["read_gb_per_s"])),
+            ("written", _moved(report["written_bytes"], report["write_gb_per_s"])),
+            ("time", f"{format_duration(report['wall_s'])} with {report['clients']} clients:"
+                f" {_number(report['requests_per_s'])} requests/s,"
+                f" {_number(report['moved_gb_per_s'])} GB/s in all"),
+            ("evicted", f"{report['evicted_objects']} objects,"
+                f" {format_size(report['evicted_bytes'])}"),
+            ("errors", report["errors"]),
+            ("wrong bytes", report["wrong_bytes"]),
+        ]
+    )  # fmt: skip
+    print_table(
+        ["operation", "calls", "p50", "p99"],
+        (
+            (name, seen["calls"], _duration(seen["p50_us"]), _duration(seen["p99_us"]))
+            for name, seen in report["operations"].items()
+        ),
+    )
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _duration(value_us: float | None) -> str | None:
+    from cenote.runtime.units import format_duration
+
+    return None if value_us is None else format_duration(value_us / 1e6)
+
+
+def _moved(size_bytes: int, gb_per_s: float | None) -> str:
+    from cenote.runtime.units import format_size
+
+    return f"{format_size(size_bytes)} at {_number(gb_per_s)} GB/s"

@@ -1,0 +1,44 @@
+"""How much memory a pool needs to hold so many objects, and not one more."""
+
+from __future__ import annotations
+
+from cenote.api.rows import UNIT_BYTES
+from cenote.master.state_config import StateConfig
+from cenote.store.dram import TABLE_BYTES_MIN, TABLE_SHARE
+from cenote.store.slot_format import SLOT_BYTES
+
+__all__ = ["dram_bytes_per_node"]
+
+_PAGE_BYTES = 4096
+
+
+def dram_bytes_per_node(objects: int, object_bytes: int, nodes: int) -> int:
+    """Memory of each of `nodes` equal nodes that together hold `objects` of `object_bytes` each.
+
+    Counts what isn't there for objects: slot tables with their growth, and the master's reserve.
+    """
+    config = StateConfig()
+    stored_bytes = -(-object_bytes // UNIT_BYTES) * UNIT_BYTES
+    usable_bytes = objects * stored_bytes
+    reserve_bytes = min(
+        int(usable_bytes * config.reserve_share / (1 - config.reserve_share)),
+        config.reserve_bytes_max,
+    )
+    per_node = -(-objects // nodes)
+    data_bytes = -(-(usable_bytes + reserve_bytes) // nodes)
+    data_bytes += _growth_bytes(per_node, data_bytes, config)
+    table_bytes = max(TABLE_BYTES_MIN, data_bytes // (TABLE_SHARE - 1))
+    return -(-(data_bytes + table_bytes) // _PAGE_BYTES) * _PAGE_BYTES
+
+
+def _growth_bytes(objects: int, data_bytes: int, config: StateConfig) -> int:
+    """Data that a segment gives up for slots until it holds `objects`."""
+    slots = max(TABLE_BYTES_MIN, data_bytes // (TABLE_SHARE - 1)) // SLOT_BYTES
+    # It grows while fewer than 1024 slots are free, unless that is half of all, or than 1/8 of
+    # those in use.
+    wanted = max(objects + (objects >> 3), min(objects + 1024, 2 * objects))
+    step, given = config.slots_grow_bytes_min, 0
+    while slots + given // SLOT_BYTES < wanted:
+        given += step
+        step = min(step * 2, config.slots_grow_bytes_max)
+    return given
