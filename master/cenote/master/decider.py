@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, Final, final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cenote.api.errors import CenoteError, InternalError
 from cenote.runtime.clock import Clock
 
-from .commands import Command, Tick
+from .commands import Command, Exists, Tick
 from .effects import (
     Effect,
     InstructionsWaiting,
@@ -94,6 +97,12 @@ class Decider:
         if effects:
             self._take(effects)
         return reply
+
+    def exists(self, command: Exists) -> NDArray[np.uint8]:
+        """`apply` for the one command that changes nothing."""
+        state = self._state
+        assert state is not None
+        return state.exists(command, self.clock.monotonic_s())
 
     def _take(self, effects: list[Effect]) -> None:
         log = self._log

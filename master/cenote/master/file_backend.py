@@ -20,7 +20,7 @@ from cenote.runtime.log import get_logger
 
 from .compaction import Compaction, CompactionLimits
 from .file_syncer import OpenFile, Syncer
-from .journal import JournalCorrupt, Record, parse_header
+from .journal import JournalCorrupt, Record, entry_range
 from .journal_files import (
     JournalReader,
     Listing,
@@ -169,21 +169,23 @@ class FileBackend:
             return self._last_entry
         if self._syncer.failure is not None:
             raise self._syncer.failure
-        first, last = parse_header(records[0]), parse_header(records[-1])
-        if first is None or last is None or first.first != self._last_entry + 1:
-            raise InternalError(f"no record of entry {self._last_entry + 1} was appended")
+        first, last = entry_range(records[0])
+        if len(records) > 1:
+            _, last = entry_range(records[-1])
+        if first != self._last_entry + 1:
+            raise InternalError(f"entry {first} was appended after {self._last_entry}")
         data = records[0] if len(records) == 1 else b"".join(records)
         file = self._file
         if file is None or file.size + len(data) > self._rotate_bytes:
-            file = self._rotate(first.first)
+            file = self._rotate(first)
         try:
             self._write(file, data)
         except OSError as error:
             # What was written of it is overwritten by the next append, or is a torn tail.
             raise disk_error(f"write the journal {file.path}", error) from error
-        self._last_entry = last.last
-        self._syncer.written(last.last)
-        return last.last
+        self._last_entry = last
+        self._syncer.written(last)
+        return last
 
     def _write(self, file: OpenFile, data: bytes) -> None:
         rest = memoryview(data)

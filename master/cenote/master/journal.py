@@ -53,6 +53,7 @@ __all__ = [
     "RecordWriter",
     "SchemaUnknown",
     "SnapshotEnd",
+    "entry_range",
     "parse_header",
     "read_entries",
     "snapshot_end",
@@ -71,6 +72,8 @@ _HEAD: Final = Struct("<4sQ")  # magic, checksum of what follows
 _REST: Final = Struct("<IHHIQQQ")  # length, schema, flags, epoch, first, last, durable
 _HEADER: Final = Struct("<4sQIHHIQQQ")
 HEADER_BYTES: Final = _HEADER.size
+_RANGE: Final = Struct("<QQ")  # first, last
+_RANGE_OFFSET: Final = 24
 _ENTRY: Final = Struct("<B3xI")  # kind, length
 _ENTRIES_BYTES_MAX: Final = RECORD_BYTES_MAX - HEADER_BYTES
 assert _ENTRIES_BYTES_MAX - _ENTRY.size >= PAYLOAD_BYTES_MAX
@@ -108,6 +111,11 @@ def parse_header(data: Record, offset: int = 0) -> RecordHeader | None:
     ):
         return None
     return header
+
+
+def entry_range(record: Record) -> tuple[int, int]:
+    """(first, last) entry of a whole record."""
+    return _RANGE.unpack_from(record, _RANGE_OFFSET)
 
 
 def verify_record(record: Record) -> RecordHeader:

@@ -13,7 +13,7 @@ from typing import final
 
 from cenote.api.errors import CenoteError, InternalError, ResourceUnavailable
 
-from .journal import Record, verify_record
+from .journal import Record, entry_range, verify_record
 from .metadata import Opened
 
 __all__ = ["MemoryBackend", "MemoryLog"]
@@ -74,10 +74,10 @@ class MemoryBackend:
             raise InternalError("append to a journal that was not read to its end, or is closed")
         last = self._last_entry
         for record in records:
-            header = verify_record(record)
-            if header.first != last + 1:
-                raise InternalError(f"entry {header.first} appended after {last}")
-            last = header.last
+            first, end = entry_range(record)
+            if first != last + 1:
+                raise InternalError(f"entry {first} was appended after {last}")
+            last = end
         if self._keeps:
             self._log.records.extend(records)
         self._last_entry = last
@@ -95,7 +95,7 @@ class MemoryBackend:
         log = self._log
         log.snapshot = list(records)
         log.covers = covers
-        log.records = [r for r in log.records if verify_record(r).first > covers]
+        log.records = [record for record in log.records if entry_range(record)[0] > covers]
 
     @property
     def bytes_used(self) -> int:

@@ -153,13 +153,13 @@ class Operations:
     def exists(self, request: pb.ExistsRequest, _session: bytes = b"") -> pb.ExistsResponse:
         if request.HasField("piggyback"):
             self._news(request.piggyback)
-        present = self._decider.apply(self.reader.exists(request))
+        present = self._decider.exists(self.reader.exists(request))
         return pb.ExistsResponse(present=present.tobytes())
 
     def match(self, request: pb.MatchRequest, _session: bytes = b"") -> pb.MatchResponse:
         if request.HasField("piggyback"):
             self._news(request.piggyback)
-        present = self._decider.apply(self.reader.exists(request))
+        present = self._decider.exists(self.reader.exists(request))
         # argmin gives the first 0, and 0 also where there is none.
         prefix = len(present) if present.all() else int(np.argmin(present))
         return pb.MatchResponse(presence_bitmap=pack_bitmap(present), prefix_keys=prefix)
