@@ -5,8 +5,7 @@
     cenote-<node>-<i>.slots  its slot table, which only the daemon maps
 
 The lock is the kernel's (flock), so it ends with the process, however that ends, and what the file
-says is for people. The file itself stays: one that another daemon may be about to lock can't be
-removed safely.
+says is for people.
 """
 
 from __future__ import annotations
@@ -90,6 +89,13 @@ class NodeFiles:
         """Remove the files of segment `index`, as far as they are there."""
         self.data_path(index).unlink(missing_ok=True)
         self.table_path(index).unlink(missing_ok=True)
+
+    def remove_all(self) -> None:
+        """Remove everything of this node, the lock file last. Nothing more may be made after it."""
+        for index in self.indexes():
+            self.remove(index)
+        # Still locked: whoever opened it before sees that it is not the file of that name any more.
+        self.lock_path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Unlock. Harmless when done twice."""

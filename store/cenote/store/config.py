@@ -1,0 +1,204 @@
+"""What a store daemon can be told: flags, `CENOTE_STORE_*` variables, a TOML file."""
+
+from __future__ import annotations
+
+import os
+import socket as socket_module
+import stat
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from cenote.api.errors import ConfigError, ResourceUnavailable
+from cenote.rpc.address import UNIX_PATH_BYTES_MAX
+from cenote.runtime.config import option
+
+from .dram import SEGMENT_BYTES_MIN
+from .node_files import NODE_NAME
+
+__all__ = ["ENV_PREFIX", "StoreConfig", "advertised_address", "host_and_port", "socket_path"]
+
+ENV_PREFIX: Final = "CENOTE_STORE_"
+_ANY_HOST: Final = frozenset({"0.0.0.0", "::", "*"})
+
+
+def host_and_port(address: str, name: str) -> tuple[str, int]:
+    """("::1", 5120) for "[::1]:5120"; port 0 takes a free one. Raises ConfigError."""
+    host, colon, port = address.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    ambiguous = ":" in bare and host == bare
+    wrong_port = not port.isascii() or not port.isdigit() or int(port) > 65535
+    if not colon or not bare or ambiguous or wrong_port:
+        raise ConfigError(f"--{name} {address!r} is no address", remedy="write host:port")
+    return bare, int(port)
+
+
+def joined(host: str, port: int) -> str:
+    """The reverse of `host_and_port`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _default_name() -> str:
+    name = "".join(c if c.isascii() and c.isalnum() else "-" for c in socket_module.gethostname())
+    return name.strip("-")[:64].strip("-") or "store"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreConfig:
+    """Each field is a flag, with `-` for `_`."""
+
+    master: tuple[str, ...] = field(
+        default=("127.0.0.1:5110",),
+        metadata=option(
+            help="host:port of the master's lane, or unix:///path; several with commas"
+        ),
+    )
+    name: str = field(
+        default_factory=_default_name,
+        metadata=option(help="of this node in the pool and in its file names; default: the host's"),
+    )
+    dram: int = field(
+        default=1 << 30,
+        metadata=option(
+            unit="size",
+            minimum=SEGMENT_BYTES_MIN,
+            help="memory to contribute, slot tables included, such as 64GiB",
+        ),
+    )
+    dram_dir: Path = field(
+        default=Path("/dev/shm"),
+        metadata=option(help="where it is taken from: a tmpfs or hugetlbfs mount"),
+    )
+    dram_allow_less: bool = field(
+        default=False, metadata=option(help="go on where there is less memory than --dram")
+    )
+    wipe_on_exit: bool = field(
+        default=False,
+        metadata=option(help="remove the memory's files at the end: a restart begins empty"),
+    )
+    listen: str = field(
+        default="127.0.0.1:0",
+        metadata=option(help="host:port for data; others than loopback only if told, port 0: any"),
+    )
+    advertise: str = field(
+        default="",
+        metadata=option(help="host or host:port that clients are told; default: --listen"),
+    )
+    socket: str = field(
+        default="",
+        metadata=option(
+            help="path of the Unix socket for clients on this host; default: in --socket-dir"
+        ),
+    )
+    socket_dir: str = field(
+        default="",
+        metadata=option(help="default: $XDG_RUNTIME_DIR, or a private directory in /tmp"),
+    )
+    failure_domain: str = field(
+        default="",
+        metadata=option(help="replicas lie in different ones; default: the host's boot id"),
+    )
+    grpc: str = field(
+        default="127.0.0.1:0",
+        metadata=option(help="host:port of the gRPC server (status, health); '' for none"),
+    )
+    metrics_listen: str = field(
+        default="", metadata=option(help="host:port for Prometheus; '' for none")
+    )
+    connections_max: int = field(
+        default=256, metadata=option(minimum=1, maximum=65_536, help="data connections at once")
+    )
+    token: str = field(
+        default="",
+        repr=False,
+        metadata=option(help="shared secret of the pool; better given by environment or file"),
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_json: bool = field(default=False, metadata=option(help="log JSON lines"))
+
+    def __post_init__(self) -> None:
+        if not self.master:
+            raise ConfigError("--master names no address", remedy="write host:port")
+        if not NODE_NAME.fullmatch(self.name):
+            raise ConfigError(
+                f"--name {self.name!r} can't stand in a file name",
+                remedy="use 1 to 64 letters, digits, dots, dashes and underscores",
+            )
+        host, _ = host_and_port(self.listen, "listen")
+        if host in _ANY_HOST and not self.advertise:
+            raise ConfigError(
+                f"--listen {self.listen} is no address that clients could connect to",
+                remedy="say with --advertise how this node is reached",
+            )
+        for name in ("grpc", "metrics_listen"):
+            if address := getattr(self, name):
+                host_and_port(address, name.replace("_", "-"))
+        for name in ("socket", "socket_dir"):
+            path = getattr(self, name)
+            flag = "--" + name.replace("_", "-")
+            if path and not Path(path).is_absolute():
+                raise ConfigError(f"{flag} {path!r} is no absolute path")
+
+
+def advertised_address(config: StoreConfig, bound: tuple[str, int]) -> str:
+    """host:port that clients are told, where data connections are accepted at `bound`."""
+    if not config.advertise:
+        return joined(*bound)
+    advertise = config.advertise
+    if ":" not in advertise or (advertise.startswith("[") and advertise.endswith("]")):
+        advertise += ":0"
+    host, port = host_and_port(advertise, "advertise")
+    return joined(host, port or bound[1])
+
+
+def socket_path(config: StoreConfig) -> str:
+    """Where the daemon's Unix socket goes; its directory exists when this returns.
+
+    Raises ConfigError for a path too long for a socket, ResourceUnavailable for a directory that
+    can't be made, or is not this user's alone.
+    """
+    path = config.socket
+    if not path:
+        directory = Path(config.socket_dir) if config.socket_dir else _private_directory()
+        path = str(directory / f"cenote-{config.name}.sock")
+    if path.split() != [path]:
+        raise ConfigError(
+            f"the Unix socket's path {path!r} has a space in it",
+            remedy="give another one with --socket or --socket-dir",
+        )
+    if len(os.fsencode(path)) > UNIX_PATH_BYTES_MAX:
+        raise ConfigError(
+            f"the Unix socket's path {path} has more than {UNIX_PATH_BYTES_MAX} bytes",
+            remedy="give a shorter one with --socket or --socket-dir",
+        )
+    try:
+        Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ResourceUnavailable(
+            f"can't make the directory of the Unix socket {path}: {error.strerror}",
+            remedy="give another one with --socket-dir",
+        ) from error
+    return path
+
+
+def _private_directory() -> Path:
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if runtime and os.access(runtime, os.W_OK | os.X_OK):
+        return Path(runtime)
+    directory = Path(tempfile.gettempdir()) / f"cenote-{os.getuid()}"
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        found = directory.lstat()
+    except OSError as error:
+        raise ResourceUnavailable(
+            f"can't make {directory}: {error.strerror}", remedy="give a directory with --socket-dir"
+        ) from error
+    # In /tmp anybody could have made it first, and would then own the socket's name.
+    private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
+    if not private or found.st_uid != os.getuid():
+        raise ResourceUnavailable(
+            f"{directory} is not a directory of this user alone",
+            remedy="remove it, or give another one with --socket-dir",
+        )
+    return directory

@@ -1,0 +1,325 @@
+"""The store daemon: brings its parts up in order and takes them down from wherever they got to."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, TypeVar, final
+
+from cenote.api.errors import CenoteError, ResourceUnavailable
+from cenote.rpc.grpc_util import GrpcServer
+from cenote.runtime.log import get_logger
+from cenote.runtime.memory import available_bytes
+from cenote.runtime.metrics import Metrics
+from cenote.runtime.metrics_http import MetricsServer
+from cenote.runtime.units import format_size
+from cenote.v1 import common_pb2, store_pb2_grpc
+from cenote.v1 import master_pb2 as pb
+
+from .agent import AgentIdentity, StoreAgent
+from .config import StoreConfig, advertised_address, host_and_port, joined, socket_path
+from .grpc_service import STORE_SERVICE, StoreGrpc
+from .master_link import LaneMasterLink
+from .node_files import NodeFiles, stale_nodes
+from .preparation import Preparation
+from .segments import LocalSegments, open_segments
+from .server import DataServer
+from .sessions import SessionTable
+from .slot_format import boot_id_bytes
+from .store_metrics import register_metrics
+
+__all__ = ["StoreDaemon", "read_boot_id"]
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_AGENT_STOP_S: Final = 0.8
+_SERVER_STOP_S: Final = 0.4
+_GRPC_STOP_S: Final = 0.3
+
+T = TypeVar("T")
+_log = get_logger(__name__)
+
+
+def read_boot_id() -> str:
+    """This host's boot id, as text."""
+    return _BOOT_ID.read_text().strip()
+
+
+@final
+class StoreDaemon:
+    """`start`, `wait` and `stop` are for `cenote.runtime.harness.run_daemon`."""
+
+    def __init__(self, config: StoreConfig, *, version: str = "") -> None:
+        self._config = config
+        self._version = version
+        self._boot_id = read_boot_id()
+        self._session_id = secrets.token_bytes(16)
+        self._credentials = common_pb2.Credentials(token=config.token.encode())
+        self._stopping = threading.Event()
+        self._opening: asyncio.Task[None] | None = None
+        self._failed: asyncio.Future[None] | None = None
+        self._is_up = False
+        self._files: NodeFiles | None = None
+        self.segments: LocalSegments | None = None
+        self.server: DataServer | None = None
+        self.agent: StoreAgent | None = None
+        self._preparation: Preparation | None = None
+        self._grpc: GrpcServer | None = None
+        self._metrics_server: MetricsServer | None = None
+
+    # ---- start --------------------------------------------------------------------------------
+
+    async def start(self) -> Mapping[str, object]:
+        """Open the memory, serve, and begin to look for the master, which may be away.
+
+        Raises ResourceUnavailable, ConfigError, InvalidArgument.
+        """
+        config = self._config
+        loop = asyncio.get_running_loop()
+        self._failed = loop.create_future()
+        # A task of its own: when this one is cancelled, `stop` waits for what it got to.
+        self._opening = loop.create_task(asyncio.to_thread(self._open))
+        await asyncio.shield(self._opening)
+        segments = self.segments
+        assert segments is not None
+        sessions = SessionTable(segments)
+        path = socket_path(config)
+        self.server = server = DataServer(
+            segments,
+            sessions,
+            tcp=host_and_port(config.listen, "listen"),
+            unix_path=path,
+            token=config.token.encode(),
+            connections_max=config.connections_max,
+            server_version=self._version,
+        )
+        assert server.tcp_address is not None
+        server.start()
+        self._preparation = Preparation(segments.all(), self._on_too_little_memory)
+        address = advertised_address(config, server.tcp_address)
+        self._start_agent(segments, sessions, server, address, path)
+        fields: dict[str, object] = {
+            "name": config.name,
+            "data": f"tcp://{joined(*server.tcp_address)}",
+            "socket": f"unix://{path}",
+        }
+        fields |= await self._start_admin(segments, sessions, server)
+        self._is_up = True
+        _rest_after_start()
+        _log.info("ready", dram=format_size(config.dram), **fields)
+        return fields
+
+    def _open(self) -> None:
+        config = self._config
+        self._files = files = NodeFiles(config.dram_dir, config.name)
+        for stale in stale_nodes(config.dram_dir, config.name):
+            _log.warning(
+                "a dead store daemon left memory behind",
+                node=stale.name,
+                pid=stale.pid,
+                size=format_size(stale.size_bytes),
+                remove_with=stale.remove_command,
+            )
+        self.segments = segments = open_segments(
+            files, config.dram, boot_id_bytes(self._boot_id), allow_less=config.dram_allow_less
+        )
+        for segment in segments.all():
+            sealed = segment.recover(self._stopping.is_set)
+            if segment.reopened:
+                _log.info("contents survived", segment=segment.index, slots=sealed)
+
+    def _start_agent(
+        self,
+        segments: LocalSegments,
+        sessions: SessionTable,
+        server: DataServer,
+        address: str,
+        path: str,
+    ) -> None:
+        config, files = self._config, self._files
+        assert files is not None
+        identity = AgentIdentity(
+            node_name=config.name,
+            node_uuid=files.node_uuid,
+            boot_id=self._boot_id,
+            failure_domain=config.failure_domain,
+            process_id=os.getpid(),
+            server_version=self._version,
+            endpoints=(
+                common_pb2.Endpoint(kind=common_pb2.TRANSPORT_KIND_TCP, address=address),
+                common_pb2.Endpoint(kind=common_pb2.TRANSPORT_KIND_SHM, address=path),
+            ),
+            credentials=self._credentials,
+        )
+        hello = pb.HelloRequest(
+            credentials=self._credentials,
+            session_id=self._session_id,
+            client_name=f"store {config.name}",
+            boot_id=self._boot_id,
+            process_id=os.getpid(),
+            observer=True,
+        )
+
+        def stats() -> pb.NodeStats:
+            counters = server.counters()
+            return pb.NodeStats(
+                read_bytes=counters.read_bytes,
+                written_bytes=counters.written_bytes,
+                seals=counters.seals,
+                sessions=sessions.session_count(),
+                connections=counters.connections,
+            )
+
+        self.agent = StoreAgent(
+            identity,
+            segments,
+            sessions,
+            config.master,
+            connect=lambda master: LaneMasterLink(master, hello),
+            stats=stats,
+            is_preparing=self._is_preparing,
+            on_end=self._fail,
+        )
+        self.agent.start()
+
+    async def _start_admin(
+        self, segments: LocalSegments, sessions: SessionTable, server: DataServer
+    ) -> dict[str, object]:
+        config, fields = self._config, dict[str, object]()
+        if config.grpc:
+            self._grpc = GrpcServer()
+            self._grpc.add_service(
+                store_pb2_grpc.add_StoreServiceServicer_to_server,
+                StoreGrpc(segments, server.counters, sessions.session_count),
+                STORE_SERVICE,
+            )
+            host, _ = host_and_port(config.grpc, "grpc")
+            fields["grpc"] = joined(host, self._grpc.listen(config.grpc))
+            await self._grpc.start()
+        if config.metrics_listen:
+            metrics, agent = Metrics(), self.agent
+            assert agent is not None
+            register_metrics(
+                metrics, segments, server.counters, sessions.session_count, lambda: agent.stage
+            )
+            host, port = host_and_port(config.metrics_listen, "metrics-listen")
+            self._metrics_server = MetricsServer(metrics, port, host)
+            fields["metrics"] = f"http://{joined(host, self._metrics_server.port)}/metrics"
+        return fields
+
+    # ---- work ---------------------------------------------------------------------------------
+
+    async def wait(self) -> None:
+        """Until something ends the daemon; raises what it is."""
+        assert self._failed is not None
+        await self._failed
+
+    def _is_preparing(self) -> bool:
+        return self._preparation is not None and not self._preparation.done
+
+    def _fail(self, error: CenoteError) -> None:
+        """End the daemon with `error`; from any thread."""
+        failed = self._failed
+        if failed is None or self._stopping.is_set():
+            return
+
+        def set_error() -> None:
+            if not failed.done():
+                failed.set_exception(error)
+
+        failed.get_loop().call_soon_threadsafe(set_error)
+
+    def _on_too_little_memory(self, error: CenoteError) -> None:
+        segments, files = self.segments, self._files
+        assert segments is not None
+        assert files is not None
+        wanted = sum(segment.size_bytes for segment in segments.all())
+        ready = sum(segment.ready_bytes for segment in segments.all())
+        could_be_had = ready + available_bytes(files.lock_fd)
+        if self._config.dram_allow_less:
+            _log.warning(
+                "going on with less memory than was asked for",
+                wanted=format_size(wanted),
+                got=format_size(ready),
+                why=error,
+            )
+            return
+        self._fail(
+            ResourceUnavailable(
+                f"the memory went elsewhere while it was being set up: {format_size(could_be_had)}"
+                f" ({could_be_had} bytes) of {format_size(wanted)} could be had: {error.message}",
+                remedy="ask for less with --dram, or go on with less with --dram-allow-less",
+            )
+        )
+
+    # ---- the end ------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """Detach, end all connections, close the files. Within about a second."""
+        self._stopping.set()
+        if self._opening is not None:
+            await asyncio.wait([self._opening])
+            if not self._opening.cancelled():
+                self._opening.exception()  # `start` raised it, unless it was cancelled before
+        if self._failed is not None and self._failed.done() and not self._failed.cancelled():
+            self._failed.exception()  # `wait` may not have been there to take it
+        closing = []
+        if self.agent is not None:
+            agent, survive = self.agent, self._contents_survive()
+            closing.append(
+                asyncio.to_thread(
+                    lambda: agent.stop(contents_survive=survive, timeout_s=_AGENT_STOP_S)
+                )
+            )
+        if self._preparation is not None:
+            closing.append(asyncio.to_thread(_returning(False, self._preparation.stop)))
+        await asyncio.gather(*closing)
+        if self._grpc is not None:
+            await self._grpc.close(_GRPC_STOP_S)
+        await asyncio.to_thread(self._close)
+
+    def _contents_survive(self) -> bool:
+        segments = self.segments.all() if self.segments is not None else ()
+        return not self._config.wipe_on_exit and (
+            self._is_up or any(segment.reopened for segment in segments)
+        )
+
+    def _close(self) -> None:
+        if self._metrics_server is not None:
+            self._metrics_server.close()
+        try:
+            if self.server is not None:
+                self.server.close(_SERVER_STOP_S)
+        finally:
+            if self.segments is not None:
+                self.segments.close()
+            if self._files is not None:
+                self._remove_files(self._files)
+                self._files.close()
+
+    def _remove_files(self, files: NodeFiles) -> None:
+        """Those that are not to survive: all, or new ones of a daemon that never got to serve."""
+        if not self._is_up and self.segments is not None:
+            for segment in self.segments.all():
+                if not segment.reopened:
+                    files.remove(segment.index)
+        if self._config.wipe_on_exit or not files.indexes():
+            files.remove_all()
+
+
+def _returning(value: T, function: Callable[[], None]) -> Callable[[], T]:
+    def call() -> T:
+        function()
+        return value
+
+    return call
+
+
+def _rest_after_start() -> None:
+    """What was loaded stays: no collection needs to look at it again."""
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,57 @@
+"""What a store daemon shows to Prometheus. Gauges only read: they run in another thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+
+from cenote.runtime.metrics import Metrics
+
+from .agent_core import Stage
+from .dram import DramSegment
+from .segments import LocalSegments
+from .server import DataCounters
+
+__all__ = ["register_metrics"]
+
+
+def register_metrics(
+    metrics: Metrics,
+    segments: LocalSegments,
+    counters: Callable[[], DataCounters],
+    session_count: Callable[[], int],
+    stage: Callable[[], Stage],
+) -> None:
+    """Make the daemon's metrics."""
+
+    def counted(name: str) -> Callable[[], float]:
+        return lambda: float(getattr(counters(), name))
+
+    for field in fields(DataCounters):
+        metrics.gauge(f"cenote_store_{field.name}", "Of the data server.", counted(field.name))
+    metrics.gauge("cenote_store_sessions", "With a connection.", lambda: float(session_count()))
+    metrics.gauge(
+        "cenote_store_attached",
+        "1 while a master knows this daemon.",
+        lambda: float(stage() is Stage.ATTACHED),
+    )
+    metrics.gauge(
+        "cenote_store_epoch", "Of the leader that is followed.", lambda: float(segments.epoch)
+    )
+    for segment in segments.all():
+        _register_segment(metrics, segment)
+
+
+def _register_segment(metrics: Metrics, segment: DramSegment) -> None:
+    values: dict[str, tuple[str, Callable[[], float]]] = {
+        "size_bytes": ("Of the data area.", lambda: segment.size_bytes),
+        "ready_bytes": ("Backed by memory so far.", lambda: segment.ready_bytes),
+        "retired_bytes": ("Given up for slots.", lambda: segment.retired_bytes),
+        "slots": ("In the table.", lambda: segment.table.slots),
+        "sealed_slots": ("In use.", lambda: segment.table.sealed),
+        "seals": ("Since start.", lambda: segment.table.seals),
+        "broken_slots": ("Found torn or corrupt.", lambda: segment.table.broken),
+    }
+    for name, (text, read) in values.items():
+        index = str(segment.index)
+        metrics.gauge(f"cenote_store_segment_{name}", text, read, segment=index)
