@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import final
 
 from cenote.api.errors import CenoteError, InternalError, ResourceUnavailable
 
@@ -30,7 +29,6 @@ class MemoryLog:
     in_use: bool = False
 
 
-@final
 class MemoryBackend:
     """See `MetadataBackend`. `refusal` may be set by a test."""
 

@@ -66,8 +66,9 @@ class MasterService:
     ) -> None:
         self._decider = Decider(backend, config or StateConfig(), clock)
         self._operations = operations = Operations(self._decider, settings or Settings(), draw_seed)
-        self._polls = LongPolls()
-        self._decider.on_instructions = self._polls.wake
+        self.polls = LongPolls()
+        """Heartbeats that are held open."""
+        self._decider.on_instructions = self.polls.wake
         self.calls = [0] * (max(pb.MasterMethod.values()) + 1)
         """Of each lane method since start, whichever way they came."""
         ops: dict[int, tuple[type[Message], Callable[..., Message | Later]]] = {
@@ -121,11 +122,11 @@ class MasterService:
 
     def release_waiting(self) -> None:
         """Answer all heartbeats that are held open, and hold none any more."""
-        self._polls.close()
+        self.polls.close()
 
     def close(self) -> None:
         """Append, sync, let go of the backend. Raises ResourceUnavailable where that fails."""
-        self._polls.close()
+        self.polls.close()
         self._decider.close()
 
     @property
@@ -221,7 +222,7 @@ class MasterService:
     async def _woken(self, later: Later, deadline_s: float) -> Message:
         assert later.again is not None
         wait_s = min(later.wait_s, deadline_s - _REPLY_SLACK_S)
-        if wait_s > 0 and await self._polls.wait(later.node_id, wait_s):
+        if wait_s > 0 and await self.polls.wait(later.node_id, wait_s):
             return later.again()
         return later.reply
 

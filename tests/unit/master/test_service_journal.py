@@ -1,0 +1,429 @@
+"""The service and its journal: nothing is said that is not written, and a restart knows it all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+
+from cenote.api.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    ResourceUnavailable,
+    SessionUnknown,
+    StaleEpoch,
+)
+from cenote.api.rows import SLOT, ObjectStatus
+from cenote.master.memory_backend import MemoryBackend, MemoryLog
+from cenote.master.service import MasterService
+from cenote.master.state_config import StateConfig
+from cenote.v1 import common_pb2
+from cenote.v1 import master_pb2 as pb
+from master_pool import MasterPool, attach_request, lane, u64
+from waiting import wait_until_async
+
+JOURNALED = pb.PutOptions(durability=common_pb2.DURABILITY_JOURNALED)
+
+
+class SlowDisk(MemoryBackend):
+    """Syncs are done when `let_go` is called; `broken` makes appends fail."""
+
+    def __init__(self, log: MemoryLog | None = None) -> None:
+        super().__init__(log)
+        self.slow = False
+        self.broken = False
+        self.waiting: list[tuple[int, Future[None]]] = []
+
+    def append(self, records: Sequence[bytes]) -> int:
+        if self.broken:
+            raise ResourceUnavailable("no space left on device", remedy="make room")
+        return super().append(records)
+
+    def sync(self, entry: int) -> Future[None]:
+        if not self.slow:
+            return super().sync(entry)
+        future: Future[None] = Future()
+        future.set_running_or_notify_cancel()
+        self.waiting.append((entry, future))
+        return future
+
+    def let_go(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for _, future in waiting:
+            future.set_result(None)
+
+
+@pytest.fixture
+def log() -> MemoryLog:
+    return MemoryLog()
+
+
+@pytest.fixture
+def disk(log: MemoryLog) -> SlowDisk:
+    return SlowDisk(log)
+
+
+@pytest.fixture
+def pool(disk: SlowDisk) -> MasterPool:
+    return MasterPool(disk)
+
+
+def on_lane(pool: MasterPool, method: int, request: object) -> bytes | Awaitable[bytes]:
+    body = request.SerializeToString()  # type: ignore[attr-defined]
+    return pool.service.dispatch(lane(pool.session_id), method, body, 5000)
+
+
+# ---- before a reply leaves ------------------------------------------------------------------
+
+
+def test_in_process_a_call_returns_after_the_append(pool: MasterPool, log: MemoryLog) -> None:
+    started = pool.put_start(b"a")
+    before = len(log.records)
+    pool.put_commit(started)
+    assert len(log.records) == before + 1
+
+
+def test_on_the_lane_one_flush_appends_a_batch_of_replies(pool: MasterPool, log: MemoryLog) -> None:
+    before = len(log.records)
+    for key in (b"a", b"b", b"c"):
+        request = pb.PutStartRequest(
+            keys=pool.batch(key), sizes=u64(100), request_id=pool.next_request()
+        )
+        reply = on_lane(pool, pb.MASTER_METHOD_PUT_START, request)
+        assert isinstance(reply, bytes)
+        started = pb.PutStartResponse.FromString(reply)
+        commit = pb.PutCommitRequest(
+            grant_id=started.grant_id, checksums=u64(0), request_id=pool.next_request()
+        )
+        assert isinstance(on_lane(pool, pb.MASTER_METHOD_PUT_COMMIT, commit), bytes)
+    assert len(log.records) == before
+    pool.service.flush()
+    assert len(log.records) == before + 1
+    pool.service.flush()
+    assert len(log.records) == before + 1
+
+
+def test_lookups_leave_no_trace(pool: MasterPool, log: MemoryLog) -> None:
+    pool.put(b"a")
+    before = len(log.records)
+    pool.exists(b"a")
+    pool.acquire(b"a")
+    pool.service.tick()
+    assert len(log.records) == before
+
+
+def test_removes_and_journaled_commits_wait_for_the_disk(
+    pool: MasterPool, disk: SlowDisk, log: MemoryLog
+) -> None:
+    async def scenario() -> None:
+        disk.slow = True
+        started = pool.put_start(b"a", options=JOURNALED)
+        commit = pb.PutCommitRequest(grant_id=started.grant_id, checksums=u64(1))
+        committed = on_lane(pool, pb.MASTER_METHOD_PUT_COMMIT, commit)
+        removed = on_lane(pool, pb.MASTER_METHOD_REMOVE, pb.RemoveRequest(keys=pool.batch(b"a")))
+        assert not isinstance(committed, bytes)
+        assert not isinstance(removed, bytes)
+        tasks = [asyncio.ensure_future(reply) for reply in (committed, removed)]
+        await asyncio.sleep(0)
+        assert [entry for entry, _ in disk.waiting] == [
+            disk.last_entry - 1,
+            disk.last_entry,
+        ]
+        assert not any(task.done() for task in tasks)
+        disk.let_go()
+        commit_reply, remove_reply = await asyncio.gather(*tasks)
+        assert pb.PutCommitResponse.FromString(commit_reply).statuses == b"\1"
+        assert pb.RemoveResponse.FromString(remove_reply).removed == b"\1"
+
+    asyncio.run(scenario())
+
+
+def test_relaxed_commits_wait_for_nothing(pool: MasterPool, disk: SlowDisk) -> None:
+    disk.slow = True
+    assert pool.put(b"a") == b"\1"
+
+
+def test_a_remove_of_an_unknown_key_is_journaled_too(pool: MasterPool, log: MemoryLog) -> None:
+    before = len(log.records)
+    assert pool.remove(b"never") == [0]
+    assert len(log.records) == before + 1
+
+
+def test_a_disk_that_never_confirms_ends_the_call_by_its_deadline(
+    pool: MasterPool, disk: SlowDisk
+) -> None:
+    disk.slow = True
+    request = pb.RemoveRequest(keys=pool.batch(b"a"))
+    with pytest.raises(DeadlineExceeded, match="did not confirm") as caught:
+        pool.service.remove(request, 0.01)
+    assert caught.value.maybe_executed
+    with pytest.raises(DeadlineExceeded):
+        asyncio.run(asyncio.wait_for(pool.service.call(request, 0.01), 5))
+    disk.let_go()
+
+
+def test_a_cancelled_wait_does_not_disturb_the_disk(pool: MasterPool, disk: SlowDisk) -> None:
+    async def scenario() -> None:
+        disk.slow = True
+        reply = on_lane(pool, pb.MASTER_METHOD_REMOVE, pb.RemoveRequest(keys=pool.batch(b"a")))
+        assert not isinstance(reply, bytes)
+        task = asyncio.ensure_future(reply)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        disk.let_go()
+
+    asyncio.run(scenario())
+
+
+# ---- a journal that takes no writes ---------------------------------------------------------
+
+
+def test_writes_are_refused_and_lookups_go_on(pool: MasterPool, disk: SlowDisk) -> None:
+    pool.put(b"a")
+    started = pool.put_start(b"b")
+    disk.refusal = ResourceUnavailable("the disk is full", remedy="make room")
+    service = pool.service
+    for call in (
+        lambda: pool.put_start(b"c"),
+        lambda: pool.put_commit(started),
+        lambda: pool.remove(b"a"),
+        lambda: service.pin(pb.PinRequest(keys=pool.batch(b"a")), 1.0),
+        lambda: service.attach(attach_request(2), 1.0),
+        lambda: service.open_namespace(pb.OpenNamespaceRequest(name="n", create=True), 1.0),
+    ):
+        with pytest.raises(ResourceUnavailable, match="the disk is full"):
+            call()
+    assert pool.exists(b"a", b"b") == [1, 0]
+    assert pool.statuses(pool.acquire(b"a")) == [1]
+    disk.refusal = None
+    assert pool.put_commit(started).statuses == b"\1"
+
+
+def test_what_could_not_be_appended_is_kept_and_appended_first(
+    pool: MasterPool, disk: SlowDisk, log: MemoryLog
+) -> None:
+    started = pool.put_start(b"a")
+    disk.broken = True
+    with pytest.raises(ResourceUnavailable, match="takes no writes: no space left"):
+        pool.put_commit(started)
+    with pytest.raises(ResourceUnavailable):
+        pool.put_start(b"b")
+    pool.service.tick()  # tried again, in vain, and nothing is lost
+    assert pool.service.decider.refusal is not None
+    disk.broken = False
+    pool.service.tick()
+    assert pool.service.decider.refusal is None
+    assert pool.put(b"b") == b"\1"
+    pool.service.close()
+    assert restarted(log).exists(b"a", b"b") == [1, 1]
+
+
+# ---- restarts -------------------------------------------------------------------------------
+
+
+def restarted(log: MemoryLog, **config: float) -> MasterPool:
+    """Another master over the same log; its session and namespace are opened."""
+    pool = MasterPool(MemoryBackend(log), bare=True, config=StateConfig(**config))  # type: ignore[arg-type]
+    pool.hello()
+    pool.namespace = pool.service.open_namespace(
+        pb.OpenNamespaceRequest(name="models", fingerprint=b"f"), 1.0
+    )
+    return pool
+
+
+def test_a_restart_keeps_objects_and_namespaces_and_forgets_sessions(log: MemoryLog) -> None:
+    pool = MasterPool(log=log)
+    pool.put(b"a", b"b", b"c")
+    pool.remove(b"b")
+    pool.service.close()
+    again = MasterPool(MemoryBackend(log), bare=True)
+    again.namespace = pool.namespace
+    assert again.service.epoch == 2
+    assert again.exists(b"a", b"b", b"c") == [1, 0, 1]
+    with pytest.raises(SessionUnknown):
+        again.acquire(b"a")
+    again.hello()
+    # No daemon has attached yet: the objects are known, there is no capacity to lease from.
+    assert again.statuses(again.acquire(b"a", b"b")) == [ObjectStatus.UNLEASED, 0]
+
+
+def test_an_object_outlives_any_number_of_restarts(log: MemoryLog) -> None:
+    pool = MasterPool(log=log)
+    pool.put(*(b"%d" % i for i in range(300)))
+    for _ in range(3):
+        pool.service.close()
+        pool = restarted(log)
+        assert pool.exists(*(b"%d" % i for i in range(301))) == [1] * 300 + [0]
+
+
+def inventory_of(found: pb.AcquireResponse, pool: MasterPool, keys: Sequence[bytes]) -> bytes:
+    """Slot rows of objects of one extent each, as their daemon would have sealed them."""
+    objects = np.frombuffer(found.objects, "<u8").reshape(-1, 4)
+    extents = np.frombuffer(found.extents, "<u8").reshape(-1, 3)
+    rows = np.zeros(len(keys), SLOT)
+    rows["slot"] = np.arange(len(keys))
+    rows["offset"], rows["length"] = extents[:, 1], extents[:, 2]
+    rows["object_size"], rows["checksum"], rows["seq"] = objects[:, 0], objects[:, 1], objects[:, 2]
+    rows["digest"] = [np.void(pool.digest(key)) for key in keys]
+    rows["epoch"], rows["namespace_id"], rows["generation"] = 1, 1, 1
+    rows["extent_count"] = 1
+    return rows.tobytes()
+
+
+def test_after_a_restart_space_is_reused_only_after_the_longest_lease(log: MemoryLog) -> None:
+    keys = [b"%d" % i for i in range(4)]
+    pool = MasterPool(log=log)
+    pool.put(*keys)
+    inventory = inventory_of(pool.acquire(*keys), pool, keys)
+    pool.service.close()
+    again = restarted(log, node_dead_s=1000.0, session_ttl_s=1000.0)
+    request = attach_request(inventory=inventory, last_epoch=1)
+    attached = again.service.attach(request, 1.0)
+    assert attached.clear_slots == b""
+    assert again.exists(*keys) == [1, 1, 1, 1]
+    assert again.put_start(b"new").puts[0] != 2
+    again.clock.advance_s(9.9)
+    assert again.put_start(b"new").puts[0] != 2
+    again.clock.advance_s(0.2)
+    again.service.tick()
+    assert again.put(b"new") == b"\1"
+
+
+# ---- daemons --------------------------------------------------------------------------------
+
+
+def test_a_daemon_of_a_later_epoch_is_refused(pool: MasterPool) -> None:
+    with pytest.raises(StaleEpoch, match="attached to epoch 9") as caught:
+        pool.service.attach(attach_request(2, last_epoch=9), 1.0)
+    assert "`epoch`" in caught.value.remedy
+
+
+def test_an_inventory_comes_in_slices(log: MemoryLog) -> None:
+    keys = [b"%d" % i for i in range(5)]
+    pool = MasterPool(log=log)
+    pool.put(*keys)
+    inventory = inventory_of(pool.acquire(*keys), pool, keys)
+    pool.service.close()
+    again = restarted(log)
+    width = SLOT.itemsize
+    for a in (0, 2, 2):  # the second slice comes twice: its connection broke
+        part = inventory[a * width : (a + 2) * width]
+        reply = again.service.attach(attach_request(inventory=part, more=True), 1.0)
+        assert reply.node_id == 0
+    assert again.service.state.status(0).nodes_alive == 0
+    last = again.service.attach(attach_request(inventory=inventory[4 * width :]), 1.0)
+    assert last.node_id == 1
+    assert again.exists(*keys) == [1] * 5
+    assert again.service.state.status(0).nodes_alive == 1
+
+
+def test_slices_are_bounded_in_number_and_size(pool: MasterPool) -> None:
+    for number in range(10, 74):
+        pool.service.attach(attach_request(number, more=True), 1.0)
+    with pytest.raises(ResourceUnavailable, match="attaching already"):
+        pool.service.attach(attach_request(99, more=True), 1.0)
+    pool.clock.advance_s(61)
+    request = attach_request(99, more=True, inventory=bytes(SLOT.itemsize * 8192))
+    pool.service.attach(request, 1.0)
+    with pytest.raises(InvalidArgument, match="more rows than the 4096 slots"):
+        pool.service.attach(request, 1.0)
+
+
+def beat(service: MasterService, **fields: int) -> Awaitable[bytes] | bytes:
+    request = pb.HeartbeatRequest(node_id=1, epoch=service.epoch, **fields)  # type: ignore[arg-type]
+    return service.dispatch(lane(), pb.MASTER_METHOD_HEARTBEAT, request.SerializeToString(), 5000)
+
+
+def test_a_heartbeat_is_held_until_there_is_something_to_do(pool: MasterPool) -> None:
+    """A session that falls silent while it has a grant must be cut off by the daemon."""
+
+    async def scenario() -> None:
+        pool.put_start(b"a")
+        held = beat(pool.service, wait_ms=30_000)
+        assert not isinstance(held, bytes)
+        task = asyncio.ensure_future(held)
+        await asyncio.sleep(0)
+        for _ in range(9):
+            pool.clock.advance_s(1)
+            pool.service.tick()
+            await asyncio.sleep(0)
+            assert not task.done()
+        pool.clock.advance_s(2)
+        pool.service.tick()
+        reply = pb.HeartbeatResponse.FromString(await asyncio.wait_for(task, 5))
+        (instruction,) = reply.instructions
+        assert instruction.cut_sessions.session_ids == pool.session_id
+        again = beat(pool.service, wait_ms=30_000)
+        assert isinstance(again, bytes)  # not reported as done: told again at once
+        done = beat(pool.service, wait_ms=0, done_instruction=instruction.number)
+        assert isinstance(done, bytes)
+        assert not pb.HeartbeatResponse.FromString(done).instructions
+
+    asyncio.run(scenario())
+
+
+def test_a_held_heartbeat_ends_in_time_and_by_a_later_one(pool: MasterPool) -> None:
+    async def scenario() -> None:
+        held = beat(pool.service, wait_ms=20)
+        assert not isinstance(held, bytes)
+        assert pb.HeartbeatResponse.FromString(await asyncio.wait_for(held, 5)).epoch == 1
+        first = asyncio.ensure_future(_awaited(beat(pool.service, wait_ms=30_000)))
+        await asyncio.sleep(0)
+        second = asyncio.ensure_future(_awaited(beat(pool.service, wait_ms=30_000)))
+        await asyncio.wait_for(first, 5)
+        assert not second.done()
+        pool.service.release_waiting()
+        await asyncio.wait_for(second, 5)
+
+    asyncio.run(scenario())
+
+
+async def _awaited(reply: Awaitable[bytes] | bytes) -> bytes:
+    return reply if isinstance(reply, bytes) else await reply
+
+
+def test_a_reported_node_is_probed_and_hidden_where_it_does_not_answer(pool: MasterPool) -> None:
+    probed: list[int] = []
+    pool.service.decider.on_probe = probed.append
+    pool.put(b"a")
+    report = pb.ReportFailureRequest(node_id=1, session_id=pool.session_id, what="timeout")
+    answer = pool.service.report_failure(report, 1.0)
+    assert answer.state == common_pb2.NODE_STATE_SUSPECT
+    assert probed == [1]
+    assert pool.service.endpoint_of(1, common_pb2.TRANSPORT_KIND_TCP) == "127.0.0.1:1"
+    pool.service.note_probe(1, True)
+    assert pool.exists(b"a") == [1]
+    pool.service.note_probe(1, False)
+    assert pool.exists(b"a") == [0]
+    assert pool.hello().cluster_view.nodes[0].state == common_pb2.NODE_STATE_DEAD
+    pool.service.heartbeat(pb.HeartbeatRequest(node_id=1, epoch=1), 1.0)
+    assert pool.exists(b"a") == [1]
+
+
+def test_a_detach_of_another_epoch_is_refused(pool: MasterPool) -> None:
+    with pytest.raises(StaleEpoch):
+        pool.service.detach(pb.DetachRequest(node_id=1, epoch=9), 1.0)
+    pool.put(b"a")
+    pool.service.detach(pb.DetachRequest(node_id=1, epoch=1, contents_survive=True), 1.0)
+    assert pool.exists(b"a") == [0]
+
+
+def test_grpc_calls_are_served_on_the_loop(pool: MasterPool) -> None:
+    async def scenario() -> None:
+        pool.put(b"a")
+        found = await pool.service.call(pb.ExistsRequest(keys=pool.batch(b"a")), 1.0)
+        assert isinstance(found, pb.ExistsResponse)
+        assert found.present == b"\1"
+        held = asyncio.ensure_future(
+            pool.service.call(pb.HeartbeatRequest(node_id=1, epoch=1, wait_ms=30_000), 10.0)
+        )
+        await wait_until_async(lambda: len(pool.service.polls), what="the heartbeat to be held")
+        pool.service.release_waiting()
+        assert isinstance(await asyncio.wait_for(held, 5), pb.HeartbeatResponse)
+
+    asyncio.run(scenario())
