@@ -259,10 +259,12 @@ class DataConnection:
         reply = self._reply
         self.receive_view(reply)
         got_op, _, code, items, got_id, _, length, status = wire.REPLY_ONE.unpack(reply)
-        if got_op != op or got_id != call_id or not 0 < length <= wire.REPLY_BYTES_MAX:
+        if not 0 < length <= wire.REPLY_BYTES_MAX:
             raise ProtocolError(f"{self.name} answered with something that is no reply")
-        if code:
+        if code and got_op in (op, wire.OP_NONE):
             raise self._refusal(code, length, status)
+        if code or got_op != op or got_id != call_id:
+            raise ProtocolError(f"{self.name} answered another request than was sent")
         if items != count or length < count:
             raise ProtocolError(f"{self.name} answered for {items} items of {count}")
         statuses = bytearray(count)

@@ -25,9 +25,11 @@ import numpy as np
 from cenote.api.errors import (
     CenoteError,
     ClientClosed,
+    GrantRevoked,
     InvalidArgument,
     StaleLocation,
     Unavailable,
+    error_from_code,
 )
 from cenote.runtime.log import get_logger
 from cenote.runtime.memory import PAGE_BYTES, populate
@@ -91,6 +93,7 @@ class ShmChannel:
         self._readable: dict[int, Mapping] = {}
         self._writable: dict[int, Mapping] = {}
         self._watched: DataConnection | None = None
+        self._farewell: CenoteError | None = None
         self._mapping = threading.Lock()
         self._asked_at = 0.0
         self._closed = False
@@ -291,10 +294,16 @@ class ShmChannel:
         watched = self._watched
         if watched is None:
             raise ClientClosed(f"the channel to {self._name} is closed")
-        if watched.is_quiet():
-            return
-        now = monotonic()
-        watched.receive_farewell(now + deadline_s, now)
+        if self._farewell is None:
+            if watched.is_quiet():
+                return
+            now = monotonic()
+            try:
+                watched.receive_farewell(now + deadline_s, now)
+            except (GrantRevoked, Unavailable) as error:
+                self._farewell = error
+                raise
+        raise error_from_code(self._farewell.code, self._farewell.message, self._farewell.remedy)
 
     # ---- the rest ---------------------------------------------------------------------------
 

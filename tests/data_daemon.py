@@ -1,0 +1,115 @@
+"""A data server with one fake segment, in a process of its own that can be stopped and killed."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import multiprocessing
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from cenote.store.served_connection import ServingLimits
+from cenote.store.server import DataServer
+from cenote.store.sessions import SessionTable
+from cenote.transport.fake_segment import FakeSegment, FakeSegments
+from cenote.v1 import common_pb2
+
+__all__ = ["SEGMENT_ID", "DataDaemon", "data_daemon"]
+
+SEGMENT_ID = 7
+_context = multiprocessing.get_context("forkserver")
+# So that a new process has it all imported.
+_context.set_forkserver_preload(["cenote.store.server", "cenote.transport.fake_segment"])
+
+
+def _serve(pipe: Connection, size_bytes: int, unix_path: str, options: dict[str, Any]) -> None:
+    segment = FakeSegment(SEGMENT_ID, size_bytes)
+    segments = FakeSegments([segment])
+    sessions = SessionTable(segments)
+    limits = ServingLimits(**options.pop("limits", {}))
+    server = DataServer(
+        segments, sessions, tcp=("127.0.0.1", 0), unix_path=unix_path, limits=limits, **options
+    )
+    server.start()
+    pipe.send((segment.fd, server.tcp_address))
+    while True:
+        try:
+            name, *args = pipe.recv()
+        except EOFError:
+            return
+        if name == "epoch":
+            segments.epoch = args[0]
+            pipe.send(sessions.end_older_writes(args[0]))
+        elif name == "cut":
+            pipe.send(sessions.cut(args))
+        elif name == "poll":
+            pipe.send(sessions.poll())
+        elif name == "add":
+            segments.add(FakeSegment(*args))
+            pipe.send(None)
+        elif name == "counters":
+            pipe.send(server.counters())
+
+
+class DataDaemon:
+    """Handle on the process; the segment's bytes are mapped here, too."""
+
+    def __init__(self, size_bytes: int, unix_path: str, options: dict[str, Any]) -> None:
+        self._pipe, other = _context.Pipe()
+        self._process = _context.Process(
+            target=_serve, args=(other, size_bytes, unix_path, options), daemon=True
+        )
+        self._process.start()
+        other.close()
+        fd, (host, port) = self._pipe.recv()
+        self.pid = self._process.pid or 0
+        self.tcp = (host, port)
+        self.unix_path = unix_path
+        with open(f"/proc/{self.pid}/fd/{fd}", "r+b") as file:
+            self.memory = mmap.mmap(file.fileno(), size_bytes)
+        self.node = common_pb2.NodeView(
+            node_id=1,
+            name="far",
+            boot_id="this boot",
+            endpoints=[
+                common_pb2.Endpoint(kind=common_pb2.TRANSPORT_KIND_TCP, address=f"{host}:{port}"),
+                common_pb2.Endpoint(kind=common_pb2.TRANSPORT_KIND_SHM, address=unix_path),
+            ],
+        )
+
+    def ask(self, name: str, *args: object) -> Any:
+        """Have the process do something: epoch, cut, poll, add, counters."""
+        self._pipe.send((name, *args))
+        return self._pipe.recv()
+
+    def pause(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join(10)
+
+    def close(self) -> None:
+        self.kill()
+        self._process.close()
+        self._pipe.close()
+        self.memory.close()
+
+
+@contextlib.contextmanager
+def data_daemon(size_bytes: int = 1 << 20, **options: Any) -> Iterator[DataDaemon]:
+    """A running daemon. `limits` are those of ServingLimits; others go to DataServer."""
+    with tempfile.TemporaryDirectory() as folder:
+        daemon = DataDaemon(size_bytes, str(Path(folder, "data.sock")), options)
+        try:
+            yield daemon
+        finally:
+            daemon.close()
