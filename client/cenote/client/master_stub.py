@@ -14,32 +14,52 @@ from cenote.rpc.address import parse_address
 from cenote.rpc.lane_client import SPIN_POLLS_DEFAULT, LaneClient
 from cenote.v1 import master_pb2 as pb
 
-__all__ = ["REPLIES", "LaneMaster"]
+__all__ = ["METHODS", "LaneMaster"]
 
 M = TypeVar("M", bound=Message)
 
-# Methods by name: lane number and the type of the reply.
-REPLIES: Final[dict[str, tuple[int, type[Message]]]] = {
-    "renew_session": (pb.MASTER_METHOD_RENEW_SESSION, pb.RenewSessionResponse),
-    "close_session": (pb.MASTER_METHOD_CLOSE_SESSION, pb.CloseSessionResponse),
-    "get_cluster_view": (pb.MASTER_METHOD_GET_CLUSTER_VIEW, pb.GetClusterViewResponse),
-    "open_namespace": (pb.MASTER_METHOD_OPEN_NAMESPACE, pb.OpenNamespaceResponse),
-    "exists": (pb.MASTER_METHOD_EXISTS, pb.ExistsResponse),
-    "match": (pb.MASTER_METHOD_MATCH, pb.MatchResponse),
-    "acquire": (pb.MASTER_METHOD_ACQUIRE, pb.AcquireResponse),
-    "release": (pb.MASTER_METHOD_RELEASE, pb.ReleaseResponse),
-    "touch": (pb.MASTER_METHOD_TOUCH, pb.TouchResponse),
-    "put_start": (pb.MASTER_METHOD_PUT_START, pb.PutStartResponse),
-    "put_commit": (pb.MASTER_METHOD_PUT_COMMIT, pb.PutCommitResponse),
-    "put_abort": (pb.MASTER_METHOD_PUT_ABORT, pb.PutAbortResponse),
-    "remove": (pb.MASTER_METHOD_REMOVE, pb.RemoveResponse),
-    "pin": (pb.MASTER_METHOD_PIN, pb.PinResponse),
-    "unpin": (pb.MASTER_METHOD_UNPIN, pb.UnpinResponse),
-    "report_failure": (pb.MASTER_METHOD_REPORT_FAILURE, pb.ReportFailureResponse),
-    "attach": (pb.MASTER_METHOD_ATTACH, pb.AttachResponse),
-    "heartbeat": (pb.MASTER_METHOD_HEARTBEAT, pb.HeartbeatResponse),
-    "detach": (pb.MASTER_METHOD_DETACH, pb.DetachResponse),
-    "drain": (pb.MASTER_METHOD_DRAIN, pb.DrainResponse),
+# Methods by name: lane number, the types of request and reply.
+METHODS: Final[dict[str, tuple[int, type[Message], type[Message]]]] = {
+    "renew_session": (
+        pb.MASTER_METHOD_RENEW_SESSION,
+        pb.RenewSessionRequest,
+        pb.RenewSessionResponse,
+    ),
+    "close_session": (
+        pb.MASTER_METHOD_CLOSE_SESSION,
+        pb.CloseSessionRequest,
+        pb.CloseSessionResponse,
+    ),
+    "get_cluster_view": (
+        pb.MASTER_METHOD_GET_CLUSTER_VIEW,
+        pb.GetClusterViewRequest,
+        pb.GetClusterViewResponse,
+    ),
+    "open_namespace": (
+        pb.MASTER_METHOD_OPEN_NAMESPACE,
+        pb.OpenNamespaceRequest,
+        pb.OpenNamespaceResponse,
+    ),
+    "exists": (pb.MASTER_METHOD_EXISTS, pb.ExistsRequest, pb.ExistsResponse),
+    "match": (pb.MASTER_METHOD_MATCH, pb.MatchRequest, pb.MatchResponse),
+    "acquire": (pb.MASTER_METHOD_ACQUIRE, pb.AcquireRequest, pb.AcquireResponse),
+    "release": (pb.MASTER_METHOD_RELEASE, pb.ReleaseRequest, pb.ReleaseResponse),
+    "touch": (pb.MASTER_METHOD_TOUCH, pb.TouchRequest, pb.TouchResponse),
+    "put_start": (pb.MASTER_METHOD_PUT_START, pb.PutStartRequest, pb.PutStartResponse),
+    "put_commit": (pb.MASTER_METHOD_PUT_COMMIT, pb.PutCommitRequest, pb.PutCommitResponse),
+    "put_abort": (pb.MASTER_METHOD_PUT_ABORT, pb.PutAbortRequest, pb.PutAbortResponse),
+    "remove": (pb.MASTER_METHOD_REMOVE, pb.RemoveRequest, pb.RemoveResponse),
+    "pin": (pb.MASTER_METHOD_PIN, pb.PinRequest, pb.PinResponse),
+    "unpin": (pb.MASTER_METHOD_UNPIN, pb.UnpinRequest, pb.UnpinResponse),
+    "report_failure": (
+        pb.MASTER_METHOD_REPORT_FAILURE,
+        pb.ReportFailureRequest,
+        pb.ReportFailureResponse,
+    ),
+    "attach": (pb.MASTER_METHOD_ATTACH, pb.AttachRequest, pb.AttachResponse),
+    "heartbeat": (pb.MASTER_METHOD_HEARTBEAT, pb.HeartbeatRequest, pb.HeartbeatResponse),
+    "detach": (pb.MASTER_METHOD_DETACH, pb.DetachRequest, pb.DetachResponse),
+    "drain": (pb.MASTER_METHOD_DRAIN, pb.DrainRequest, pb.DrainResponse),
 }
 
 _CONNECT_TIMEOUT_S: Final = 0.3  # to one of several masters
@@ -164,7 +184,7 @@ class LaneMaster:
         self, method: str, requests: Sequence[Message], deadline_s: float
     ) -> list[Message | CenoteError]:
         """Requests of one method, pipelined: a reply or an error for each."""
-        number, reply_type = REPLIES[method]
+        number, _, reply_type = METHODS[method]
         bodies = [request.SerializeToString() for request in requests]
         answers = self._lane.call_many(number, bodies, deadline_s)
         return [
@@ -173,7 +193,7 @@ class LaneMaster:
         ]
 
     def _send(self, method: str, request: Message, reply_type: type[M], deadline_s: float) -> M:
-        number = REPLIES[method][0]
+        number = METHODS[method][0]
         return _decoded(reply_type, self.call(number, request.SerializeToString(), deadline_s))
 
     # ---- MasterApi ---------------------------------------------------------------------------

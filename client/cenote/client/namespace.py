@@ -13,19 +13,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cenote.api.errors import DeadlineExceeded, InvalidArgument, InvalidBuffer
-from cenote.api.keys import Key, KeySequence, digest_keys, encode_key, encode_keys
-from cenote.api.types import AcquiredLease, GetStatus, MatchResult, PutResult
+from cenote.api.keys import Key, KeySequence, digest_key, digest_keys, encode_key, encode_keys
+from cenote.api.types import AcquiredLease, MatchResult, PutResult, PutStatus, Sameness
 from cenote.v1 import common_pb2
 
-from .buffers import AnyBuffer, Buffers, bytes_pieces, column_pieces, pieces_of
+from .buffers import (
+    AnyBuffer,
+    Buffers,
+    bytes_pieces,
+    column_pieces,
+    new_bytes,
+    pieces_of,
+    readable_memory,
+    writable_memory,
+)
+from .config import ClientConfig
 from .driver import BlockingDriver
+from .locations import LOCATION_STRUCT
 from .plan import lookups
 from .plan.asking import reopening
 from .plan.pieces import Pieces
 from .plan.reads import ReadOptions, ReadOutcome, acquire, read_objects
-from .plan.state import Call, Space
+from .plan.singles import exists_single, put_single, read_single
+from .plan.state import Call, PutOptions, Space
 from .plan.steps import Plan
-from .plan.writes import PutOptions, PutOutcome, put_objects
+from .plan.writes import PutOutcome, put_objects
 from .results import GetResults, PutResults
 from .session import Session
 from .views import View
@@ -38,6 +50,12 @@ _DURABILITIES: Final = {
     "default": common_pb2.DURABILITY_UNSPECIFIED,
     "relaxed": common_pb2.DURABILITY_RELAXED,
     "journaled": common_pb2.DURABILITY_JOURNALED,
+}
+_SAME_BYTES: Final = {Sameness.UNKNOWN: None, Sameness.SAME: True, Sameness.DIFFERENT: False}
+_PUT_RESULTS: Final[dict[tuple[int, int], PutResult]] = {
+    (status, sameness): PutResult(status, same)
+    for status in (PutStatus.STORED, PutStatus.EXISTED)
+    for sameness, same in _SAME_BYTES.items()
 }
 _LEASE_TTL_MAX_S: Final = 86_400.0
 
@@ -70,6 +88,7 @@ class Namespace:
         self._space = space
         self._driver = BlockingDriver(session)
         self._config = session.config
+        self._put_options = put_options_of(session.config, {})
 
     @property
     def name(self) -> str:
@@ -82,17 +101,32 @@ class Namespace:
     # ---- puts --------------------------------------------------------------------------------
 
     def put(self, key: Key, data: AnyBuffer, **options: Unpack[PutKeywords]) -> PutResult:
-        """Store `data` (any buffer) under `key`.
+        """Store `data` (any buffer, or a list of buffers one after the other) under `key`.
 
         Returns whether it was stored now or existed; the objects of a key never change, so the
         first put wins. Raises the key's error: NoSpace, ReplicasUnavailable, ObjectTooLarge,
         QuotaExceeded, DeadlineExceeded, Unavailable; InvalidKey, InvalidBuffer before it is sent.
         """
-        return self._put_one(key, pieces_of([data], 1, writable=False), options)
+        if type(data) is list or type(data) is tuple or "prefix" in options:
+            encoded = [encode_key(key)]
+            pieces = pieces_of([data], 1, writable=False)
+            result = PutResults(encoded, self._put(encoded, pieces, options))[0]
+            result.raise_for_error()
+            return result
+        one = encode_key(key)
+        address, size, keeper = readable_memory(data)
+        made = put_options_of(self._config, options) if options else self._put_options
+        call = self._call(options.get("deadline_s"))
+        space, seed = self._space, digest_key
+
+        def start() -> Plan[tuple[int, int]]:
+            return put_single(call, one, seed(one, space.seed), address, size, keeper, made)
+
+        status, sameness = self._driver.run(call, reopening(call, start))
+        return _PUT_RESULTS[status, sameness]
 
     put_from = put
-    """The same: `data` may be any buffer, or a list of buffers whose bytes are put one after the
-    other."""
+    """The same by another name, beside `get_into`."""
 
     def put_batch(
         self, keys: KeySequence, values: Buffers, **options: Unpack[PutKeywords]
@@ -122,28 +156,19 @@ class Namespace:
         pieces = _pieces(buffers, addresses, lengths, len(encoded), writable=False)
         return self._put_many(encoded, pieces, options)
 
-    def _put_one(self, key: Key, pieces: Pieces, options: PutKeywords) -> PutResult:
-        encoded = [encode_key(key)]
-        return self._raised(PutResults(encoded, self._put(encoded, pieces, options)))
-
-    def _raised(self, results: PutResults) -> PutResult:
-        result = results[0]
-        result.raise_for_error()
-        return result
-
     def _put_many(self, encoded: list[bytes], pieces: Pieces, options: PutKeywords) -> PutResults:
         return PutResults(encoded, self._put(encoded, pieces, options))
 
     def _put(self, encoded: list[bytes], pieces: Pieces, options: PutKeywords) -> PutOutcome:
         call = self._call(options.get("deadline_s"))
         space = self._space
-        put_options, prefix = put_options_of(self._config, options)
+        put_options = put_options_of(self._config, options)
+        before = encode_keys(options.get("prefix", []))
 
         def start() -> Plan[PutOutcome]:
-            if prefix:
-                put_options.prefix = digest_keys(prefix, space.seed)
             digests = digest_keys(encoded, space.seed)
-            return put_objects(call, encoded, digests, pieces, put_options)
+            prefix = digest_keys(before, space.seed)
+            return put_objects(call, encoded, digests, pieces, put_options, prefix=prefix)
 
         if not encoded:
             return PutOutcome.blank(0)
@@ -153,12 +178,17 @@ class Namespace:
 
     def get(self, key: Key, *, deadline_s: float | None = None) -> bytes | None:
         """The bytes under `key`, None where there are none."""
-        encoded = [encode_key(key)]
-        outcome = self._read(encoded, None, ReadOptions(), deadline_s)
-        assert outcome.values is not None
-        if outcome.statuses[0] == GetStatus.FAILED:
-            raise outcome.errors[int(outcome.codes[0])]
-        return outcome.values[0]
+        one = encode_key(key)
+        call = self._call(deadline_s)
+        space, driver = self._space, self._driver
+        digest = digest_key(one, space.seed)
+        row = space.locations.get(digest)
+        if row is not None:
+            size = LOCATION_STRUCT.unpack(row)[2]
+            value, address = new_bytes(size)
+            if driver.read_cached(space, digest, row, address, size, call.deadline_s):
+                return value
+        return driver.run(call, reopening(call, lambda: self._read_one(call, one, 0, 0, None)))[1]
 
     def get_batch(
         self, keys: KeySequence, *, chain: bool = False, deadline_s: float | None = None
@@ -182,10 +212,30 @@ class Namespace:
         Returns its size in bytes, None for a miss (the buffer's contents are undefined then).
         Raises InvalidBuffer where it is too small, and what ended the call.
         """
-        encoded = [encode_key(key)]
-        pieces = pieces_of([buffer], 1, writable=True)
-        outcome = self._read(encoded, pieces, ReadOptions(), deadline_s)
-        return GetResults(encoded, outcome)[0]
+        if type(buffer) is list or type(buffer) is tuple:
+            encoded = [encode_key(key)]
+            pieces = pieces_of([buffer], 1, writable=True)
+            return GetResults(encoded, self._read(encoded, pieces, ReadOptions(), deadline_s))[0]
+        one = encode_key(key)
+        address, length, keeper = writable_memory(buffer)
+        call = self._call(deadline_s)
+        space, driver = self._space, self._driver
+        digest = digest_key(one, space.seed)
+        row = space.locations.get(digest)
+        if row is not None:
+            size = driver.read_cached(space, digest, row, address, length, call.deadline_s)
+            if size:
+                return size
+        size, _ = driver.run(
+            call, reopening(call, lambda: self._read_one(call, one, address, length, keeper))
+        )
+        return None if size < 0 else size
+
+    def _read_one(
+        self, call: Call, key: bytes, address: int, length: int, keeper: object
+    ) -> Plan[tuple[int, bytes | None]]:
+        digest = digest_key(key, self._space.seed)
+        return read_single(call, digest, address, length, keeper, self._config.verify)
 
     def get_into_batch(
         self,
@@ -249,7 +299,13 @@ class Namespace:
 
     def exists(self, key: Key, *, deadline_s: float | None = None) -> bool:
         """Whether the key is present. Takes no lease and does not count as a use."""
-        return bool(self._exists([encode_key(key)], deadline_s)[0])
+        one = encode_key(key)
+        call = self._call(deadline_s)
+
+        def start() -> Plan[bool]:
+            return exists_single(call, digest_key(one, self._space.seed))
+
+        return self._driver.run(call, reopening(call, start))
 
     def exists_batch(
         self, keys: KeySequence, *, deadline_s: float | None = None
@@ -372,8 +428,7 @@ class Namespace:
             deadline_s = self._config.deadline_s
         else:
             deadline_s = _duration(deadline_s, "deadline_s")
-        state = session.state
-        return Call(state, self._space, state.now() + deadline_s)
+        return Call(session.state, self._space, deadline_s)
 
     def __repr__(self) -> str:
         return f"<cenote {type(self).__name__} {self._space.name!r}>"
@@ -404,8 +459,8 @@ def _pieces(
     return column_pieces(addresses, lengths, count)
 
 
-def put_options_of(config: Any, options: PutKeywords) -> tuple[PutOptions, list[bytes] | None]:
-    """The options of one put, and its prefix's keys. Raises InvalidArgument and InvalidKey."""
+def put_options_of(config: ClientConfig, options: PutKeywords) -> PutOptions:
+    """The options of one put. Raises InvalidArgument."""
     replicas = options.get("replicas", config.replicas)
     given_min = options.get("min_replicas")
     # The client's default must not turn an explicit replicas=1 into an error.
@@ -421,13 +476,11 @@ def put_options_of(config: Any, options: PutKeywords) -> tuple[PutOptions, list[
             f"{durability!r} is no durability", remedy="one of: " + ", ".join(_DURABILITIES)
         )
     ttl_s = options.get("ttl_s")
-    prefix = options.get("prefix")
-    made = PutOptions(
+    return PutOptions(
         replicas=replicas,
         min_replicas=min_replicas,
         durability=_DURABILITIES[durability],
         local_first=options.get("local_first", config.local_first),
-        chain=options.get("chain", prefix is not None),
+        chain=options.get("chain", "prefix" in options),
         ttl_ms=0 if ttl_s is None else max(1, int(_duration(ttl_s, "ttl_s") * 1000)),
     )
-    return made, None if prefix is None else encode_keys(prefix)

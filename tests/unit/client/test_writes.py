@@ -183,6 +183,7 @@ def test_a_dead_node_is_replaced_inside_the_call(client: Client, master: FakeMas
     assert client.put("a", b"x").stored
     assert client.get("a") == b"x"
     assert master.nodes[2].writes == 1
+    wait_until(lambda: bool(master.aborted), what="the lost grant is aborted")
     assert [unfenced for _, unfenced in master.aborted] == [True]
     wait_until(lambda: master.failures == [1], what="the failure is reported")
     results = client.put_batch([f"k{i}" for i in range(20)], [b"y"] * 20)
@@ -275,10 +276,10 @@ def test_a_revoked_grant_is_put_again(client: Client, master: FakeMaster) -> Non
     master.faults["put_commit"] = [GrantRevoked("cut off")]
     assert client.put("a", b"x").stored
     assert master.calls["put_start"] == 2
-    master.faults["put_commit"] = [GrantRevoked("cut off")] * 5
+    master.faults["put_commit"] = [GrantRevoked("cut off")] * 6
     with pytest.raises(GrantRevoked):
         client.put("b", b"x")
-    assert master.calls["put_start"] == 7
+    assert master.calls["put_start"] == 8
 
 
 def test_an_error_gives_the_grant_back(client: Client, master: FakeMaster) -> None:

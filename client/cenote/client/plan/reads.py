@@ -54,6 +54,8 @@ class ReadOptions:
     chain: bool = False
     verify: str = "auto"
     lease: AcquiredLease | None = None
+    first: Located | None = None
+    """A lookup of exactly these keys that was made already; its lease is the caller's."""
     lease_proves: bool = True
     """False: the end of the given lease can't be told here, so checksums prove."""
 
@@ -149,7 +151,9 @@ class _Reader:
         """Positions without an outcome (a miss is one)."""
 
     def read(self) -> Plan[None]:
-        if self.options.lease is not None:
+        if self.options.first is not None:
+            yield from self._fetch(self.options.first)
+        elif self.options.lease is not None:
             yield from self._fetch(self._under_lease(self.options.lease))
         elif len(self.call.space.locations):
             cached = self._from_cache()

@@ -20,13 +20,65 @@ from cenote.api.rows import DIGEST_BYTES
 from cenote.client.locations import LocationCache
 from cenote.v1 import common_pb2, master_pb2
 
-__all__ = ["Call", "ClientState", "Counters", "Grant", "LeaseHold", "Limits", "Peers", "Space"]
+__all__ = [
+    "Call",
+    "ClientState",
+    "Counters",
+    "Grant",
+    "LeaseHold",
+    "Limits",
+    "Peers",
+    "PutOptions",
+    "Space",
+    "pick_digests",
+    "varint",
+]
 
 _TOUCHES_MAX: Final = 16_384
 _PIGGYBACK_TOUCHES_MAX: Final = 256
 _PIGGYBACK_RELEASES_MAX: Final = 512
+_TAILS_MAX: Final = 64
 _SUSPECT_FIRST_S: Final = 0.5
 _SUSPECT_MAX_S: Final = 5.0
+
+
+def varint(value: int) -> bytes:
+    """A protobuf varint."""
+    if value < 128:
+        return value.to_bytes(1, "little")
+    parts = bytearray()
+    while value >= 128:
+        parts.append(value & 127 | 128)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class PutOptions:
+    """What a put asks for; see `Namespace.put_batch`."""
+
+    replicas: int = 1
+    min_replicas: int = 1
+    durability: int = 0
+    local_first: bool = False
+    chain: bool = False
+    ttl_ms: int = 0
+    pin: bool = False
+
+    def message(self, avoid_node_ids: bytes = b"") -> master_pb2.PutOptions:
+        """As it is sent."""
+        return master_pb2.PutOptions(
+            replicas=self.replicas,
+            min_replicas=self.min_replicas,
+            durability=self.durability,  # type: ignore[arg-type]
+            tier=common_pb2.TIER_DRAM,
+            local_first=self.local_first,
+            ttl_ms=self.ttl_ms,
+            pin=self.pin,
+            chain=self.chain,
+            avoid_node_ids=avoid_node_ids,
+        )
 
 
 class Peers:
@@ -74,6 +126,7 @@ class Space:
         "durability",
         "fingerprint",
         "generation",
+        "key_head",
         "locations",
         "name",
         "namespace_id",
@@ -88,6 +141,8 @@ class Space:
         self.generation = 0
         self.seed = 0
         self.durability = 0
+        self.key_head = b""
+        """A request's field 1, a KeyBatch of one digest, up to that digest."""
         self.locations = LocationCache(location_entries_max)
         # Of more than so many unreported reads the oldest are forgotten: they only order evictions.
         self.touches: deque[bytes] = deque(maxlen=_TOUCHES_MAX)
@@ -100,6 +155,9 @@ class Space:
             self.locations.clear()
             self.touches.clear()
             self.chain_touches.clear()
+        head = common_pb2.KeyBatch(namespace_id=reply.namespace_id, generation=reply.generation)
+        packed = head.SerializeToString() + b"\x1a\x10"
+        self.key_head = b"\x0a" + varint(len(packed) + DIGEST_BYTES) + packed
         self.namespace_id = reply.namespace_id
         self.generation = reply.generation
         self.seed = reply.digest_seed
@@ -155,7 +213,10 @@ class Counters:
 
 
 class ClientState:
-    """All of it."""
+    """All of it.
+
+    `_acquire_tails` and `_put_tails` are ready bytes of requests for one key, by what varies.
+    """
 
     def __init__(
         self,
@@ -179,6 +240,8 @@ class ClientState:
         self.failures: deque[tuple[int, str]] = deque(maxlen=64)
         """Failures to report: (node, what)."""
         self.request_ids = itertools.count(1)
+        self._acquire_tails: dict[int, bytes] = {}
+        self._put_tails: dict[object, bytes] = {}
         self.wake: Callable[[], None] = lambda: None
         """Tell the background thread that there is something to flush."""
 
@@ -218,6 +281,46 @@ class ClientState:
             news.generation = space.generation
         return news
 
+    def packed_piggyback(self, space: Space) -> bytes:
+        """The same as a message's bytes, empty where there is no news."""
+        if not self.released and not space.touches and not space.chain_touches:
+            return b""
+        if len(self.released) == 1 and not space.touches and not space.chain_touches:
+            try:
+                return b"\x0a\x08" + self.released.popleft().to_bytes(8, "little")
+            except IndexError:  # another thread was faster
+                return b""
+        news = self.piggyback(space)
+        return b"" if news is None else news.SerializeToString()
+
+    # ---- ready bytes -------------------------------------------------------------------------
+
+    def acquire_tail(self, ttl_ms: int) -> bytes:
+        """An AcquireRequest without its keys."""
+        tail = self._acquire_tails.get(ttl_ms)
+        if tail is None:
+            if len(self._acquire_tails) >= _TAILS_MAX:
+                self._acquire_tails.clear()
+            request = master_pb2.AcquireRequest(
+                ttl_ms=ttl_ms, lease=True, session_id=self.session_id
+            )
+            tail = self._acquire_tails[ttl_ms] = request.SerializeToString()
+        return tail
+
+    def put_tail(self, options: PutOptions) -> bytes:
+        """A PutStartRequest without keys, sizes and request id."""
+        tail = self._put_tails.get(options)
+        if tail is None:
+            if len(self._put_tails) >= _TAILS_MAX:
+                self._put_tails.clear()
+            request = master_pb2.PutStartRequest(
+                options=options.message(),
+                session_id=self.session_id,
+                credentials=self.credentials,
+            )
+            tail = self._put_tails[options] = request.SerializeToString()
+        return tail
+
     # ---- suspects ----------------------------------------------------------------------------
 
     def suspect(self, node_id: int, what: str) -> None:
@@ -248,12 +351,13 @@ class ClientState:
 class Call:
     """One call of a user: its deadline, its namespace, and what must be cleaned up after it."""
 
-    __slots__ = ("avoid", "end_s", "grants", "now", "space", "state")
+    __slots__ = ("avoid", "deadline_s", "end_s", "grants", "now", "space", "state")
 
-    def __init__(self, state: ClientState, space: Space, end_s: float) -> None:
+    def __init__(self, state: ClientState, space: Space, deadline_s: float) -> None:
         self.state = state
         self.space = space
-        self.end_s = end_s
+        self.deadline_s = deadline_s
+        self.end_s = state.now() + deadline_s
         self.now = state.now
         self.avoid = state.avoided()
         """Nodes not to be used by this call."""

@@ -21,8 +21,10 @@ from .pieces import Pieces
 
 __all__ = [
     "Allocate",
+    "AllocateOne",
     "Ask",
     "AskMany",
+    "AskRaw",
     "Checksum",
     "Hash",
     "Move",
@@ -61,6 +63,17 @@ class Ask:
     def __init__(self, method: str, request: Message, deadline_s: float) -> None:
         self.method = method
         self.request = request
+        self.deadline_s = deadline_s
+
+
+class AskRaw:
+    """`Ask` with the request as its ready bytes, for the paths where making a message shows."""
+
+    __slots__ = ("body", "deadline_s", "method")
+
+    def __init__(self, method: str, body: bytes, deadline_s: float) -> None:
+        self.method = method
+        self.body = body
         self.deadline_s = deadline_s
 
 
@@ -212,6 +225,15 @@ class Allocate:
         self.sizes = sizes
 
 
+class AllocateOne:
+    """Memory for one object, as new `bytes`. Result: (value, its address)."""
+
+    __slots__ = ("size",)
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
 class Pause:
     """Wait for a moment. Result: None."""
 
@@ -241,7 +263,18 @@ class Reopen:
 
 
 Step: TypeAlias = (
-    Ask | AskMany | Move | MoveOne | Seals | Hash | Allocate | Pause | RefreshView | Reopen
+    Ask
+    | AskRaw
+    | AskMany
+    | Move
+    | MoveOne
+    | Seals
+    | Hash
+    | Allocate
+    | AllocateOne
+    | Pause
+    | RefreshView
+    | Reopen
 )
 Plan: TypeAlias = Generator[Step, Any, T]
 

@@ -40,17 +40,16 @@ from cenote.api.keys import tail_lengths
 from cenote.api.rows import DIGEST_BYTES, PUT, PutStatus
 from cenote.api.types import PutStatus as Outcome
 from cenote.api.types import Sameness
-from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
 
 from .asking import ask_master
 from .budgets import PUT_ATTEMPTS_MAX, backoff_s
 from .pieces import Pieces
-from .state import Call, pick_digests
+from .state import Call, PutOptions, pick_digests
 from .steps import Pause, Plan
 from .stores import Store
 
-__all__ = ["PutOptions", "PutOutcome", "put_objects"]
+__all__ = ["PutOutcome", "put_objects"]
 
 I64 = NDArray[np.int64]
 
@@ -66,21 +65,6 @@ _REFUSALS: Final[dict[int, tuple[type[CenoteError], str]]] = {
     PutStatus.QUOTA_EXCEEDED: (QuotaExceeded, "the namespace's or session's share is used up"),
     PutStatus.INVALID: (InternalError, "the master found this key's request invalid"),
 }
-
-
-@dataclass(slots=True)
-class PutOptions:
-    """What a put asks for; see `Namespace.put_batch`."""
-
-    replicas: int = 1
-    min_replicas: int = 1
-    durability: int = 0
-    local_first: bool = False
-    chain: bool = False
-    prefix: bytes = b""
-    """Packed digests of the keys before these in their chain."""
-    ttl_ms: int = 0
-    pin: bool = False
 
 
 @dataclass(slots=True)
@@ -112,9 +96,22 @@ class PutOutcome:
 
 
 def put_objects(
-    call: Call, keys: Sequence[bytes], digests: bytes, pieces: Pieces, options: PutOptions
+    call: Call,
+    keys: Sequence[bytes],
+    digests: bytes,
+    pieces: Pieces,
+    options: PutOptions,
+    *,
+    started: pb.PutStartResponse | None = None,
+    prefix: bytes = b"",
+    decided: bool = False,
+    last: CenoteError | None = None,
 ) -> Plan[PutOutcome]:
     """Put every key's pieces.
+
+    `started`: the answer to a put_start of exactly these keys. `decided`: an earlier attempt of
+    this call, which ended with `last`, was decided but not sealed, so the master's EXISTS does not
+    mean that it is stored. `prefix`: packed digests of the keys before these in their chain.
 
     Raises what ended the call before any key had an outcome; afterwards errors are per key.
     """
@@ -123,11 +120,13 @@ def put_objects(
     sizes = pieces.totals()
     tails = tail_lengths(keys)
     writer = _Writer(call, keys, digests, pieces, sizes, tails, options, outcome)
+    writer.decided[:] = decided
+    writer.last = last
     per_slice = call.state.limits.batch_keys_max
     for first in range(0, count, per_slice):
         todo = np.arange(first, min(count, first + per_slice), dtype=np.int64)
         try:
-            yield from writer.put(todo)
+            yield from writer.put(todo, started)
         except (BufferInUse, ClientClosed, NamespaceReset):
             raise
         except CenoteError as error:
@@ -136,10 +135,10 @@ def put_objects(
                 raise
             outcome.fail(open_, error)
             break
-    if options.prefix:
+    if prefix:
         # Told after the commits (news is applied before the request that it rides on), so that of
         # the whole chain the root is newest and not the blocks that were put last.
-        call.space.chain_touches.append(options.prefix + digests)
+        call.space.chain_touches.append(prefix + digests)
         call.state.wake()
     _count(call, outcome, sizes)
     return outcome
@@ -158,10 +157,11 @@ class _Writer:
     """One user's batch."""
 
     __slots__ = (
-        "_decided",
         "call",
+        "decided",
         "digests",
         "keys",
+        "last",
         "options",
         "outcome",
         "pieces",
@@ -188,27 +188,28 @@ class _Writer:
         self.tails = tails
         self.options = options
         self.outcome = outcome
+        self.last: CenoteError | None = None
         # Decided, but sealed nowhere: that the master knows the key does not make it stored.
-        self._decided = np.zeros(len(keys), np.bool_)
+        self.decided = np.zeros(len(keys), np.bool_)
 
-    def put(self, todo: I64) -> Plan[None]:
+    def put(self, todo: I64, started: pb.PutStartResponse | None = None) -> Plan[None]:
         """Put the keys at these positions."""
-        last: CenoteError | None = None
         for attempt in range(PUT_ATTEMPTS_MAX):
             if attempt:
                 self.call.state.counters.retries += 1
                 yield Pause(backoff_s(attempt + 4))
-            reply = yield from self._start(todo)
+            reply = started or (yield from self._start(todo))
+            started = None
             granted, duplicates = self._sort_answers(todo, reply)
             if len(granted):
-                last = (yield from self._store(todo, granted, reply)) or last
+                self.last = (yield from self._store(todo, granted, reply)) or self.last
             self._copy_duplicates(todo, duplicates)
             todo = todo[self.outcome.statuses[todo] == _OPEN]
             if not len(todo):
                 return
         self.outcome.fail(
             todo,
-            last
+            self.last
             or Unavailable(
                 f"not stored in {PUT_ATTEMPTS_MAX} attempts: decided, but sealed on no node",
                 remedy="put again; `cenote nodes` shows which daemons are in trouble",
@@ -228,17 +229,7 @@ class _Writer:
             keys=call.key_batch(self.digests if whole else pick_digests(self.digests, todo)),
             sizes=sizes.astype("<u8", copy=False).tobytes(),
             tail_lengths=b"" if tails is None else tails.astype("<u2", copy=False).tobytes(),
-            options=pb.PutOptions(
-                replicas=options.replicas,
-                min_replicas=options.min_replicas,
-                durability=options.durability,  # type: ignore[arg-type]
-                tier=common_pb2.TIER_DRAM,
-                local_first=options.local_first,
-                ttl_ms=options.ttl_ms,
-                pin=options.pin,
-                chain=options.chain,
-                avoid_node_ids=call.avoided_ids(),
-            ),
+            options=options.message(call.avoided_ids()),
             session_id=call.state.session_id,
             request_id=next(call.state.request_ids),
             piggyback=call.state.piggyback(call.space),
@@ -255,7 +246,7 @@ class _Writer:
         if bool((statuses == PutStatus.GRANTED).all()):
             return everything, everything[:0]
         there = todo[statuses == PutStatus.EXISTS]
-        self.outcome.existed(there[~self._decided[there]], Sameness.UNKNOWN)
+        self.outcome.existed(there[~self.decided[there]], Sameness.UNKNOWN)
         self.outcome.stored(todo[statuses == PutStatus.DEDUPLICATED])
         for status in np.unique(statuses).tolist():
             refusal = _REFUSALS.get(status)
@@ -314,7 +305,7 @@ class _Writer:
             outcome.existed(positions[store.different], Sameness.DIFFERENT)
             for rows, error in store.failed:
                 outcome.fail(positions[rows], error)
-            self._decided[positions[store.decided]] = True
+            self.decided[positions[store.decided]] = True
         return store.last_error
 
 
