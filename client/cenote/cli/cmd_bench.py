@@ -103,11 +103,11 @@ class _Bench:
         budget = min(capacity_bytes // _WRITTEN_SHARE_MAX, _WRITTEN_BYTES_MAX)
         # Three cases write, each a third of it.
         self._budget_bytes = budget // 3
-        least = max(_LARGE_BATCH * large_bytes, _SMALL_BATCH * _SMALL_BYTES)
-        if self._budget_bytes < least:
+        self._large_count = min(_LARGE_BATCH, self._budget_bytes // large_bytes)
+        if not self._large_count or self._budget_bytes < _SMALL_BATCH * _SMALL_BYTES:
             raise ResourceUnavailable(
-                f"the pool holds {capacity_bytes} bytes, too little to write"
-                f" {_LARGE_BATCH} x {large_bytes} bytes of it",
+                f"the pool holds {capacity_bytes} bytes: too little to measure with objects of"
+                f" {large_bytes}",
                 remedy="add store daemons, or choose a smaller --size",
             )
 
@@ -122,8 +122,8 @@ class _Bench:
             self._get_one,
             lambda: self._put_batch(_SMALL_BATCH, _SMALL_BYTES),
             lambda: self._get_batch(_SMALL_BATCH, _SMALL_BYTES),
-            lambda: self._put_batch(_LARGE_BATCH, self._large_bytes),
-            lambda: self._get_batch(_LARGE_BATCH, self._large_bytes),
+            lambda: self._put_batch(self._large_count, self._large_bytes),
+            lambda: self._get_batch(self._large_count, self._large_bytes),
         )
         found = []
         try:

@@ -40,6 +40,7 @@ def demo(
     with interrupts.catching():
         note(f"Starting a master and {_NODES} store daemons of {plan.dram_bytes >> 20} MiB ...")
         with running_pool(plan, interrupts) as pool, open_admin(pool.lane, pool.grpc, 5.0) as admin:
+            pool.wait_for_memory(admin)
             note(f"Playing {len(trace)} requests of a chat service, blocks of 64 KiB ...")
             report = play_trace(
                 trace,

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["ls"]
 
 _ASK_KEYS_MAX: Final = 4096
+_SLOTS_MAX: Final = 1_000_000  # the most that a daemon lists
 
 
 @dataclass(slots=True)
@@ -43,7 +44,7 @@ class _Listed:
 def ls(
     prefix: Annotated[str, typer.Argument(help="Only keys that begin so; hex:... for bytes.")] = "",
     namespace: NamespaceName = "default",
-    limit: Annotated[int, typer.Option(min=1, max=10_000_000, help="At most so many keys.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="At most so many keys.")] = 100,
     master: MasterAddress = MASTER_DEFAULT,
     grpc: GrpcAddress = None,
     json: AsJson = False,
@@ -108,6 +109,7 @@ def _list(
         namespace_id=namespace.namespace_id,
         generation=namespace.generation,
         key_prefix=prefix,
+        limit=_SLOTS_MAX,
     )
     found: dict[bytes, _Listed] = {}
     silent: list[str] = []

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TextIO, final
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
+    from rich.table import Table
 
 __all__ = [
     "Bar",
@@ -65,7 +66,7 @@ def print_table(
     for row in listed:
         table.add_row(*(Text("-" if cell is None else str(cell)) for cell in row))
     if listed:
-        _console(sys.stdout).print(table)
+        _print(table)
     else:
         note(empty)
 
@@ -85,7 +86,18 @@ def print_pairs(pairs: Iterable[tuple[str, Cell]], title: str = "") -> None:
     table.add_column(overflow="fold")
     for name, value in pairs:
         table.add_row(Text(name), Text("-" if value is None else str(value)))
-    _console(sys.stdout).print(table)
+    _print(table)
+
+
+def _print(table: Table) -> None:
+    console = _console(sys.stdout)
+    if sys.stdout.isatty():
+        console.print(table)
+        return
+    with console.capture() as captured:
+        console.print(table)
+    lines = (line.rstrip() for line in captured.get().splitlines())
+    sys.stdout.write("".join(f"{line}\n" for line in lines if line))
 
 
 def note(text: str) -> None:

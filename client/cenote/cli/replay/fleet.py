@@ -48,7 +48,7 @@ class _Worker:
         command = [sys.executable, "-m", "cenote.cli.child", str(os.getpid())]
         try:
             self.process = subprocess.Popen(
-                [*command, "cenote.cli.replay.worker", str(tickets_fd)],
+                [*command, "cenote.cli.replay", str(tickets_fd)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=(tickets_fd,),

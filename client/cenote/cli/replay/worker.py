@@ -1,6 +1,6 @@
 """The process of one replay client.
 
-    python -m cenote.cli.replay.worker TICKETS_FD
+    python -m cenote.cli.replay TICKETS_FD
 
 Standard input brings the `Job`; the pipe TICKETS_FD, which all clients read, the numbers of the
 requests to play, four bytes each, in trace order to whoever is free. Standard output tells READY,
@@ -19,7 +19,7 @@ from typing import IO, Any, Final
 
 from .trace import Trace
 
-__all__ = ["READY", "TICKET", "Job", "read_message", "write_message"]
+__all__ = ["READY", "TICKET", "Job", "main", "read_message", "write_message"]
 
 READY: Final = "ready"
 TICKET: Final = struct.Struct("<I")
@@ -98,7 +98,3 @@ def _window(job: Job) -> int:
     """Rows of the buffer."""
     longest = max(1, job.trace.blocks_per_request_max)
     return max(1, min(longest, _WINDOW_BLOCKS_MAX, _WINDOW_BYTES // job.block_bytes))
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

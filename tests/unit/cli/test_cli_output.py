@@ -1,0 +1,109 @@
+"""How results are written, and keys read."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cenote.api.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    InvalidArgument,
+    InvalidKey,
+    NamespaceNotFound,
+    NoSpace,
+    NotLeader,
+    Unavailable,
+)
+from cenote.cli.connect import grpc_address_of
+from cenote.cli.exits import exit_code_of
+from cenote.cli.output import Bar, key_text, parse_key, print_json, print_pairs, print_table
+
+
+@given(st.binary(min_size=1, max_size=64))
+def test_a_key_that_is_printed_can_be_typed(key: bytes) -> None:
+    assert parse_key(key_text(key)) == key
+
+
+def test_keys_that_are_none_are_refused() -> None:
+    for text in ("", "hex:", "hex:0", "hex:zz", "x" * 513):
+        with pytest.raises(InvalidArgument):
+            parse_key(text)
+    with pytest.raises(InvalidKey):
+        parse_key("")
+
+
+def test_tables_into_a_pipe_are_plain_and_unwrapped(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "x" * 150
+    print_table(["name", "size"], [[long, 1], ["[bold]not markup[/bold]", None]])
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert long in out
+    assert "[bold]not markup[/bold]" in out
+    assert not any(line != line.rstrip() for line in out.splitlines())
+
+
+def test_an_empty_table_says_so_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["name"], [], empty="nothing here")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "nothing here\n"
+
+
+def test_no_colour_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for no_color in (False, True):
+        if no_color:
+            monkeypatch.setenv("NO_COLOR", "1")
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stdout", terminal)
+        print_pairs([("name", "value")])
+        # Bold remains, which is no colour.
+        assert not any(f"\x1b[3{digit}m" in terminal.getvalue() for digit in range(8))
+        assert "value" in terminal.getvalue()
+
+
+def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json([{"a": 1}])
+    assert json.loads(capsys.readouterr().out) == [{"a": 1}]
+
+
+def test_a_bar_is_silent_where_nobody_watches(capsys: pytest.CaptureFixture[str]) -> None:
+    with Bar("Working", total=10, unit="requests") as bar:
+        bar.update(5)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (NoSpace("full"), 1),
+        (RuntimeError("bug"), 1),
+        (InvalidArgument("wrong"), 2),
+        (ConfigError("wrong"), 2),
+        (NamespaceNotFound("none"), 3),
+        (Unavailable("gone"), 4),
+        (NotLeader("standby"), 4),
+        (DeadlineExceeded("late"), 4),
+    ],
+)
+def test_exit_codes(error: BaseException, code: int) -> None:
+    assert exit_code_of(error) == code
+
+
+def test_the_grpc_address_follows_from_the_lanes() -> None:
+    assert grpc_address_of("127.0.0.1:5110", None) == "127.0.0.1:5111"
+    assert grpc_address_of("[::1]:7,other:9", None) == "[::1]:8"
+    assert grpc_address_of("unix:///run/cenote.sock", None) == "127.0.0.1:5111"
+    assert grpc_address_of("127.0.0.1:5110", "h:1") == "h:1"
+    with pytest.raises(InvalidArgument):
+        grpc_address_of("nonsense", None)
