@@ -66,7 +66,8 @@ class Compaction:
     @property
     def child_pid(self) -> int | None:
         """The compactor that is at work."""
-        return self._child.pid if self._child is not None else None
+        child = self._child
+        return child.pid if child is not None else None
 
     def begin(self, listing: Listing) -> None:
         """All journal files in `listing` are closed."""

@@ -162,6 +162,11 @@ class FileBackend:
     def bytes_used(self) -> int:
         return self._compaction.bytes_used + (self._file.size if self._file is not None else 0)
 
+    @property
+    def compactor_pid(self) -> int | None:
+        """The process that makes a snapshot just now."""
+        return self._compaction.child_pid
+
     def append(self, records: Sequence[bytes]) -> int:
         if not self._ready:
             raise InternalError("append to a journal that was not read to its end, or is closed")

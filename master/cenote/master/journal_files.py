@@ -127,15 +127,19 @@ def list_directory(directory: Path) -> Listing:
     """Raises ResourceUnavailable."""
     journals, snapshots, temporary = [], [], []
     try:
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                path = directory / entry.name
-                if (first := _number(entry.name, "journal-", ".log")) is not None:
-                    journals.append(JournalFile(path, first, entry.stat().st_size))
-                elif (covers := _number(entry.name, "snapshot-", ".bin")) is not None:
-                    snapshots.append(SnapshotFile(path, covers, entry.stat().st_size))
-                elif entry.name.endswith(".tmp"):
+        names = os.listdir(directory)
+        for name in names:
+            path = directory / name
+            first, covers = _number(name, "journal-", ".log"), _number(name, "snapshot-", ".bin")
+            try:
+                if first is not None:
+                    journals.append(JournalFile(path, first, path.stat().st_size))
+                elif covers is not None:
+                    snapshots.append(SnapshotFile(path, covers, path.stat().st_size))
+                elif name.endswith(".tmp"):
                     temporary.append(path)
+            except FileNotFoundError:  # deleted meanwhile, since it is covered
+                continue
     except OSError as error:
         raise disk_error(f"read the metadata directory {directory}", error) from error
     journals.sort(key=lambda file: file.first)
