@@ -17,10 +17,17 @@ from cenote.runtime.config import option
 from .dram import SEGMENT_BYTES_MIN
 from .node_files import NODE_NAME
 
-__all__ = ["ENV_PREFIX", "StoreConfig", "advertised_address", "host_and_port", "socket_path"]
+__all__ = [
+    "ANY_HOST",
+    "ENV_PREFIX",
+    "StoreConfig",
+    "advertised_address",
+    "host_and_port",
+    "socket_path",
+]
 
 ENV_PREFIX: Final = "CENOTE_STORE_"
-_ANY_HOST: Final = frozenset({"0.0.0.0", "::", "*"})
+ANY_HOST: Final = frozenset({"0.0.0.0", "::", "*"})
 
 
 def host_and_port(address: str, name: str) -> tuple[str, int]:
@@ -126,7 +133,7 @@ class StoreConfig:
                 remedy="use 1 to 64 letters, digits, dots, dashes and underscores",
             )
         host, _ = host_and_port(self.listen, "listen")
-        if host in _ANY_HOST and not self.advertise:
+        if host in ANY_HOST and not self.advertise:
             raise ConfigError(
                 f"--listen {self.listen} is no address that clients could connect to",
                 remedy="say with --advertise how this node is reached",
