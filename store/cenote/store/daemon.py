@@ -7,7 +7,7 @@ import gc
 import os
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar, final
 
@@ -22,7 +22,8 @@ from cenote.v1 import common_pb2, store_pb2_grpc
 from cenote.v1 import master_pb2 as pb
 
 from .agent import AgentIdentity, StoreAgent
-from .config import StoreConfig, advertised_address, host_and_port, joined, socket_path
+from .agent_core import Stage
+from .config import ANY_HOST, StoreConfig, advertised_address, host_and_port, joined, socket_path
 from .grpc_service import STORE_SERVICE, StoreGrpc
 from .master_link import LaneMasterLink
 from .node_files import NodeFiles, stale_nodes
@@ -100,14 +101,24 @@ class StoreDaemon:
         assert server.tcp_address is not None
         server.start()
         self._preparation = Preparation(segments.all(), self._on_too_little_memory)
-        address = advertised_address(config, server.tcp_address)
-        self._start_agent(segments, sessions, server, address, path)
         fields: dict[str, object] = {
             "name": config.name,
             "data": f"tcp://{joined(*server.tcp_address)}",
             "socket": f"unix://{path}",
         }
-        fields |= await self._start_admin(segments, sessions, server)
+        endpoints = [
+            common_pb2.Endpoint(
+                kind=common_pb2.TRANSPORT_KIND_TCP,
+                address=advertised_address(config, server.tcp_address),
+            ),
+            common_pb2.Endpoint(kind=common_pb2.TRANSPORT_KIND_SHM, address=path),
+        ]
+        if config.grpc:
+            fields["grpc"] = grpc = await self._start_grpc(segments, sessions, server)
+            endpoints.append(common_pb2.Endpoint(kind=common_pb2.TRANSPORT_KIND_GRPC, address=grpc))
+        self._start_agent(segments, sessions, server, endpoints)
+        if config.metrics_listen:
+            fields["metrics"] = self._start_metrics(segments, sessions, server)
         self._is_up = True
         _rest_after_start()
         _log.info("ready", dram=format_size(config.dram), **fields)
@@ -137,8 +148,7 @@ class StoreDaemon:
         segments: LocalSegments,
         sessions: SessionTable,
         server: DataServer,
-        address: str,
-        path: str,
+        endpoints: Sequence[common_pb2.Endpoint],
     ) -> None:
         config, files = self._config, self._files
         assert files is not None
@@ -149,10 +159,7 @@ class StoreDaemon:
             failure_domain=config.failure_domain,
             process_id=os.getpid(),
             server_version=self._version,
-            endpoints=(
-                common_pb2.Endpoint(kind=common_pb2.TRANSPORT_KIND_TCP, address=address),
-                common_pb2.Endpoint(kind=common_pb2.TRANSPORT_KIND_SHM, address=path),
-            ),
+            endpoints=tuple(endpoints),
             credentials=self._credentials,
         )
         hello = pb.HelloRequest(
@@ -186,30 +193,35 @@ class StoreDaemon:
         )
         self.agent.start()
 
-    async def _start_admin(
+    async def _start_grpc(
         self, segments: LocalSegments, sessions: SessionTable, server: DataServer
-    ) -> dict[str, object]:
-        config, fields = self._config, dict[str, object]()
-        if config.grpc:
-            self._grpc = GrpcServer()
-            self._grpc.add_service(
-                store_pb2_grpc.add_StoreServiceServicer_to_server,
-                StoreGrpc(segments, server.counters, sessions.session_count),
-                STORE_SERVICE,
-            )
-            host, _ = host_and_port(config.grpc, "grpc")
-            fields["grpc"] = joined(host, self._grpc.listen(config.grpc))
-            await self._grpc.start()
-        if config.metrics_listen:
-            metrics, agent = Metrics(), self.agent
-            assert agent is not None
-            register_metrics(
-                metrics, segments, server.counters, sessions.session_count, lambda: agent.stage
-            )
-            host, port = host_and_port(config.metrics_listen, "metrics-listen")
-            self._metrics_server = MetricsServer(metrics, port, host)
-            fields["metrics"] = f"http://{joined(host, self._metrics_server.port)}/metrics"
-        return fields
+    ) -> str:
+        """Where it serves, as clients are told."""
+        self._grpc = GrpcServer()
+        self._grpc.add_service(
+            store_pb2_grpc.add_StoreServiceServicer_to_server,
+            StoreGrpc(segments, server.counters, sessions.session_count),
+            STORE_SERVICE,
+        )
+        host, _ = host_and_port(self._config.grpc, "grpc")
+        port = self._grpc.listen(self._config.grpc)
+        await self._grpc.start()
+        if host in ANY_HOST:
+            assert server.tcp_address is not None
+            host, _ = host_and_port(advertised_address(self._config, server.tcp_address), "listen")
+        return joined(host, port)
+
+    def _start_metrics(
+        self, segments: LocalSegments, sessions: SessionTable, server: DataServer
+    ) -> str:
+        metrics, agent = Metrics(), self.agent
+        assert agent is not None
+        register_metrics(
+            metrics, segments, server.counters, sessions.session_count, lambda: agent.stage
+        )
+        host, port = host_and_port(self._config.metrics_listen, "metrics-listen")
+        self._metrics_server = MetricsServer(metrics, port, host)
+        return f"http://{joined(host, self._metrics_server.port)}/metrics"
 
     # ---- work ---------------------------------------------------------------------------------
 
@@ -217,6 +229,9 @@ class StoreDaemon:
         """Until something ends the daemon; raises what it is."""
         assert self._failed is not None
         await self._failed
+
+    def _stage(self) -> Stage:
+        return Stage.SEEKING if self.agent is None else self.agent.stage
 
     def _is_preparing(self) -> bool:
         return self._preparation is not None and not self._preparation.done
