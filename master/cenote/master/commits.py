@@ -224,7 +224,7 @@ def _parts(
     replica are free (the writer is done with it); those it failed to write are quarantined.
     """
     n = len(entries)
-    spans = grant.spans if n == len(grant) else grant.spans_of(entries)
+    spans = grant.spans if grant.is_whole(entries) else grant.spans_of(entries)
     counts = np.ones(n, np.uint16) if grant.counts is None else grant.counts[entries]
     replicas = np.ones(n, np.uint8) if grant.replicas is None else grant.replicas[entries]
     everything = np.ones(n, np.bool_)
@@ -273,7 +273,7 @@ def _decide(
     n = len(entries)
     if not n:
         return
-    whole = n == len(grant)
+    whole = grant.is_whole(entries)
     effect = Stored(
         grant.namespace.namespace_id,
         grant.namespace.generation,

@@ -80,6 +80,11 @@ class Grant:
             return np.arange(len(self.digests))
         return np.flatnonzero(self.pending)
 
+    def is_whole(self, entries: Positions) -> bool:
+        """Whether these are all entries, in their order."""
+        n = len(entries)
+        return n == len(self.digests) and (n == 1 or bool((entries[1:] > entries[:-1]).all()))
+
     def spans_of(self, entries: Positions) -> Spans:
         """The extents of entries, one after the other."""
         if self.counts is None:

@@ -46,7 +46,7 @@ from .grants import Grant, GrantTable
 from .leases import Lease, LeaseTable
 from .namespaces import Namespace, Namespaces
 from .nodes import Node, Nodes
-from .objects import LIVE, ObjectTable
+from .objects import LIVE, REMOVED, ObjectTable
 from .placement import Placement
 from .segments import Segment, Segments
 from .sessions import Orphans, Session, Sessions
@@ -210,7 +210,7 @@ class Pool:
     def rows_in_segment(self, segment_id: int) -> tuple[Rows, Spans]:
         """(row of each extent in the segment, those extents), REMOVED rows included."""
         objects = self.objects
-        used = objects.state != 0
+        used = (objects.state & (LIVE | REMOVED)) != 0
         single = np.flatnonzero(used & (objects.segment == segment_id) & (objects.extents == 1))
         spans = from_extents(objects.extents_of(single)[1]) if len(single) else NO_SPANS
         several = np.flatnonzero(used & (objects.extents > 1))

@@ -29,6 +29,7 @@ from .effects import (
     SlotsGrown,
     Stored,
 )
+from .objects import LIVE
 from .pool import Pool, Rows
 from .removal import PIN_FOREVER, set_pins
 from .spans import SEGMENT_MASK, from_placed, to_placed
@@ -217,13 +218,11 @@ def start_epoch(pool: Pool, now_s: float) -> None:
 
 def _drop_orphaned_extents(pool: Pool) -> None:
     """Extents in segments that are gone: their objects lost that replica before the crash."""
-    end = pool.objects.high_water
     known = np.zeros(SEGMENT_MASK + 1, np.bool_)
     known[list(pool.segments.by_id)] = True
-    used = pool.objects.state != 0
+    used = (pool.objects.state & LIVE) != 0
     single = np.flatnonzero(used & ~known[pool.objects.segment] & (pool.objects.extents == 1))
     several = np.flatnonzero(used & (pool.objects.extents > 1))
-    assert end >= len(single)
     if len(single):
         pool.drop_replicas(single, pool.spans_of(single)[1], GoneReason.LOST)
     if len(several):

@@ -1,0 +1,129 @@
+"""What must hold of a master's state at any time: counted anew, slowly, from the ground up."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.master.pool import Pool
+from cenote.master.state import MasterState
+
+Contents: TypeAlias = dict[bytes, tuple[object, ...]]
+
+
+def pool_of(state: MasterState) -> Pool:
+    return state._pool
+
+
+def check(state: MasterState) -> None:
+    """Raises AssertionError."""
+    pool = pool_of(state)
+    pool.objects.check()
+    _check_space(pool)
+    _check_counts(pool)
+    _check_leases(pool)
+
+
+def _spans(pool: Pool) -> NDArray[np.uint32]:
+    """All extents that are not free, whoever has them."""
+    used = np.flatnonzero(pool.objects.state & 3)
+    parts = [pool.spans_of(used)[1]] if len(used) else []
+    parts += [grant.pending_spans() for grant in pool.grants.by_id.values()]
+    parts += [
+        spans
+        for orphan in pool.orphans._by_session.values()
+        for several in orphan.extents.values()
+        for spans in several
+    ]
+    return np.concatenate(parts) if parts else np.zeros((0, 4), np.uint32)
+
+
+def _check_space(pool: Pool) -> None:
+    spans = _spans(pool)
+    assert (spans[:, 3] > 0).all()
+    for segment_id, segment in pool.segments.by_id.items():
+        mine = spans[(spans[:, 0] & 0xFFFF) == segment_id]
+        starts = mine[:, 2].astype(np.int64)
+        ends = starts + mine[:, 3]
+        order = np.argsort(starts)
+        assert (starts[order][1:] >= ends[order][:-1]).all(), "two extents overlap"
+        numbers = mine[:, 1]
+        assert len(np.unique(numbers)) == len(numbers), "two extents have one slot"
+        if segment.allocator is None:
+            continue
+        segment.allocator.check()
+        assert not len(mine) or ends.max() <= segment.ready_units
+        assert segment.allocator.used_units == int(mine[:, 3].sum()), "units leaked"
+        assert segment.slots.used == len(mine), "slot numbers leaked"
+        assert segment.slots.high <= segment.slots.total
+        assert segment.retired_units == segment.allocator.retired_units
+
+
+def _check_counts(pool: Pool) -> None:
+    rows = np.flatnonzero(pool.objects.state & 1)
+    incarnations = pool.incarnations_of(rows)
+    columns = pool.namespaces
+    counted = np.bincount(incarnations, minlength=len(columns.objects))
+    assert (columns.objects == counted).all()
+    if len(rows):
+        counts, spans = pool.spans_of(rows)
+        owners = np.repeat(incarnations, counts)
+        units = np.bincount(owners, weights=spans[:, 3], minlength=len(columns.units))
+        assert (columns.units == units.astype(np.int64)).all()
+        assert (counts == pool.objects.extents[rows]).all()
+    else:
+        assert not columns.units.any()
+    pinned = rows[pool.pin.take(rows) != 0]
+    assert pool.pinned_objects == len(pinned)
+    assert pool.pinned_bytes == int(pool.sizes_of(pinned).sum())
+    grants = pool.grants.by_id.values()
+    assert pool.grants.units == pool.grants.recount() == sum(g.units for g in grants)
+    assert pool.grants.keys == sum(g.pending_count for g in grants)
+    for session in pool.sessions.by_id.values():
+        assert session.granted_units == sum(g.units for g in session.grants.values())
+        assert all(pool.grants.by_id[i] is g for i, g in session.grants.items())
+    assert all(g.pending_count for g in grants), "a grant that is over was kept"
+    orphans = pool.orphans._by_session.values()
+    assert pool.orphans.units == sum(
+        int(spans[:, 3].sum())
+        for o in orphans
+        for several in o.extents.values()
+        for spans in several
+    )
+
+
+def _check_leases(pool: Pool) -> None:
+    counted: dict[int, int] = {}
+    leases = list(pool.leases.by_id.values())
+    for lease in leases:
+        rows = [lease.rows] if isinstance(lease.rows, int) else lease.rows.tolist()
+        assert len(set(rows)) == len(rows)
+        for row in rows:
+            counted[row] = counted.get(row, 0) + 1
+    end = pool.objects.high_water
+    leased = np.flatnonzero(pool.lease_count[:end])
+    assert {int(row): int(pool.lease_count[row]) for row in leased} == counted
+    assert pool.leased_bytes == int(pool.sizes_of(leased).sum())
+    condemned = np.flatnonzero(pool.objects.state & 2)
+    assert set(condemned.tolist()) <= set(counted), "a removed object is held by nobody"
+    assert pool.condemned_rows == len(condemned)
+    units = int(pool.spans_of(condemned)[1][:, 3].sum()) if len(condemned) else 0
+    assert pool.condemned_units == units
+
+
+def contents(state: MasterState) -> Contents:
+    """Every object of a living generation: digest -> all that is durable of it."""
+    pool = pool_of(state)
+    rows = np.flatnonzero(pool.objects.state & 1)
+    rows = rows[pool.namespaces.alive[pool.incarnations_of(rows)]]
+    found: Contents = {}
+    names = {n.incarnation: (n.namespace_id, n.generation) for n in pool.namespaces.by_id.values()}
+    for row in rows.tolist():
+        size, checksum, seq, epoch, _, owner, tail, _, replicas, _ = pool.record_of(row)
+        digest = pool.digests_of(np.array([row])).tobytes()
+        extents = tuple(pool.objects.extents_of_one(row))
+        pinned = bool(pool.pin[row])
+        found[digest] = (names[owner], epoch, seq, size, checksum, tail, replicas, extents, pinned)
+    return found

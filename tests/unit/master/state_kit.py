@@ -1,0 +1,398 @@
+"""A master's state with pretended daemons and clients, for its tests: slot tables are dicts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.api.rows import (
+    EXTENT,
+    OBJECT,
+    PUT,
+    SLOT,
+    SLOT_REF,
+    UNIT_BYTES,
+    CommitStatus,
+    ObjectStatus,
+    PutStatus,
+)
+from cenote.master import commands as c
+from cenote.master.effects import DURABLE, DurableEffect, Effect, Stored
+from cenote.master.state import MasterState, StateConfig
+
+KIB = 1 << 10
+MIB = 1 << 20
+E = TypeVar("E")
+
+Digests = NDArray[np.uint64]
+
+
+def session_id(number: int) -> bytes:
+    return number.to_bytes(16, "little")
+
+
+def digests_of(*keys: int, seed: int = 1) -> Digests:
+    """Digests of small numbers; the low words differ, too."""
+    return np.array(
+        [((k * 0x9E37_79B9_7F4A_7C15 + seed) % 2**64, k + (seed << 32)) for k in keys], np.uint64
+    ).reshape(-1, 2)
+
+
+def checksum_of(key: int) -> int:
+    return key * 7919 + 13
+
+
+@dataclass
+class FakeSegment:
+    incarnation: bytes
+    size_bytes: int
+    ready_bytes: int
+    unit_bytes: int = UNIT_BYTES
+    slots: int = 4096
+    retired: list[tuple[int, int]] = field(default_factory=list)
+    table: dict[int, np.void] = field(default_factory=dict)
+    """Slot number -> SLOT row."""
+    segment_id: int = 0
+
+    def report(self, index: int) -> c.SegmentReport:
+        retired = np.zeros(len(self.retired), EXTENT)
+        for i, (offset, length) in enumerate(self.retired):
+            retired[i]["offset"], retired[i]["length"] = offset, length
+        return c.SegmentReport(
+            index,
+            1,
+            self.incarnation,
+            self.size_bytes,
+            self.ready_bytes,
+            self.unit_bytes,
+            self.slots,
+            retired,
+        )
+
+
+@dataclass
+class FakeNode:
+    number: int
+    segments: list[FakeSegment]
+    boot_id: str = ""
+    domain: str = ""
+    process_id: int = 1
+    node_id: int = 0
+    done_instruction: int = 0
+    cut: list[bytes] = field(default_factory=list)
+    """Sessions to report as cut in the next heartbeat."""
+
+    @property
+    def uuid(self) -> bytes:
+        return self.number.to_bytes(16, "big")
+
+    def inventory(self) -> NDArray[np.void]:
+        rows = [row for segment in self.segments for row in segment.table.values()]
+        return np.array(rows, SLOT) if rows else np.zeros(0, SLOT)
+
+
+def new_node(
+    number: int, size_bytes: int = 64 * KIB, *, slots: int = 512, boot_id: str | None = None
+) -> FakeNode:
+    incarnation = f"inc-{number}-1".encode()
+    segment = FakeSegment(incarnation, size_bytes, size_bytes, slots=slots)
+    return FakeNode(number, [segment], f"host-{number}" if boot_id is None else boot_id)
+
+
+@dataclass
+class Put:
+    """What came of a put_start: rows by key position."""
+
+    reply: c.PutStartReply
+    keys: list[int]
+    sizes: list[int]
+    statuses: list[int]
+    extents: dict[int, list[tuple[int, int, int, int]]]
+    """Position -> (segment, slot, offset, length)."""
+    replicas: dict[int, int]
+
+    @property
+    def granted(self) -> list[int]:
+        return list(self.extents)
+
+
+@dataclass
+class Hit:
+    size: int
+    checksum: int
+    seq: int
+    epoch: int
+    status: int
+    replicas: int
+    extents: list[tuple[int, int, int, int]]
+    """(segment, replica, offset, length)."""
+
+
+class Kit:
+    """One master, its daemons, one namespace `a` and the effects since the beginning."""
+
+    def __init__(self, config: StateConfig | None = None, epoch: int = 1) -> None:
+        self.state = MasterState(config or StateConfig(), epoch)
+        self.now_s = 1000.0
+        self.effects: list[Effect] = []
+        self.nodes: dict[int, FakeNode] = {}
+        self.segments: dict[int, FakeSegment] = {}
+        self.requests = 0
+        self.namespace: c.NamespaceReply | None = None
+
+    def apply(self, command: c.Command) -> Any:
+        reply, effects = self.state.apply(command, self.now_s)
+        self.effects += effects
+        return reply
+
+    def new(self, kind: type[E]) -> list[E]:
+        """Effects of one kind so far, oldest first."""
+        return [effect for effect in self.effects if isinstance(effect, kind)]
+
+    def durable(self) -> list[DurableEffect]:
+        return [effect for effect in self.effects if isinstance(effect, DURABLE)]
+
+    # ---- set-up -------------------------------------------------------------------------------
+
+    def with_nodes(self, *nodes: FakeNode) -> Kit:
+        for node in nodes:
+            self.attach(node)
+        return self
+
+    def with_session(self, number: int = 1, boot_id: str = "host-1") -> Kit:
+        self.apply(c.OpenSession(session_id(number), boot_id=boot_id))
+        if self.namespace is None:
+            self.namespace = self.apply(c.OpenNamespace("a", b"f", True, 1, 1))
+        return self
+
+    def attach(self, node: FakeNode) -> c.AttachReply:
+        reports = [segment.report(i) for i, segment in enumerate(node.segments)]
+        reply: c.AttachReply = self.apply(
+            c.Attach(
+                node.uuid,
+                f"node-{node.number}",
+                node.boot_id,
+                node.domain,
+                [c.EndpointInfo(1, f"127.0.0.1:{7000 + node.number}")],
+                reports,
+                node.inventory(),
+                node.process_id,
+            )
+        )
+        node.node_id = reply.node_id
+        self.nodes[node.number] = node
+        for segment, segment_id in zip(node.segments, reply.segment_ids, strict=True):
+            segment.segment_id = segment_id
+            self.segments[segment_id] = segment
+        for ref in np.frombuffer(reply.clear_slots, SLOT_REF):
+            table = node.segments[int(ref["segment_index"])].table
+            row = table.get(int(ref["slot"]))
+            if row is not None and row["seq"] == ref["seq"] and row["epoch"] == ref["epoch"]:
+                del table[int(ref["slot"])]
+        return reply
+
+    def heartbeat(self, node: FakeNode, *, obey: bool = True) -> list[c.Instruction]:
+        """A heartbeat; with `obey` instructions are carried out, and reported by the next one."""
+        reply: c.HeartbeatReply = self.apply(
+            c.Heartbeat(
+                node.node_id,
+                self.state.epoch,
+                [(i, s.ready_bytes) for i, s in enumerate(node.segments)],
+                node.done_instruction,
+                list(node.cut),
+                [],
+                c.NodeCounters(),
+            )
+        )
+        node.cut.clear()
+        if obey:
+            for instruction in reply.instructions:
+                self._obey(node, instruction)
+                node.done_instruction = instruction.number
+        return reply.instructions
+
+    def _obey(self, node: FakeNode, instruction: c.Instruction) -> None:
+        if instruction.cut_sessions:
+            node.cut += instruction.cut_sessions
+        if instruction.grow_slots:
+            segment_id, offset, length, slots = instruction.grow_slots
+            segment = self.segments[segment_id]
+            if (offset, length) not in segment.retired:
+                segment.retired.append((offset, length))
+            segment.slots = max(segment.slots, slots)
+
+    def heartbeats(self) -> None:
+        for node in self.nodes.values():
+            self.heartbeat(node)
+
+    def tick(self, seconds: float = 0.0) -> None:
+        self.now_s += seconds
+        self.apply(c.Tick())
+
+    # ---- clients ------------------------------------------------------------------------------
+
+    def digests(self, *keys: int) -> Digests:
+        assert self.namespace is not None
+        return digests_of(*keys, seed=self.namespace.digest_seed)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        assert self.namespace is not None
+        return self.namespace.namespace_id, self.namespace.generation
+
+    def start(
+        self, keys: list[int], size: int | list[int] = KIB, session: int = 1, **options: Any
+    ) -> Put:
+        sizes = [size] * len(keys) if isinstance(size, int) else size
+        self.requests += 1
+        options.setdefault("request_id", self.requests)
+        reply = self.apply(
+            c.PutStart(
+                session_id(session),
+                namespace_id=self.place[0],
+                generation=self.place[1],
+                digests=self.digests(*keys),
+                sizes=np.array(sizes, np.uint64),
+                **options,
+            )
+        )
+        return read_put(reply, keys, sizes)
+
+    def commit(
+        self, put: Put, positions: list[int] | None = None, session: int = 1, **options: Any
+    ) -> list[int]:
+        """Decide and seal; CommitStatus of each position."""
+        chosen = put.granted if positions is None else positions
+        self.requests += 1
+        options.setdefault("request_id", self.requests)
+        reply: c.PutCommitReply = self.apply(
+            c.PutCommit(
+                session_id(session),
+                grant_id=put.reply.grant_id,
+                indexes=None if positions is None else np.array(positions, np.uint32),
+                checksums=np.array(
+                    [checksum_of(put.keys[i]) if i < len(put.keys) else 0 for i in chosen],
+                    np.uint64,
+                ),
+                **options,
+            )
+        )
+        statuses = list(reply.statuses)
+        for i, (position, status) in enumerate(zip(chosen, statuses, strict=True)):
+            if status == CommitStatus.DECIDED:
+                self.seal(put, position, reply.epoch, reply.seq_first + i)
+        return statuses
+
+    def seal(self, put: Put, position: int, epoch: int, seq: int) -> None:
+        extents = put.extents[position]
+        per_replica = len(extents) // put.replicas[position]
+        for number, (segment_id, slot, offset, length) in enumerate(extents):
+            segment = self.segments.get(segment_id)
+            if segment is None:
+                continue
+            row = np.zeros(1, SLOT)[0]
+            node = next((n for n in self.nodes.values() if segment in n.segments), None)
+            if node is None:
+                continue
+            row["segment_index"] = node.segments.index(segment)
+            row["slot"], row["offset"], row["length"] = slot, offset, length
+            row["seq"], row["epoch"] = seq, epoch
+            row["checksum"] = checksum_of(put.keys[position])
+            row["object_size"] = put.sizes[position]
+            row["digest"] = self.digests(put.keys[position]).tobytes()
+            row["namespace_id"], row["generation"] = self.place
+            row["extent_index"] = number % per_replica
+            row["extent_count"] = per_replica
+            row["replica"] = number // per_replica
+            segment.table[slot] = row
+
+    def put(
+        self, keys: list[int], size: int | list[int] = KIB, session: int = 1, **options: Any
+    ) -> list[int]:
+        """Start, commit, seal; PutStatus of each key."""
+        put = self.start(keys, size, session, **options)
+        if put.extents:
+            self.commit(put, session=session)
+        return put.statuses
+
+    def acquire(self, *keys: int, session: int = 1, **options: Any) -> c.AcquireReply:
+        options.setdefault("ttl_ms", 1000)
+        reply: c.AcquireReply = self.apply(
+            c.Acquire(
+                session_id(session),
+                namespace_id=self.place[0],
+                generation=self.place[1],
+                digests=self.digests(*keys),
+                **options,
+            )
+        )
+        return reply
+
+    def get(self, *keys: int, session: int = 1, **options: Any) -> list[Hit | None]:
+        options.setdefault("lease", False)
+        return read_hits(self.acquire(*keys, session=session, **options))
+
+    def release(self, *replies: c.AcquireReply) -> None:
+        self.apply(c.Release(np.array([reply.lease_id for reply in replies], np.uint64)))
+
+    def exists(self, *keys: int) -> list[int]:
+        present: NDArray[np.uint8] = self.apply(c.Exists(*self.place, self.digests(*keys)))
+        return present.tolist()
+
+    def remove(self, *keys: int) -> list[int]:
+        removed: NDArray[np.uint8] = self.apply(c.Remove(*self.place, self.digests(*keys)))
+        return removed.tolist()
+
+
+def read_put(reply: c.PutStartReply, keys: list[int], sizes: list[int]) -> Put:
+    puts = np.frombuffer(reply.puts, PUT)
+    extents = np.frombuffer(reply.extents, EXTENT).tolist()
+    assert len(puts) == len(keys)
+    found: dict[int, list[tuple[int, int, int, int]]] = {}
+    at = 0
+    for position, row in enumerate(puts):
+        count = int(row["extents"])
+        assert (count > 0) == (row["status"] == PutStatus.GRANTED)
+        if count:
+            found[position] = extents[at : at + count]
+        at += count
+    assert at == len(extents)
+    replicas = {position: int(puts[position]["replicas"]) for position in found}
+    return Put(reply, keys, sizes, puts["status"].tolist(), found, replicas)
+
+
+def read_hits(reply: c.AcquireReply) -> list[Hit | None]:
+    extents = np.frombuffer(reply.extents, EXTENT).tolist()
+    hits: list[Hit | None] = []
+    at = 0
+    for row in np.frombuffer(reply.objects, OBJECT):
+        if row["status"] == ObjectStatus.MISS:
+            assert row["extents"] == 0
+            hits.append(None)
+            continue
+        count = int(row["extents"])
+        size, checksum, seq, epoch, _, replicas, status = row.tolist()
+        hits.append(Hit(size, checksum, seq, epoch, status, replicas, extents[at : at + count]))
+        at += count
+    assert at == len(extents)
+    return hits
+
+
+def restarted(kit: Kit, *, journal: list[DurableEffect] | None = None, **changes: Any) -> Kit:
+    """A new master in the next epoch, after replay; daemons and sessions have not come back yet."""
+    new = Kit(StateConfig(**changes), kit.state.epoch + 1)
+    for effect in kit.durable() if journal is None else journal:
+        new.state.replay(effect)
+    new.effects = list(kit.durable() if journal is None else journal)
+    new.now_s = kit.now_s
+    new.requests = kit.requests
+    new.namespace = kit.namespace
+    new.effects += new.state.start(new.now_s)
+    return new
+
+
+def stored_keys(kit: Kit) -> int:
+    return sum(len(effect.digests) for effect in kit.new(Stored))

@@ -1,0 +1,345 @@
+"""Random commands against the naive model; after each one everything is counted anew."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from cenote.api.errors import QuotaExceeded
+from cenote.api.rows import CommitStatus, ObjectStatus, PutStatus
+from cenote.master import commands as c
+from cenote.master.nodes import NodeState
+from cenote.master.state import MasterState, StateConfig
+
+from unit.master.state_checks import check, contents, pool_of
+from unit.master.state_kit import (
+    KIB,
+    FakeSegment,
+    Kit,
+    Put,
+    new_node,
+    read_hits,
+    restarted,
+    session_id,
+)
+from unit.master.state_model import Model
+
+KEYS = 40
+SESSIONS = (1, 2)
+CONFIG = {"inherited_lease_wait_s": 0.0, "tick_compact_rows_max": 64}
+key_lists = st.lists(st.integers(0, KEYS - 1), min_size=1, max_size=12)
+sessions = st.sampled_from(SESSIONS)
+nodes = st.integers(1, 3)
+
+
+class StateMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kit = Kit(StateConfig(**CONFIG))  # type: ignore[arg-type]
+        self.model = Model(KEYS)
+
+    @initialize()
+    def set_up(self) -> None:
+        kit = self.kit
+        kit.with_nodes(*(new_node(i, 64 * KIB, slots=48) for i in (1, 2, 3)))
+        for number in SESSIONS:
+            kit.with_session(number, f"host-{number}")
+        self.news()
+
+    def news(self) -> None:
+        self.model.read_effects(self.kit)
+
+    def node_of_segment(self) -> dict[int, int]:
+        segments = pool_of(self.kit.state).segments.by_id
+        return {i: segment.node.node_id for i, segment in segments.items()}
+
+    # ---- writers ------------------------------------------------------------------------------
+
+    @rule(
+        keys=key_lists,
+        size=st.sampled_from([1, 64, 700, 4 * KIB, 9 * KIB, 30 * KIB, 90 * KIB]),
+        session=sessions,
+        replicas=st.integers(1, 3),
+        chain=st.booleans(),
+        local=st.booleans(),
+    )
+    def start(
+        self, keys: list[int], size: int, session: int, replicas: int, chain: bool, local: bool
+    ) -> None:
+        kit, model = self.kit, self.model
+        put = kit.start(keys, size, session, replicas=replicas, chain=chain, local_first=local)
+        # What was evicted for this grant is not busy any more: read the effects first.
+        self.news()
+        model.granted(put, session, model.busy(kit.now_s))
+        for position, status in enumerate(put.statuses):
+            key = keys[position]
+            if status == PutStatus.EXISTS:
+                assert key in model.stored or model.effects_read
+            elif status == PutStatus.DUPLICATE_IN_BATCH:
+                assert key in keys[:position]
+
+    def a_grant(self, data: st.DataObject) -> Put:
+        grant_id = data.draw(st.sampled_from(sorted(self.model.grants)))
+        return self.model.grants[grant_id].put
+
+    @precondition(lambda self: self.model.grants)
+    @rule(data=st.data(), some=st.booleans())
+    def commit(self, data: st.DataObject, some: bool) -> None:
+        put = self.a_grant(data)
+        grant = self.model.grants[put.reply.grant_id]
+        positions = sorted(grant.pending)
+        if some:
+            positions = data.draw(st.permutations(positions))[: max(1, len(positions) // 2)]
+        stored_before = dict(self.model.stored)
+        grant.pending -= set(positions)
+        if not grant.pending:
+            del self.model.grants[put.reply.grant_id]
+        statuses = self.kit.commit(put, list(positions), grant.session)
+        self.news()
+        for position, status in zip(positions, statuses, strict=True):
+            key = put.keys[position]
+            if status == CommitStatus.DECIDED:
+                assert self.model.stored[key].size == put.sizes[position]
+            elif status == CommitStatus.EXISTS_SAME:
+                assert stored_before[key].size == put.sizes[position]
+            elif status == CommitStatus.EXISTS_DIFFERENT:
+                assert stored_before[key].size != put.sizes[position]
+
+    @precondition(lambda self: self.model.grants)
+    @rule(data=st.data(), unfenced=st.booleans())
+    def abort(self, data: st.DataObject, unfenced: bool) -> None:
+        put = self.a_grant(data)
+        grant = self.model.grants.pop(put.reply.grant_id)
+        self.kit.apply(c.PutAbort(session_id(grant.session), put.reply.grant_id, unfenced=unfenced))
+        if unfenced:
+            owners = self.node_of_segment()
+            for unit in grant.units():
+                if unit[0] in owners:
+                    at = (grant.session, owners[unit[0]])
+                    self.model.orphans.setdefault(at, set()).add(unit)
+        self.news()
+
+    # ---- readers ------------------------------------------------------------------------------
+
+    @rule(keys=key_lists, session=sessions, hold=st.booleans(), chain=st.booleans())
+    def acquire(self, keys: list[int], session: int, hold: bool, chain: bool) -> None:
+        reply = self.kit.acquire(*keys, session=session, hold=hold, chain=chain, ttl_ms=3000)
+        self.news()
+        hits = read_hits(reply)
+        missed = False
+        for key, hit in zip(keys, hits, strict=True):
+            thing = self.model.stored.get(key)
+            if hit is None:
+                missed = True
+                continue
+            assert not (missed and chain)
+            assert thing is not None
+            assert (hit.epoch, hit.seq, hit.size) == (thing.epoch, thing.seq, thing.size)
+            assert hit.checksum == thing.checksum
+            assert sum(n for *_, n in hit.extents) == hit.size * hit.replicas
+        until_s = float("inf") if hold else self.kit.now_s + 3
+        self.model.leased(reply.lease_id, session, hits, until_s)
+
+    @precondition(lambda self: self.model.leases)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        lease_id = data.draw(st.sampled_from(sorted(self.model.leases)))
+        del self.model.leases[lease_id]
+        self.kit.apply(c.Piggyback(released_lease_ids=np.array([lease_id], np.uint64)))
+        self.news()
+
+    @rule(keys=key_lists, chain=st.booleans())
+    def touch(self, keys: list[int], chain: bool) -> None:
+        self.kit.apply(c.Touch(*self.kit.place, self.kit.digests(*keys), chain))
+
+    # ---- removal ------------------------------------------------------------------------------
+
+    @rule(keys=key_lists)
+    def remove(self, keys: list[int]) -> None:
+        known = set(self.model.stored)
+        removed = self.kit.remove(*keys)
+        assert removed == [int(key in known) for key in keys]
+        self.news()
+        assert not set(keys) & set(self.model.stored)
+
+    @rule(keys=key_lists, ttl_ms=st.sampled_from([0, 2000]), unpin=st.booleans())
+    def pin(self, keys: list[int], ttl_ms: int, unpin: bool) -> None:
+        digests = self.kit.digests(*keys)
+        try:
+            if unpin:
+                self.kit.apply(c.Unpin(*self.kit.place, digests))
+            else:
+                self.kit.apply(c.Pin(*self.kit.place, digests, ttl_ms))
+        except QuotaExceeded:
+            return
+        self.news()
+        for key in keys:
+            if key in self.model.stored:
+                assert self.model.stored[key].pinned is not unpin
+
+    @rule()
+    def reset(self) -> None:
+        self.kit.namespace = self.kit.apply(c.ResetNamespace("a", self.model.seed + 1))
+        self.news()
+        for grant_id, grant in list(self.model.grants.items()):
+            # Their writers go on; a commit will be refused.
+            statuses = self.kit.commit(grant.put, sorted(grant.pending), grant.session)
+            assert set(statuses) == {CommitStatus.NOT_GRANTED}
+            del self.model.grants[grant_id]
+
+    # ---- time and nodes -----------------------------------------------------------------------
+
+    @rule(seconds=st.sampled_from([0.01, 0.5, 2.0]))
+    def tick(self, seconds: float) -> None:
+        kit = self.kit
+        for number in SESSIONS:
+            kit.apply(c.RenewSession(session_id(number)))
+        kit.tick(seconds)
+        for lease_id, lease in list(self.model.leases.items()):
+            if lease.deadline_s <= kit.now_s:
+                del self.model.leases[lease_id]
+        self.news()
+
+    @rule(session=sessions)
+    def session_runs_out(self, session: int) -> None:
+        kit = self.kit
+        for _ in range(4):
+            for number in SESSIONS:
+                if number != session:
+                    kit.apply(c.RenewSession(session_id(number)))
+            for number in kit.nodes:
+                self.beat(number, obey=False)
+            kit.tick(3.0)
+            self.news()
+        self.model.abandon(session, self.node_of_segment())
+        for lease_id, lease in list(self.model.leases.items()):
+            if lease.deadline_s <= kit.now_s:
+                del self.model.leases[lease_id]
+        kit.with_session(session, f"host-{session}")
+
+    @rule(session=sessions)
+    def session_closes(self, session: int) -> None:
+        self.kit.apply(c.CloseSession(session_id(session)))
+        for table in (self.model.grants, self.model.leases):
+            for number, thing in list(table.items()):  # type: ignore[attr-defined]
+                if thing.session == session and getattr(thing, "waits_for", None) is None:
+                    del table[number]
+        self.kit.with_session(session, f"host-{session}")
+        self.news()
+
+    @rule(number=nodes)
+    def heartbeat(self, number: int) -> None:
+        self.beat(number, obey=True)
+
+    def beat(self, number: int, *, obey: bool) -> None:
+        node = self.kit.nodes[number]
+        if pool_of(self.kit.state).nodes.by_id[node.node_id].state == NodeState.DETACHED:
+            return
+        cut = list(node.cut)
+        self.kit.heartbeat(node, obey=obey)
+        for session in cut:
+            self.model.cut(int.from_bytes(session, "little"), node.node_id)
+        self.news()
+
+    @rule(number=nodes)
+    def daemon_restarts(self, number: int) -> None:
+        node = self.kit.nodes[number]
+        node.process_id += 1
+        self.kit.attach(node)
+        self.news()
+
+    @rule(number=nodes)
+    def daemon_comes_back_empty(self, number: int) -> None:
+        node = self.kit.nodes[number]
+        node.process_id += 1
+        node.segments = [
+            FakeSegment(f"inc-{number}-{node.process_id}".encode(), 64 * KIB, 64 * KIB, slots=48)
+        ]
+        self.kit.attach(node)
+        self.news()
+
+    @rule(number=nodes, survive=st.booleans())
+    def detach(self, number: int, survive: bool) -> None:
+        node = self.kit.nodes[number]
+        self.kit.apply(c.Detach(node.node_id, survive))
+        self.news()
+        if not survive:
+            node.segments = [
+                FakeSegment(
+                    f"inc-{number}-d{node.process_id}".encode(), 64 * KIB, 64 * KIB, slots=48
+                )
+            ]
+            node.process_id += 1
+
+    @rule(number=nodes, session=sessions)
+    def report_failure(self, number: int, session: int) -> None:
+        node_id = self.kit.nodes[number].node_id
+        self.kit.apply(c.ReportFailure(node_id, session_id(session), "timeout"))
+
+    @rule(snapshot=st.booleans())
+    def master_restarts(self, snapshot: bool) -> None:
+        kit = self.kit
+        journal = list(kit.state.snapshot()) if snapshot else kit.durable()
+        self.kit = restarted(kit, journal=journal, **CONFIG)
+        assert contents(self.kit.state) == contents(kit.state)
+        self.model.effects_read = len(journal)
+        # Attaching cuts off all writers and no lease is inherited (the wait for them is 0 here).
+        for table in (self.model.grants, self.model.leases, self.model.orphans):
+            table.clear()  # type: ignore[attr-defined]
+        for node in kit.nodes.values():
+            node.done_instruction = 0
+            node.cut.clear()
+            self.kit.attach(node)
+        for number in SESSIONS:
+            self.kit.with_session(number, f"host-{number}")
+        self.news()
+
+    # ---- always -------------------------------------------------------------------------------
+
+    @invariant()
+    def everything_adds_up(self) -> None:
+        check(self.kit.state)
+
+    @invariant()
+    def the_model_agrees(self) -> None:
+        if self.kit.namespace is None:
+            return
+        state = pool_of(self.kit.state)
+        alive = {i for i, s in state.segments.by_id.items() if s.node.is_readable}
+        expected = []
+        for key in range(KEYS):
+            thing = self.model.stored.get(key)
+            expected.append(
+                int(
+                    thing is not None
+                    and any(
+                        all(segment in alive for segment, *_ in pieces)
+                        for pieces in thing.replicas.values()
+                    )
+                )
+            )
+        assert self.kit.exists(*range(KEYS)) == expected
+
+    def teardown(self) -> None:
+        if self.kit.namespace is None:
+            return
+        for journal in (self.kit.durable(), list(self.kit.state.snapshot())):
+            copy = MasterState(StateConfig(), self.kit.state.epoch + 1)
+            for effect in journal:
+                copy.replay(effect)
+            assert contents(copy) == contents(self.kit.state)
+            check(copy)
+
+
+StateMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
+TestStateMachine = StateMachine.TestCase
+
+assert ObjectStatus.MISS == 0
