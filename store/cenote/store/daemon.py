@@ -14,7 +14,6 @@ from typing import Final, TypeVar, final
 from cenote.api.errors import CenoteError, ResourceUnavailable
 from cenote.rpc.grpc_util import GrpcServer
 from cenote.runtime.log import get_logger
-from cenote.runtime.memory import available_bytes
 from cenote.runtime.metrics import Metrics
 from cenote.runtime.metrics_http import MetricsServer
 from cenote.runtime.units import format_size
@@ -26,7 +25,7 @@ from .agent_core import Stage
 from .config import ANY_HOST, StoreConfig, advertised_address, host_and_port, joined, socket_path
 from .grpc_service import STORE_SERVICE, StoreGrpc
 from .master_link import LaneMasterLink
-from .node_files import NodeFiles, stale_nodes
+from .node_files import NodeFiles, control_directory_for, stale_nodes
 from .preparation import Preparation
 from .segments import LocalSegments, open_segments
 from .server import DataServer
@@ -126,8 +125,12 @@ class StoreDaemon:
 
     def _open(self) -> None:
         config = self._config
-        self._files = files = NodeFiles(config.dram_dir, config.name)
-        for stale in stale_nodes(config.dram_dir, config.name):
+        self._files = files = NodeFiles(
+            config.dram_dir,
+            config.name,
+            control_directory=control_directory_for(config.dram_dir),
+        )
+        for stale in stale_nodes(files):
             _log.warning(
                 "a dead store daemon left memory behind",
                 node=stale.name,
@@ -254,7 +257,7 @@ class StoreDaemon:
         assert files is not None
         wanted = sum(segment.size_bytes for segment in segments.all())
         ready = sum(segment.ready_bytes for segment in segments.all())
-        could_be_had = ready + available_bytes(files.lock_fd)
+        could_be_had = ready + files.available_bytes()[0]
         if self._config.dram_allow_less:
             _log.warning(
                 "going on with less memory than was asked for",

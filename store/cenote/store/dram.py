@@ -25,7 +25,7 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from cenote.api.errors import InvalidArgument
+from cenote.api.errors import InvalidArgument, ResourceUnavailable
 from cenote.api.rows import EXTENT, UNIT_BYTES
 from cenote.runtime.log import get_logger
 from cenote.runtime.memory import PAGE_BYTES, address_of, allocate_file, populate
@@ -71,15 +71,21 @@ class SegmentPlan:
     data_bytes: int
     slots: int
 
-    def memory_bytes(self, granule_bytes: int) -> int:
+    @property
+    def table_bytes(self) -> int:
+        """Memory of the slot table."""
+        return table_memory_bytes(self.slots, PAGE_BYTES)
+
+    @property
+    def memory_bytes(self) -> int:
         """Data and table together."""
-        return self.data_bytes + table_memory_bytes(self.slots, granule_bytes)
+        return self.data_bytes + self.table_bytes
 
 
 def plan_segments(total_bytes: int, granule_bytes: int = PAGE_BYTES) -> list[SegmentPlan]:
     """Segments that take up at most `total_bytes` with their tables, as equal as can be.
 
-    `granule_bytes` is the page size of the file system, of which every file is a multiple. Raises
+    `granule_bytes` is the page size of the file system, of which data files are a multiple. Raises
     InvalidArgument where it is too little for one.
     """
     smallest = max(SEGMENT_BYTES_MIN, 2 * granule_bytes)
@@ -91,8 +97,8 @@ def plan_segments(total_bytes: int, granule_bytes: int = PAGE_BYTES) -> list[Seg
     count = -(-total_bytes // SEGMENT_BYTES_MAX)
     each = total_bytes // count
     table_bytes = max(TABLE_BYTES_MIN, each // TABLE_SHARE)
-    table_bytes = -(-table_bytes // granule_bytes) * granule_bytes
-    slots = slots_for(table_bytes, granule_bytes)
+    table_bytes = -(-table_bytes // PAGE_BYTES) * PAGE_BYTES
+    slots = slots_for(table_bytes, PAGE_BYTES)
     data_bytes = (each - table_bytes) // granule_bytes * granule_bytes
     return [SegmentPlan(index, data_bytes, slots) for index in range(count)]
 
@@ -148,10 +154,10 @@ class DramSegment:
                 header = self._fresh_header(files, plan, boot_id)
             else:
                 header = survivor.header
-            self._table_file = TableFile(
-                files.table_path(plan.index), header.next(), granule_bytes=granule_bytes
-            )
-            self._map = mmap.mmap(self._fd, plan.data_bytes)
+            self._table_file = TableFile(files.table_path(plan.index), header.next())
+            with contextlib.suppress(ResourceUnavailable):  # then it is asked for when needed
+                self._table_file.back_next_range()
+            self._map = self._mapped(plan.data_bytes)
         except BaseException:
             os.close(self._fd)
             if not self.reopened:
@@ -175,6 +181,15 @@ class DramSegment:
         )
         self._table.set_bounds(self.ready_bytes, self._retired)
         self._table.fence(header.last_epoch)
+
+    def _mapped(self, size_bytes: int) -> mmap.mmap:
+        try:
+            return mmap.mmap(self._fd, size_bytes)
+        except OSError as error:  # as it happens with huge pages, which are set aside here
+            raise ResourceUnavailable(
+                f"can't map {format_size(size_bytes)} of {self._name}: {error.strerror}",
+                remedy="ask for less with --dram, or give the machine more (huge) pages",
+            ) from error
 
     def _fresh_header(self, files: NodeFiles, plan: SegmentPlan, boot_id: bytes) -> TableHeader:
         return TableHeader(
@@ -300,12 +315,25 @@ class DramSegment:
         length = min(chunk_bytes, self.size_bytes - offset)
         if not length:
             return None
-        allocate_file(self._fd, offset, length, name=f"the segment {self._name}")
+        self._back(offset, length)
         with self._lock:
             self._table_file.update(ready_bytes=offset + length)
             self._table.set_bounds(offset + length, self._retired)
             self.ready_bytes = offset + length
         return offset, length
+
+    def _back(self, offset: int, length: int) -> None:
+        name = f"the segment {self._name}"
+        if self._granule_bytes == PAGE_BYTES:
+            allocate_file(self._fd, offset, length, name=name)
+            return
+        # Huge pages were set aside for us when the file was mapped, so none counts as available.
+        try:
+            os.posix_fallocate(self._fd, offset, length)
+        except OSError as error:
+            raise ResourceUnavailable(
+                f"can't get {format_size(length)} for {name}: {error.strerror}"
+            ) from error
 
     def touch(self, offset: int, length: int) -> bool:
         """Give the pages of a backed range their place in this process's page table.
@@ -338,6 +366,8 @@ class DramSegment:
             # Also when this is a repetition, in case it was not done: nothing lies there any more.
             self._punch(offset, length)
             self._table.grow(self._table_file.extend())
+            with contextlib.suppress(ResourceUnavailable):  # then it is asked for when needed
+                self._table_file.back_next_range()
         if self._table.slots < slots:
             _log.debug("more ranges are due for slots", segment=self._name, slots=slots)
         return True

@@ -5,7 +5,8 @@
     cenote-<node>-<i>.slots  its slot table, which only the daemon maps
 
 The lock is the kernel's (flock), so it ends with the process, however that ends, and what the file
-says is for people.
+says is for people. Where the memory is hugetlbfs, only the data files lie there: its files can't be
+written to, and a slot table grows by less than a huge page at a time.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from pathlib import Path
 from typing import Final, final
 
 from cenote.api.errors import InvalidArgument, ResourceUnavailable
+from cenote.runtime.memory import available_bytes
 
-__all__ = ["NODE_NAME", "NodeFiles", "StaleNode", "stale_nodes"]
+__all__ = ["NODE_NAME", "NodeFiles", "StaleNode", "control_directory_for", "stale_nodes"]
 
 NODE_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
-_SEGMENT: Final = r"-(\d{1,4})\.(?:data|slots)"
+_PLAIN_MEMORY: Final = Path("/dev/shm")
 _LOCK_BYTES_MAX: Final = 4096
 _UUID_BYTES: Final = 16
 
@@ -36,11 +38,14 @@ _UUID_BYTES: Final = 16
 class NodeFiles:
     """The locked files of one node. `close` unlocks them."""
 
-    def __init__(self, directory: Path, name: str) -> None:
-        """Lock the node `name` in `directory`.
+    def __init__(
+        self, directory: Path, name: str, *, control_directory: Path | None = None
+    ) -> None:
+        """Lock the node `name`, whose data files lie in `directory`.
 
-        Raises ResourceUnavailable where another process has it, naming its pid, or where the
-        directory can't be used; InvalidArgument for a name that can't stand in a file name.
+        Lock and slot tables lie in `control_directory`, by default the same. Raises
+        ResourceUnavailable where another process has the name, naming its pid, or where a directory
+        can't be used; InvalidArgument for a name that can't stand in a file name.
         """
         if not NODE_NAME.fullmatch(name):
             raise InvalidArgument(
@@ -48,8 +53,9 @@ class NodeFiles:
                 remedy="use 1 to 64 letters, digits, dots, dashes and underscores",
             )
         self.directory = directory
+        self.control_directory = directory if control_directory is None else control_directory
         self.name = name
-        self.lock_path = directory / f"cenote-{name}.lock"
+        self.lock_path = self.control_directory / f"cenote-{name}.lock"
         self._lock_fd = _lock(self.lock_path, name)
         known = _read_lock(self._lock_fd)
         with contextlib.suppress(ValueError):
@@ -66,10 +72,20 @@ class NodeFiles:
         os.ftruncate(self._lock_fd, 0)
         os.pwrite(self._lock_fd, text.encode(), 0)
 
-    @property
-    def lock_fd(self) -> int:
-        """Descriptor of the lock file: for questions about its file system."""
-        return self._lock_fd
+    def available_bytes(self) -> tuple[int, int | None]:
+        """Memory that data files could get, and tables where that is other memory, else None.
+
+        Raises ResourceUnavailable where the directory can't be opened.
+        """
+        try:
+            fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise _unusable(self.directory, error) from error
+        try:
+            apart = self.control_directory != self.directory
+            return available_bytes(fd), available_bytes(self._lock_fd) if apart else None
+        finally:
+            os.close(fd)
 
     def data_path(self, index: int) -> Path:
         """Where segment `index` lies."""
@@ -77,13 +93,12 @@ class NodeFiles:
 
     def table_path(self, index: int) -> Path:
         """Where the slot table of segment `index` lies."""
-        return self.directory / f"cenote-{self.name}-{index}.slots"
+        return self.control_directory / f"cenote-{self.name}-{index}.slots"
 
     def indexes(self) -> list[int]:
         """Segments of which there is any file."""
-        pattern = re.compile(rf"cenote-{re.escape(self.name)}{_SEGMENT}")
-        names = (pattern.fullmatch(entry) for entry in os.listdir(self.directory))
-        return sorted({int(match[1]) for match in names if match})
+        found = _segment_files(self.directory, self.control_directory, self.name)
+        return sorted({index for _, index in found})
 
     def remove(self, index: int) -> None:
         """Remove the files of segment `index`, as far as they are there."""
@@ -116,30 +131,59 @@ class StaleNode:
     remove_command: str
 
 
-def stale_nodes(directory: Path, own_name: str) -> list[StaleNode]:
-    """Nodes other than `own_name` whose files lie in `directory` and whose daemons are dead."""
+def stale_nodes(files: NodeFiles) -> list[StaleNode]:
+    """Other nodes whose files lie in the same directories and whose daemons are dead."""
     found = []
-    for lock_path in sorted(directory.glob("cenote-*.lock")):
+    for lock_path in sorted(files.control_directory.glob("cenote-*.lock")):
         name = lock_path.name.removeprefix("cenote-").removesuffix(".lock")
-        files = list(_segment_files(directory, name))
-        if name == own_name or not files:
+        theirs = [p for p, _ in _segment_files(files.directory, files.control_directory, name)]
+        if name == files.name or not theirs:
             continue
         with contextlib.suppress(OSError):  # gone meanwhile, another user's, or locked: not stale
             fd = os.open(lock_path, os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                size_bytes = sum(path.stat().st_blocks * 512 for path in files)
+                size_bytes = sum(path.stat().st_blocks * 512 for path in theirs)
                 pid = int(_read_lock(fd).get("pid", "0"))
             finally:
                 os.close(fd)
-            command = shlex.join(["rm", *map(str, sorted(files)), str(lock_path)])
+            command = shlex.join(["rm", *map(str, sorted(theirs)), str(lock_path)])
             found.append(StaleNode(name, pid, size_bytes, command))
     return found
 
 
-def _segment_files(directory: Path, name: str) -> Iterator[Path]:
-    pattern = re.compile(rf"cenote-{re.escape(name)}{_SEGMENT}")
-    return (directory / entry for entry in os.listdir(directory) if pattern.fullmatch(entry))
+def control_directory_for(directory: Path) -> Path:
+    """Where lock and slot tables of data files in `directory` go: elsewhere for hugetlbfs."""
+    return _PLAIN_MEMORY if _file_system_of(directory) == "hugetlbfs" else directory
+
+
+def _file_system_of(directory: Path) -> str:
+    """The kind of file system that a directory lies on, as mount names it; empty if unknown."""
+    real, best, kind = os.path.realpath(directory), "", ""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        point = before.split()[4].encode().decode("unicode_escape")
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):  # of several on one point the last one shows
+            best, kind = point, after.split()[0]
+    return kind
+
+
+def _segment_files(data: Path, control: Path, name: str) -> Iterator[tuple[Path, int]]:
+    """Data files and tables of a node, with their indexes."""
+    pattern = re.compile(rf"cenote-{re.escape(name)}-(\d{{1,4}})\.(data|slots)")
+    for directory in {data, control}:
+        for entry in os.listdir(directory):
+            match = pattern.fullmatch(entry)
+            if match:
+                yield directory / entry, int(match[1])
+
+
+def _unusable(path: Path, error: OSError) -> ResourceUnavailable:
+    return ResourceUnavailable(
+        f"can't open {path}: {error.strerror}",
+        remedy="choose a directory in memory that this user may write to (--dram-dir)",
+    )
 
 
 def _lock(path: Path, name: str) -> int:
@@ -148,10 +192,7 @@ def _lock(path: Path, name: str) -> int:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise ResourceUnavailable(
-                f"can't open {path}: {error.strerror}",
-                remedy="choose a directory in memory that this user may write to (--dram-dir)",
-            ) from error
+            raise _unusable(path, error) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -9,7 +9,7 @@ from typing import final
 
 from cenote.api.errors import ResourceUnavailable
 from cenote.runtime.log import get_logger
-from cenote.runtime.memory import PAGE_BYTES, available_bytes
+from cenote.runtime.memory import PAGE_BYTES
 from cenote.runtime.units import format_size
 
 from .dram import (
@@ -89,7 +89,7 @@ def open_segments(
     not enough memory for all of it, naming how much there is; with `allow_less` it goes on with
     that.
     """
-    granule = max(PAGE_BYTES, os.fstatvfs(files.lock_fd).f_bsize)
+    granule = max(PAGE_BYTES, os.statvfs(files.directory).f_bsize)
     survivors = {
         index: survivor
         for index in files.indexes()
@@ -97,14 +97,11 @@ def open_segments(
     }
     plans = plan_segments(total_bytes, granule)
     if allow_less:
-        wanted = sum(plan.memory_bytes(granule) for plan in plans)
+        wanted = sum(plan.memory_bytes for plan in plans)
         plans = _kept_plans(files, survivors, wanted) or plans
     survivors = _kept(files, plans, survivors)
     files.announce(next((s.header.node_uuid for s in survivors.values()), files.node_uuid))
-    if not survivors:
-        plans = _affordable(files, plans, total_bytes, granule, allow_less)
-    else:
-        _check_memory(files, plans, survivors, total_bytes, granule, allow_less)
+    plans = _affordable(files, plans, survivors, total_bytes, granule, allow_less)
     opened: list[DramSegment] = []
     try:
         for plan in plans:
@@ -153,23 +150,27 @@ def _kept_plans(
         for path in (files.data_path(index), files.table_path(index))
     )
     fits = held <= wanted_bytes and sum(plan.data_bytes for plan in plans) <= wanted_bytes
-    return plans if fits and available_bytes(files.lock_fd) + held < wanted_bytes else []
+    return plans if fits and _room_bytes(files, plans) + held < wanted_bytes else []
 
 
 def _affordable(
     files: NodeFiles,
     plans: list[SegmentPlan],
+    survivors: dict[int, Survivor],
     total_bytes: int,
     granule: int,
     allow_less: bool,
 ) -> list[SegmentPlan]:
-    wanted = sum(plan.memory_bytes(granule) for plan in plans)
-    available = available_bytes(files.lock_fd)
-    if wanted <= available:
+    """The plans, or smaller ones where that is allowed and all would be new."""
+    missing = _missing_bytes(plans, survivors)
+    room = _room_bytes(files, plans)
+    if missing <= room:
         return plans
-    less = available // SEGMENT_BYTES_MIN * SEGMENT_BYTES_MIN
+    less = max(0, total_bytes - missing + room) // SEGMENT_BYTES_MIN * SEGMENT_BYTES_MIN
     if not allow_less or less < SEGMENT_BYTES_MIN:
         raise _too_little(files, total_bytes, less)
+    if survivors:
+        return plans  # they get what there is, and tell how far that goes
     _log.warning(
         "going on with less memory than was asked for",
         wanted=format_size(total_bytes),
@@ -178,25 +179,24 @@ def _affordable(
     return plan_segments(less, granule)
 
 
-def _check_memory(
-    files: NodeFiles,
-    plans: Sequence[SegmentPlan],
-    survivors: dict[int, Survivor],
-    total_bytes: int,
-    granule: int,
-    allow_less: bool,
-) -> None:
-    """The same where some segments have their memory already."""
+def _missing_bytes(plans: Sequence[SegmentPlan], survivors: dict[int, Survivor]) -> int:
     missing = 0
     for plan in plans:
         survivor = survivors.get(plan.index)
         if survivor is None:
-            missing += plan.memory_bytes(granule)
+            missing += plan.memory_bytes
         else:
             missing += survivor.header.data_bytes - survivor.header.ready_bytes
-    available = available_bytes(files.lock_fd)
-    if missing > available and not allow_less:
-        raise _too_little(files, total_bytes, max(0, total_bytes - missing + available))
+    return missing
+
+
+def _room_bytes(files: NodeFiles, plans: Sequence[SegmentPlan]) -> int:
+    """How much memory could be had for data and tables together."""
+    data, tables = files.available_bytes()
+    if tables is None:
+        return data
+    share = sum(plan.table_bytes for plan in plans) * data // sum(p.data_bytes for p in plans)
+    return data + min(tables, share)
 
 
 def _too_little(files: NodeFiles, wanted: int, available: int) -> ResourceUnavailable:

@@ -263,24 +263,22 @@ def _rounded_up(size_bytes: int, granule_bytes: int) -> int:
     return -(-size_bytes // granule_bytes) * granule_bytes
 
 
-def table_file_bytes(slots: int, granule_bytes: int = 4096) -> int:
-    """Size of a table file for so many slots, holes included; a multiple of `granule_bytes`."""
-    return _rounded_up(SLOTS_AT + slots * SLOT_BYTES, granule_bytes)
+def table_file_bytes(slots: int, page_bytes: int = 4096) -> int:
+    """Size of a table file for so many slots, holes included; a whole number of pages."""
+    return _rounded_up(SLOTS_AT + slots * SLOT_BYTES, page_bytes)
 
 
-def table_memory_bytes(slots: int, granule_bytes: int = 4096) -> int:
-    """Memory that such a file takes, in pages of `granule_bytes`, before any range is written."""
-    header_end = _rounded_up(HEADER_BYTES, granule_bytes)
-    slots_begin = max(header_end, SLOTS_AT // granule_bytes * granule_bytes)
-    return header_end + max(0, table_file_bytes(slots, granule_bytes) - slots_begin)
+def table_memory_bytes(slots: int, page_bytes: int = 4096) -> int:
+    """Memory that such a file takes: its header, a page of ranges, and its slots."""
+    fixed = _rounded_up(HEADER_BYTES, page_bytes) + page_bytes
+    return fixed + table_file_bytes(slots, page_bytes) - SLOTS_AT // page_bytes * page_bytes
 
 
-def slots_for(memory_bytes: int, granule_bytes: int = 4096) -> int:
+def slots_for(memory_bytes: int, page_bytes: int = 4096) -> int:
     """The most slots that a table file of at most so much memory has room for."""
-    without = table_memory_bytes(0, granule_bytes)
-    spare = max(_rounded_up(HEADER_BYTES, granule_bytes), table_file_bytes(0, granule_bytes))
-    pages = max(0, memory_bytes - without) // granule_bytes * granule_bytes
-    return (pages + spare - SLOTS_AT) // SLOT_BYTES if memory_bytes >= without else 0
+    pages = (memory_bytes - table_memory_bytes(0, page_bytes)) // page_bytes * page_bytes
+    spare = table_file_bytes(0, page_bytes) - SLOTS_AT
+    return max(0, pages + spare) // SLOT_BYTES if pages >= 0 else 0
 
 
 def boot_id_bytes(boot_id: str) -> bytes:

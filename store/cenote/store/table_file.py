@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from cenote.runtime.memory import allocate_file
+from cenote.api.errors import ResourceUnavailable
+from cenote.runtime.memory import PAGE_BYTES, allocate_file
 
 from .slot_format import (
     HEADER_BYTES,
@@ -58,24 +59,29 @@ def read_table(path: Path) -> Survivor | None:
         os.close(fd)
 
 
+def _pages(size_bytes: int) -> int:
+    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
 @final
 class TableFile:
     """An open table file. Not thread-safe: its segment has the lock."""
 
-    def __init__(self, path: Path, header: TableHeader, *, granule_bytes: int) -> None:
+    def __init__(self, path: Path, header: TableHeader) -> None:
         """Open the table file at `path`, or make it where there is none, and write `header`.
 
-        `granule_bytes` is the file system's page size. The file becomes as large as the header's
-        slots need, and those are fully allocated. Raises ResourceUnavailable where there is too
-        little memory, OSError.
+        The file becomes as large as the header's slots need, and those are fully allocated. Raises
+        ResourceUnavailable where there is too little memory, OSError.
         """
         self._path = path
         self._name = f"the slot table {path}"
-        self._granule_bytes = granule_bytes
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self.header = header
         try:
-            allocate_file(self._fd, 0, HEADER_BYTES, name=self._name)
+            # What is there is backed already, and there may be no memory left to ask for.
+            if not os.fstat(self._fd).st_size:
+                allocate_file(self._fd, 0, HEADER_BYTES, name=self._name)
+            self._ranges_end = HEADER_BYTES + _pages(header.retired_count * RANGE_BYTES)
             self._map = self._mapped(header.slots)
         except BaseException:
             os.close(self._fd)
@@ -83,7 +89,7 @@ class TableFile:
         self._write_header(header)
 
     def _mapped(self, slots: int) -> mmap.mmap:
-        size = table_file_bytes(slots, self._granule_bytes)
+        size = table_file_bytes(slots, PAGE_BYTES)
         have = max(SLOTS_AT, os.fstat(self._fd).st_size)
         if have < size:
             allocate_file(self._fd, have, size - have, name=self._name)
@@ -115,9 +121,29 @@ class TableFile:
         if count >= RANGES_MAX:
             raise ValueError(f"{RANGES_MAX} ranges were given up already")
         at = HEADER_BYTES + count * RANGE_BYTES
-        allocate_file(self._fd, at, RANGE_BYTES, name=self._name)
+        self._back_ranges(at + RANGE_BYTES)
         self._map[at : at + RANGE_BYTES] = pack_range(offset, length)
         self.update(retired_count=count + 1, slots=slots)
+
+    def back_next_range(self) -> None:
+        """See to it that `retire` needs no memory the next time, when there may be none.
+
+        Raises ResourceUnavailable.
+        """
+        self._back_ranges(HEADER_BYTES + (self.header.retired_count + 1) * RANGE_BYTES)
+
+    def _back_ranges(self, end: int) -> None:
+        if end <= self._ranges_end:
+            return
+        try:
+            # Not by allocate_file, which refuses where there is no room, also for a page that an
+            # earlier life has backed already.
+            os.posix_fallocate(self._fd, self._ranges_end, PAGE_BYTES)
+        except OSError as error:
+            raise ResourceUnavailable(
+                f"can't get a page for {self._name}: {error.strerror}"
+            ) from error
+        self._ranges_end += PAGE_BYTES
 
     def extend(self) -> memoryview:
         """Make the file as large as the header's slots need; returns the memory of all slots.

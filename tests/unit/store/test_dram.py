@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,6 @@ from cenote.store.dram import (
     plan_segments,
 )
 from cenote.store.node_files import NodeFiles
-from cenote.store.slot_format import table_memory_bytes
 from slot_rows import Sealed, seal_arguments
 
 BOOT, OTHER_BOOT = b"1" * 16, b"2" * 16
@@ -75,14 +75,13 @@ def test_data_and_tables_fit_the_configured_size(total: int, granule: int) -> No
             plan_segments(total, granule)
         return
     plans = plan_segments(total, granule)
-    taken = sum(plan.memory_bytes(granule) for plan in plans)
-    assert total - len(plans) * 2 * granule <= taken <= total
+    taken = sum(plan.memory_bytes for plan in plans)
+    assert total - len(plans) * (4096 + granule) <= taken <= total
     assert len(plans) == -(-total // SEGMENT_BYTES_MAX)
     assert len({plan.data_bytes for plan in plans}) == 1
     assert all(plan.data_bytes % granule == 0 for plan in plans)
-    table_bytes = table_memory_bytes(plans[0].slots, granule)
     share = max(256 << 10, total // len(plans) // 256)
-    assert share <= table_bytes < share + granule
+    assert share <= plans[0].table_bytes < share + 4096
 
 
 def test_a_segment_is_made_without_memory_and_gets_it_in_chunks(files: NodeFiles) -> None:
@@ -131,6 +130,30 @@ def test_memory_that_cannot_be_had_is_an_error_and_leaves_what_there_is(
     monkeypatch.setattr(os, "posix_fallocate", real)
     assert segment.allocate_next(MIB) == (MIB, MIB)
     segment.close()
+
+
+def test_huge_pages_are_asked_for_directly_and_named_where_there_is_none(
+    files: NodeFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (plan,) = plan_segments(8 * MIB, 2 * MIB)
+    assert plan.data_bytes == 6 * MIB
+    segment = DramSegment(files, plan, BOOT, granule_bytes=2 * MIB)
+    monkeypatch.setattr(dram_module, "allocate_file", None)
+    assert segment.allocate_next(2 * MIB) == (0, 2 * MIB)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ResourceUnavailable, match=r"2 MiB .*-0.data: No space left"):
+        segment.allocate_next(2 * MIB)
+    segment.close()
+    monkeypatch.undo()
+    real = mmap.mmap
+    monkeypatch.setattr(mmap, "mmap", lambda fd, n: full() if n == 6 * MIB else real(fd, n))
+    with pytest.raises(ResourceUnavailable, match=r"can't map 6 MiB of .*-0.data"):
+        DramSegment(files, plan, BOOT, granule_bytes=2 * MIB)
+    assert files.indexes() == []
 
 
 def test_contents_survive_the_daemon(files: NodeFiles) -> None:
@@ -260,6 +283,37 @@ def test_the_table_grows_out_of_the_segments_own_space(files: NodeFiles) -> None
     assert again.retired_bytes == MIB
     assert keys(again) == [b"old", b"key", b"new"]
     again.close()
+
+
+def test_a_file_system_without_room_is_no_obstacle_to_what_needs_none(
+    files: NodeFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restart, and growth, whose memory comes from the hole that it leaves."""
+    make(files).close()
+    real, room = os.posix_fallocate, [0]
+
+    def scarce(fd: int, offset: int, size: int) -> None:
+        held = os.fstat(fd).st_blocks * 512
+        real(fd, offset, size)
+        room[0] -= os.fstat(fd).st_blocks * 512 - held
+        if room[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    punch = DramSegment._punch
+
+    def giving(self: DramSegment, offset: int, length: int) -> None:
+        punch(self, offset, length)
+        room[0] += length
+
+    monkeypatch.setattr(os, "posix_fallocate", scarce)
+    monkeypatch.setattr(DramSegment, "_punch", giving)
+    segment = reopen(files)
+    assert segment is not None
+    room[0] += 4 * 4096  # for what the file system itself needs
+    for i in range(200):  # more than a page of ranges
+        assert segment.retire(i * 8192, 4096, grown(segment, 4096))
+    assert segment.retired_bytes == 200 * 4096
+    segment.close()
 
 
 @pytest.mark.parametrize("step", ["punch", "table"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cenote.api.errors import InvalidArgument, ResourceUnavailable
-from cenote.store.node_files import NodeFiles, stale_nodes
+from cenote.store.node_files import NodeFiles, control_directory_for, stale_nodes
 
 
 def test_a_name_has_one_daemon_at_a_time(tmp_path: Path) -> None:
@@ -75,13 +75,63 @@ def test_files_of_dead_daemons_are_found_and_the_command_removes_them(tmp_path: 
     for files in (own, alive, dead):
         files.data_path(0).write_bytes(bytes(8192))
         files.table_path(0).write_bytes(bytes(4096))
-    own.close()
     dead.close()
     empty.close()
-    (found,) = stale_nodes(tmp_path, "own")
+    (found,) = stale_nodes(own)
     assert (found.name, found.pid) == ("dead-1", os.getpid())
     assert 4096 <= found.size_bytes <= 65536
     subprocess.run(found.remove_command, shell=True, check=True)
-    assert stale_nodes(tmp_path, "own") == []
+    assert stale_nodes(own) == []
     assert alive.data_path(0).exists()
     alive.close()
+    own.close()
+
+
+def test_lock_and_tables_may_lie_apart_from_the_data(tmp_path: Path) -> None:
+    data, control = tmp_path / "data", tmp_path / "control"
+    data.mkdir()
+    control.mkdir()
+    files = NodeFiles(data, "n1", control_directory=control)
+    files.announce(files.node_uuid)
+    for path in (files.data_path(0), files.table_path(0), files.data_path(1)):
+        path.write_bytes(bytes(4096))
+    assert {p.name for p in control.iterdir()} == {"cenote-n1.lock", "cenote-n1-0.slots"}
+    assert files.indexes() == [0, 1]
+    in_data, in_control = files.available_bytes()
+    assert in_data > 0
+    assert in_control is not None
+    files.close()
+    other = NodeFiles(data, "n2", control_directory=control)
+    (stale,) = stale_nodes(other)
+    assert stale.remove_command.count(str(data)) == 2
+    other.close()
+    again = NodeFiles(data, "n1", control_directory=control)
+    again.remove_all()
+    again.close()
+    assert not list(data.iterdir())
+
+
+def test_a_directory_that_went_away_is_named(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    files = NodeFiles(tmp_path / "data", "n1", control_directory=tmp_path)
+    (tmp_path / "data").rmdir()
+    with pytest.raises(ResourceUnavailable, match="data: No such file"):
+        files.available_bytes()
+    files.close()
+
+
+def test_only_huge_pages_need_another_directory_for_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert control_directory_for(tmp_path) == tmp_path
+    mounts = [
+        "30 1 0:26 / / rw - ext4 /dev/vda rw",
+        r"31 30 0:27 / /mnt/huge\040pages rw,relatime shared:7 - hugetlbfs none rw,pagesize=2M",
+        "32 30 0:28 / /mnt/huge rw - tmpfs tmpfs rw",
+    ]
+    monkeypatch.setattr(Path, "read_text", lambda self: "\n".join(mounts))
+    monkeypatch.setattr("os.path.realpath", str)
+    assert control_directory_for(Path("/mnt/huge pages")) == Path("/dev/shm")
+    assert control_directory_for(Path("/mnt/huge pages/a")) == Path("/dev/shm")
+    for other in ("/mnt/huge pages2", "/mnt/huge/a", "/"):
+        assert control_directory_for(Path(other)) == Path(other)

@@ -30,7 +30,7 @@ def available(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Sets how much memory there is beyond what files hold already."""
 
     def set_bytes(size_bytes: int) -> None:
-        monkeypatch.setattr("cenote.store.segments.available_bytes", lambda fd: size_bytes)
+        monkeypatch.setattr(NodeFiles, "available_bytes", lambda self: (size_bytes, None))
 
     return set_bytes
 
@@ -152,7 +152,7 @@ def test_memory_that_a_survivor_holds_already_is_not_asked_for_again(
     available(2 * MIB)
     open_segments(files, 8 * MIB, BOOT).close()
     available(MIB)
-    with pytest.raises(ResourceUnavailable, match=r"7.25 MiB \(7602176 bytes\) could be had"):
+    with pytest.raises(ResourceUnavailable, match=r"7 MiB \(7340032 bytes\) could be had"):
         open_segments(files, 8 * MIB, BOOT)
     less = open_segments(files, 8 * MIB, BOOT, allow_less=True)
     assert less.all()[0].ready_bytes == 6 * MIB

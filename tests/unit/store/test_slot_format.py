@@ -80,19 +80,19 @@ def test_ranges_are_whole_or_none_counts() -> None:
         assert unpack_ranges(bytes(damaged)) is None
 
 
-@given(slots=st.integers(0, 1 << 40), granule=st.sampled_from([4096, 1 << 16, 1 << 21, 1 << 30]))
-def test_memory_and_slots_of_a_table_go_together(slots: int, granule: int) -> None:
-    size = table_file_bytes(slots, granule)
-    assert size % granule == 0
-    assert 0 <= size - SLOTS_AT - slots * SLOT_BYTES < granule
-    memory = table_memory_bytes(slots, granule)
-    assert memory % granule == 0
-    assert slots * SLOT_BYTES < memory <= slots * SLOT_BYTES + HEADER_BYTES + 3 * granule
-    room = slots_for(memory, granule)
+@given(slots=st.integers(0, 1 << 40), page=st.sampled_from([4096, 1 << 16]))
+def test_memory_and_slots_of_a_table_go_together(slots: int, page: int) -> None:
+    size = table_file_bytes(slots, page)
+    assert size % page == 0
+    assert 0 <= size - SLOTS_AT - slots * SLOT_BYTES < page
+    memory = table_memory_bytes(slots, page)
+    assert memory % page == 0
+    assert slots * SLOT_BYTES < memory <= slots * SLOT_BYTES + HEADER_BYTES + 3 * page
+    room = slots_for(memory, page)
     assert room >= slots
-    assert table_memory_bytes(room, granule) == memory
-    assert table_memory_bytes(room + 1, granule) > memory
-    assert slots_for(0, granule) == 0
+    assert table_memory_bytes(room, page) == memory
+    assert table_memory_bytes(room + 1, page) > memory
+    assert slots_for(0, page) == 0
 
 
 def test_boot_ids_are_uuids() -> None:
