@@ -28,8 +28,6 @@ from .state_config import StateConfig
 
 __all__ = ["Decider"]
 
-REPLAY_EFFECTS_PER_STEP: Final = 4
-"""Effects between two yields of `load`: each is a batch, so a step takes milliseconds."""
 _TICK: Final = Tick()
 
 
@@ -59,7 +57,7 @@ class Decider:
     # ---- start ------------------------------------------------------------------------------
 
     def load(self) -> Iterator[None]:
-        """Open the backend and replay it, yielding every few milliseconds.
+        """Open the backend and replay it, yielding after each batch of effects.
 
         Raises ResourceUnavailable, JournalCorrupt, StaleEpoch.
         """
@@ -69,11 +67,10 @@ class Decider:
             wait_s = max(self.config.inherited_lease_wait_s, self.config.lease_ttl_max_s)
             self.config = dataclasses.replace(self.config, inherited_lease_wait_s=wait_s)
         state = MasterState(self.config, opened.epoch)
-        for number, entry in enumerate(read_entries(opened.records, verified=True)):
+        for entry in read_entries(opened.records, verified=True):
             if not isinstance(entry, SnapshotEnd):
                 state.replay(entry)
-            if number % REPLAY_EFFECTS_PER_STEP == 0:
-                yield
+            yield
         self.replayed_entries = self.backend.last_entry
         self._log = LogWriter(self.backend, opened.epoch)
         self._state = state

@@ -105,7 +105,7 @@ class MasterService:
     # ---- life -------------------------------------------------------------------------------
 
     def load(self) -> Iterator[None]:
-        """Start an epoch and replay the journal, yielding every few milliseconds.
+        """Start an epoch and replay the journal, yielding after each batch of effects.
 
         Raises ResourceUnavailable and JournalCorrupt.
         """
