@@ -31,7 +31,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -45,7 +45,7 @@ from waiting import wait_until
 if TYPE_CHECKING:
     from cenote.client import Client
 
-__all__ = ["Cluster", "Process", "run_cenote", "start_cenote"]
+__all__ = ["Cluster", "Process", "run_cenote", "start_cenote", "start_program"]
 
 READY_TIMEOUT_S = 30.0  # two busy cores and cold caches
 STOP_TIMEOUT_S = 2.5
@@ -156,7 +156,7 @@ class Process:
 
 @final
 class Cluster:
-    """See the module's docstring. Flags are named as on the command line, less the leading dashes."""
+    """See the module's docstring. Flags are named as on the command line, but for the dashes."""
 
     def __init__(
         self,
@@ -351,10 +351,11 @@ def _host_port(address: str) -> str:
 def start_cenote(
     *arguments: str,
     environment: Mapping[str, str] | None = None,
+    interpreter_options: Sequence[str] = (),
     **options: Any,
 ) -> subprocess.Popen[bytes]:
     """Start `cenote ARGUMENTS`, its output in pipes; options are Popen's. The caller ends it."""
-    command = [sys.executable, "-m", "cenote.cli.main", *arguments]
+    command = [sys.executable, *interpreter_options, "-m", "cenote.cli.main", *arguments]
     settings: dict[str, Any] = {
         "stdin": subprocess.DEVNULL,
         "stdout": subprocess.PIPE,
@@ -383,3 +384,29 @@ def run_cenote(
                 os.kill(process.pid, signal.SIGKILL)
             raise
     return subprocess.CompletedProcess(list(arguments), process.returncode, out, err)
+
+
+# ---- programs of the tests' own -----------------------------------------------------------------
+
+
+def start_program(
+    name: str,
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    **options: Any,
+) -> subprocess.Popen[bytes]:
+    """Start the program `name` of `programs.py`, which ends with this process at the latest.
+
+    Its standard input and output are pipes; options are Popen's. The caller ends it: see
+    `remote.Remote`.
+    """
+    given = clean_environment() if environment is None else dict(environment)
+    given["PYTHONPATH"] = str(Path(__file__).parent)
+    command = [sys.executable, "-m", "cenote.cli.child", str(os.getpid())]
+    settings: dict[str, Any] = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "env": given,
+        **options,
+    }
+    return subprocess.Popen([*command, "programs", name, *arguments], **settings)

@@ -99,8 +99,8 @@ def _bytes_of(source: str) -> Iterator[memoryview]:
             with os.fdopen(os.dup(fd), "rb") as file:
                 yield memoryview(file.read())
             return
-        with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
-            yield view
+        # Not closed: an error's traceback may still hold the view. It goes with the last of them.
+        yield memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
     except OSError as error:
         raise InvalidArgument(f"can't read {source}: {error.strerror}") from error
     finally:

@@ -97,13 +97,14 @@ def _announce(pool: LocalPool, plan: PoolPlan, dram: str, *, ready_line: bool) -
     from .output import note, print_pairs
 
     if ready_line:
-        print(make_ready_line({"lane": pool.lane, "grpc": pool.grpc}), flush=True)
+        fields = {"lane": pool.lane, "grpc": pool.grpc, "memory": pool.dram_directory}
+        print(make_ready_line(fields), flush=True)
         return
     pairs: list[tuple[str, str | int | float | None]] = [
         ("master", pool.lane),
         ("gRPC", pool.grpc),
     ]
-    pairs += [(store.name, store.ready.get("tcp", "")) for store in pool.stores]
+    pairs += [(store.name, store.ready["data"].removeprefix("tcp://")) for store in pool.stores]
     pairs.append(("logs", str(pool.directory)))
     print_pairs(pairs)
     if plan.lane_port != _PORT_DEFAULT:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast, final
 
 from cenote.api.errors import (
+    AlreadyExists,
     CenoteError,
     DeadlineExceeded,
     InvalidArgument,
@@ -122,7 +123,7 @@ class Admin:
     def create_namespace(
         self, name: str, fingerprint: bytes, durability: int
     ) -> admin_pb2.NamespaceStatus:
-        """Make a namespace. Raises FingerprintMismatch where it exists with another one."""
+        """Make a namespace, or find it. Raises FingerprintMismatch where it has another one."""
         from cenote.v1 import admin_pb2
 
         request = admin_pb2.CreateNamespaceRequest(
@@ -130,7 +131,10 @@ class Admin:
             fingerprint=fingerprint,
             durability=cast("common_pb2.Durability", durability),
         )
-        reply = self._call("CreateNamespace", request)
+        try:
+            reply = self._call("CreateNamespace", request)
+        except AlreadyExists:  # with this fingerprint
+            return self.namespace(name)
         return cast("admin_pb2.NamespaceStatus", reply.namespace)
 
     def reset_namespace(self, name: str) -> int:

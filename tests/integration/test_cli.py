@@ -1,0 +1,441 @@
+"""The `cenote` command against a real pool: what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cenote.cli.daemons import clean_environment
+from cenote.cli.main import main
+from cenote.cli.scratch import MEMORY_DIRECTORY
+from cluster import Cluster, run_cenote, start_cenote
+from waiting import wait_until
+
+pytestmark = pytest.mark.integration
+
+MIB = 1 << 20
+STOP_S = 2.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(stores=2, dram_bytes=48 * MIB) as started:
+        started.wait_alive(2)
+        yield started
+
+
+@dataclass
+class Result:
+    code: int
+    out: bytes
+    err: str
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Cenote:
+    """`cenote ARGUMENTS` in this process."""
+
+    def __init__(self, capture: pytest.CaptureFixture[bytes]) -> None:
+        self._capture = capture
+
+    def __call__(self, *arguments: str) -> Result:
+        self._capture.readouterr()
+        code = main(arguments)
+        out, err = self._capture.readouterr()
+        return Result(code, out, err.decode())
+
+
+@pytest.fixture
+def cenote(
+    cluster: Cluster,
+    capsysbinary: pytest.CaptureFixture[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Cenote:
+    for name, value in cluster.environment.items():
+        if name.startswith("CENOTE_"):
+            monkeypatch.setenv(name, value)
+    return Cenote(capsysbinary)
+
+
+@pytest.fixture
+def namespace(request: pytest.FixtureRequest) -> str:
+    """One of each test's own."""
+    return str(request.node.name)
+
+
+# ---- objects ---------------------------------------------------------------------------------
+
+
+def test_an_object_from_put_to_rm(cenote: Cenote, namespace: str, tmp_path: Path) -> None:
+    data = random.Random(1).randbytes(3 * MIB + 1)
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(data)
+    assert cenote("put", "-n", namespace, "a/b", str(source)).code == 0
+    assert cenote("get", "-n", namespace, "a/b", str(target)).code == 0
+    assert target.read_bytes() == data
+    assert cenote("get", "-n", namespace, "a/b").out == data
+
+    stat = cenote("stat", "-n", namespace, "a/b", "--json").json()
+    assert (stat["size_bytes"], stat["replicas"], stat["lease_count"]) == (len(data), 1, 0)
+    assert sum(extent["length_bytes"] for extent in stat["extents"]) == len(data)
+    assert {extent["node"] for extent in stat["extents"]} <= {"s0", "s1"}
+    shown = cenote("stat", "-n", namespace, "a/b").out.decode()
+    assert "3 MiB" in shown
+    assert stat["checksum"] in shown
+
+    (listed,) = cenote("ls", "-n", namespace, "--json").json()
+    assert (listed["key"], listed["size_bytes"]) == ("a/b", len(data))
+    assert listed["version"] == stat["version"]
+
+    removed = cenote("rm", "-n", namespace, "a/b", "--json")
+    assert (removed.code, removed.json()) == (0, {"removed": 1, "missing": []})
+    assert cenote("get", "-n", namespace, "a/b").code == 3
+    assert cenote("stat", "-n", namespace, "a/b").code == 3
+    assert cenote("ls", "-n", namespace, "--json").json() == []
+
+
+def test_standard_input_and_keys_that_are_no_text(cluster: Cluster, namespace: str) -> None:
+    key = "hex:00ff17"
+    put = cluster.cli("put", "-n", namespace, key, "-", stdin=b"hello\n")
+    assert put.returncode == 0, put.stderr
+    got = cluster.cli("get", "-n", namespace, key, "-")
+    assert (got.returncode, got.stdout) == (0, b"hello\n")
+    listed = cluster.cli("ls", "-n", namespace, "hex:00", "--json")
+    assert [entry["key"] for entry in json.loads(listed.stdout)] == [key]
+
+
+def test_an_object_never_changes(cenote: Cenote, namespace: str, tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.write_text("one")
+    other.write_text("two")
+    assert cenote("put", "-n", namespace, "k", str(one)).code == 0
+    again = cenote("put", "-n", namespace, "k", str(one))
+    assert again.code == 0
+    assert "already" in again.err
+    refused = cenote("put", "-n", namespace, "k", str(other))
+    assert refused.code == 1
+    assert "other bytes" in refused.err
+    assert "cenote rm k" in refused.err
+    assert cenote("get", "-n", namespace, "k").out == b"one"
+
+
+def test_what_is_not_there_has_an_exit_code_of_its_own(cenote: Cenote, namespace: str) -> None:
+    for command in (["get", "k"], ["stat", "k"], ["rm", "k"], ["ls"]):
+        result = cenote(*command, "-n", "no-such-namespace")
+        assert result.code == 3, command
+        assert len(result.err.splitlines()) == 1
+    assert cenote("namespaces", "create", namespace).code == 0
+    assert cenote("get", "-n", namespace, "k").code == 3
+    assert cenote("rm", "-n", namespace, "k").code == 3
+    assert cenote("rm", "-n", namespace, "k", "--force").code == 0
+
+
+def test_replicas_are_all_placed_or_refused(cenote: Cenote, namespace: str, tmp_path: Path) -> None:
+    source = tmp_path / "x"
+    source.write_bytes(b"x")
+    refused = cenote("put", "-n", namespace, "k", str(source), "--replicas", "3")
+    assert refused.code == 1
+    assert "failure domains" in refused.err
+
+
+def test_ls_shows_what_begins_with_a_prefix(
+    cenote: Cenote, cluster: Cluster, namespace: str
+) -> None:
+    with cluster.client(namespace=namespace) as client:
+        client.put_batch([f"{kind}/{i:03}" for kind in "ab" for i in range(150)], [b"v"] * 300)
+        client.remove_batch([f"b/{i:03}" for i in range(100)])
+        client.put("c" * 512, b"long key")
+    assert len(cenote("ls", "-n", namespace, "a/", "--limit", "1000", "--json").json()) == 150
+    b = cenote("ls", "-n", namespace, "b/", "--limit", "1000", "--json").json()
+    assert [entry["key"] for entry in b] == [f"b/{i:03}" for i in range(100, 150)]
+    (long,) = cenote("ls", "-n", namespace, "ccc", "--json").json()
+    assert long["key"] == "c" * 512
+    some = cenote("ls", "-n", namespace, "--limit", "10")
+    assert len(some.out.splitlines()) == 12
+    assert "more than 10 keys" in some.err
+
+
+# ---- the pool --------------------------------------------------------------------------------
+
+
+def test_listings_for_scripts(cenote: Cenote) -> None:
+    status = cenote("status", "--json").json()
+    assert (status["nodes_alive"], status["nodes_total"]) == (2, 2)
+    assert status["capacity_bytes"] > 90 * MIB
+    nodes = cenote("nodes", "--json").json()
+    assert [(node["name"], node["state"]) for node in nodes] == [("s0", "alive"), ("s1", "alive")]
+    assert {endpoint["kind"] for endpoint in nodes[0]["endpoints"]} == {"tcp", "shm", "grpc"}
+    segments = cenote("segments", "--json").json()
+    assert {segment["node_name"] for segment in segments} == {"s0", "s1"}
+    assert all(segment["tier"] == "dram" for segment in segments)
+
+
+def test_listings_for_people(cenote: Cenote) -> None:
+    assert "2 of 2 alive" in cenote("status").out.decode()
+    for command in ("nodes", "segments"):
+        lines = cenote(command).out.decode().splitlines()
+        assert len(lines) == 4, lines
+        assert all(line == line.rstrip() for line in lines)
+        assert not any("\x1b" in line for line in lines)
+
+
+def test_namespaces_are_made_and_reset_one_by_one(
+    cenote: Cenote, cluster: Cluster, namespace: str
+) -> None:
+    other = f"{namespace}-other"
+    made = cenote("namespaces", "create", namespace, "--fingerprint", "bf16", "--json")
+    assert (made.code, made.json()["fingerprint"]) == (0, "bf16")
+    assert cenote("namespaces", "create", namespace, "--fingerprint", "bf16").code == 0
+    refused = cenote("namespaces", "create", namespace, "--fingerprint", "fp8")
+    assert refused.code == 1
+    assert "fingerprint" in refused.err
+    with cluster.client(namespace=namespace, fingerprint="bf16") as client:
+        client.put("k", b"v")
+        client.namespace(other).put("k", b"v")
+    assert cenote("get", "-n", namespace, "k").out == b"v"
+    assert cenote("namespaces", "reset", namespace, "--yes", "--json").json()["generation"] > 1
+    assert cenote("get", "-n", namespace, "k").code == 3
+    assert cenote("get", "-n", other, "k").out == b"v"
+    listed = {each["name"]: each for each in cenote("namespaces", "--json").json()}
+    assert listed[namespace]["objects"] == 0
+    assert listed[other]["objects"] == 1
+    assert cenote("namespaces", "reset", "no-such-namespace", "--yes").code == 3
+
+
+def test_bench_measures_and_leaves_nothing(cenote: Cenote) -> None:
+    result = cenote("bench", "--seconds", "0.05", "--size", "64KiB", "--json")
+    assert result.code == 0, result.err
+    cases = result.json()
+    assert [case["operation"] for case in cases] == ["exists"] * 2 + ["put", "get"] * 3
+    assert all(0 < case["p50_us"] <= case["p99_us"] for case in cases)
+    listed = {each["name"]: each for each in cenote("namespaces", "--json").json()}
+    assert listed["cenote-bench"]["objects"] == 0
+
+
+# ---- what goes wrong -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["no-such-command"],
+        ["get"],
+        ["get", "k", "--no-such-option"],
+        ["put", "k", "/no/such/file"],
+        ["put", "", "-"],
+        ["get", "hex:0"],
+        ["up", "--dram", "4G"],
+        ["replay", "/no/such/trace.jsonl"],
+        ["replay", "--block-size", "12", __file__],
+    ],
+)
+def test_wrong_usage_is_one_line(cenote: Cenote, arguments: list[str]) -> None:
+    result = cenote(*arguments)
+    assert result.code == 2
+    assert len(result.err.splitlines()) == 1, result.err
+    assert result.err.startswith("cenote: ")
+    assert result.out == b""
+
+
+def test_a_pool_that_is_not_there(cenote: Cenote, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{reserved.getsockname()[1]}"
+        monkeypatch.setenv("CENOTE_GRPC", address)
+        for command in (["status"], ["nodes"], ["ls"], ["get", "k"], ["put", "k", __file__]):
+            began_s = time.monotonic()
+            result = cenote(*command, "--master", address)
+            assert result.code == 4, command
+            assert len(result.err.splitlines()) == 1
+            assert "cenote up" in result.err
+            assert time.monotonic() - began_s < 3
+
+
+def test_a_pool_that_does_not_answer_costs_the_deadline(
+    cenote: Cenote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("CENOTE_GRPC", address)
+        began_s = time.monotonic()
+        result = cenote("status", "--master", address, "--deadline", "0.3")
+        assert result.code == 4
+        assert 0.2 < time.monotonic() - began_s < 3
+
+
+def test_help_costs_no_heavy_import() -> None:
+    with start_cenote("--help", interpreter_options=["-X", "importtime"]) as process:
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert b"replay" in out
+    imported = {line.rpartition(b"|")[2].strip() for line in err.splitlines()}
+    assert b"typer" in imported
+    assert not imported & {b"numpy", b"grpc", b"uvloop", b"google.protobuf"}
+
+
+def test_a_pipe_that_closes_early_is_no_error(cluster: Cluster) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        result = run_cenote("nodes", "--json", environment=cluster.environment, stdout=writer)
+    finally:
+        os.close(writer)
+    assert b"Traceback" not in result.stderr
+    assert result.stderr == b""
+
+
+def test_no_arguments_show_the_help(cenote: Cenote) -> None:
+    result = cenote()
+    assert result.code == 0
+    assert b"Usage" in result.out
+    assert b"Exit codes" in result.out
+    assert cenote("--version").out.startswith(b"cenote ")
+
+
+# ---- up and down -----------------------------------------------------------------------------
+
+
+def test_up_starts_a_pool_and_ctrl_c_stops_all_of_it(tmp_path: Path) -> None:
+    environment = clean_environment() | {"TMPDIR": str(tmp_path)}
+    arguments = ["--nodes", "2", "--dram", "16MiB", "--port", "0", "--ready-line"]
+    with start_cenote("up", *arguments, environment=environment) as process:
+        try:
+            assert process.stdout is not None
+            ready = dict(
+                word.split("=", 1) for word in process.stdout.readline().decode().split()[1:]
+            )
+            found = environment | {
+                "CENOTE_MASTER": ready["lane"],
+                "CENOTE_GRPC": ready["grpc"],
+            }
+            status = run_cenote("status", "--json", environment=found)
+            assert json.loads(status.stdout)["nodes_total"] == 2
+            memory = Path(ready["memory"])
+            assert memory.parent == MEMORY_DIRECTORY
+            assert list(memory.glob("*.data"))
+            end_by(process, signal.SIGINT)
+            assert process.returncode == 0
+        finally:
+            process.kill()
+    assert not memory.exists()
+    assert not list(tmp_path.glob("cenote-tmp-*"))
+
+
+def end_by(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """End it by a signal; within the time that is promised for that."""
+    began_s = time.monotonic()
+    process.send_signal(number)
+    process.wait(timeout=10)
+    assert time.monotonic() - began_s < STOP_S + 0.5  # and what a busy machine adds
+
+
+@pytest.mark.parametrize("after_bytes", [b"", b"ready"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_up_ends_in_any_state(tmp_path: Path, after_bytes: bytes, number: signal.Signals) -> None:
+    environment = clean_environment() | {"TMPDIR": str(tmp_path)}
+    arguments = ["--dram", "16MiB", "--port", "0", "--ready-line"]
+    with start_cenote("up", *arguments, environment=environment) as process:
+        try:
+            if after_bytes:
+                assert process.stdout is not None
+                assert process.stdout.readline().startswith(after_bytes)
+            else:
+                wait_until(
+                    lambda: list(tmp_path.glob("cenote-tmp-*/master.log")), what="the master's log"
+                )
+            end_by(process, number)
+        finally:
+            process.kill()
+    wait_until(lambda: not daemons_in(tmp_path), what="the daemons to end")
+    assert not list(tmp_path.glob("cenote-tmp-*"))
+
+
+def daemons_in(directory: Path) -> list[int]:
+    """Processes whose command line names the directory."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if os.fsencode(directory) in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
+
+
+def test_daemons_end_with_a_killed_up(tmp_path: Path) -> None:
+    environment = clean_environment() | {"TMPDIR": str(tmp_path)}
+    arguments = ["--nodes", "1", "--dram", "16MiB", "--port", "0", "--ready-line"]
+    with start_cenote("up", *arguments, environment=environment) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"ready")
+        assert len(daemons_in(tmp_path)) >= 2
+        process.kill()
+    wait_until(lambda: not daemons_in(tmp_path), what="the daemons to end")
+
+
+def test_up_in_the_background_keeps_its_contents_and_down_ends_it(tmp_path: Path) -> None:
+    environment = clean_environment() | {"TMPDIR": str(tmp_path)}
+    directory = tmp_path / "pool"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    arguments = ["up", "--nodes", "1", "--dram", "16MiB", "--dir", str(directory)]
+    arguments += ["--port", str(port), "--detach"]
+    found = environment | {"CENOTE_MASTER": f"127.0.0.1:{port}"}
+    memory: list[Path] = []
+    try:
+        for round_number in range(2):
+            started = run_cenote(*arguments, environment=environment)
+            assert started.returncode == 0, started.stderr
+            if not round_number:
+                put = run_cenote("put", "k", __file__, environment=found)
+                assert put.returncode == 0, put.stderr
+                again = run_cenote(*arguments, environment=environment)
+                assert again.returncode == 1
+                assert b"already" in again.stderr
+            got = run_cenote("get", "k", environment=found)
+            assert got.stdout == Path(__file__).read_bytes()
+            down = run_cenote("down", "--port", str(port), environment=environment)
+            assert down.returncode == 0, down.stderr
+        assert run_cenote("down", "--port", str(port), environment=environment).returncode == 3
+    finally:
+        run_cenote("down", "--port", str(port), environment=environment)
+        from cenote.cli.cmd_pool import _kept_memory
+
+        memory += [_kept_memory(directory)]
+        for path in memory:
+            for file in path.glob("*"):
+                file.unlink()
+            path.rmdir()
+    assert not daemons_in(tmp_path)
+
+
+def test_up_that_gets_no_memory_says_what_it_could_have(tmp_path: Path) -> None:
+    environment = clean_environment() | {"TMPDIR": str(tmp_path)}
+    result = run_cenote("up", "--dram", "500TiB", "--port", "0", environment=environment)
+    assert result.returncode == 1
+    assert b"could be had" in result.stderr
+    assert b"Traceback" not in result.stderr
+    assert not list(tmp_path.glob("cenote-tmp-*"))
+
+
+def test_master_and_store_are_the_daemons(cenote: Cenote) -> None:
+    for command in ("master", "store"):
+        with start_cenote(command, "--help") as process:
+            out, _ = process.communicate(timeout=30)
+        assert process.returncode == 0
+        assert b"--listen" in out
