@@ -34,15 +34,19 @@ def test_exists(client: Client, some: list[str]) -> None:
 
 
 def test_long_batches_of_exists_are_sent_in_slices(
-    client: Client, some: list[str], master: FakeMaster
+    make_client: MakeClient, some: list[str], master: FakeMaster
 ) -> None:
+    master.batch_keys_max = 128
+    client = make_client()
     client.exists_batch(some)
     assert [len(r.keys.digests) // 16 for r in master.requests["exists"]] == [128] * 4 + [88]
 
 
 def test_a_failed_slice_is_asked_for_again(
-    client: Client, some: list[str], master: FakeMaster
+    make_client: MakeClient, some: list[str], master: FakeMaster
 ) -> None:
+    master.batch_keys_max = 128
+    client = make_client()
     master.faults["exists"] = [Unavailable("once")]
     assert client.exists_batch(some).tolist() == [1, 0, 0] * 200
     assert client.stats().retries == 0

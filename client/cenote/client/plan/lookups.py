@@ -21,9 +21,10 @@ from .steps import AskMany, Plan
 
 __all__ = ["exists", "match", "pin", "remove", "unpin"]
 
-SLICE_KEYS: Final = 128
-"""Longer batches are cut into slices of this size, which client and master work on at once."""
-_SLICES_MAX: Final = 32
+SLICE_KEYS: Final = 4096
+"""Longer batches are cut into slices of this size, so that the master's other callers get their
+turn. Shorter slices (so that client and master work at the same time) were measured to be slower:
+512 keys take 190 us as one request, 330 us as two, 420 us as four."""
 
 U8 = NDArray[np.uint8]
 
@@ -31,13 +32,13 @@ U8 = NDArray[np.uint8]
 def exists(call: Call, keys: Sequence[bytes]) -> Plan[U8]:
     """uint8[n]: 1 where the key is present."""
     count = len(keys)
-    if count <= SLICE_KEYS:
+    per_slice = min(SLICE_KEYS, call.state.limits.batch_keys_max)
+    if count <= per_slice:
         if not count:
             return np.zeros(0, np.uint8)
         request = _exists_request(call, keys)
         reply = yield from ask_master(call, "exists", request, pb.ExistsResponse)
         return np.frombuffer(reply.present, np.uint8)
-    per_slice = min(max(SLICE_KEYS, -(-count // _SLICES_MAX)), call.state.limits.batch_keys_max)
     slices = [keys[first : first + per_slice] for first in range(0, count, per_slice)]
     make: list[Callable[[], Message]] = [partial(_exists_request, call, part) for part in slices]
     replies = yield AskMany("exists", make, call.remaining_s())

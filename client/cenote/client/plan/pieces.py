@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from cenote.api.errors import ProtocolError
 from cenote.api.rows import EXTENT
 
-__all__ = ["Items", "Pieces", "Placement", "cut_items", "place_replicas"]
+__all__ = ["Items", "Pieces", "Placement", "cut_items", "place_replicas", "ranges"]
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
@@ -85,16 +85,13 @@ def place_replicas(extents: Rows, counts: I64, replicas: I64, sizes: I64) -> Pla
 
     Raises ProtocolError where extents don't add up.
     """
+    lengths = extents["length"].astype(np.int64)
+    plain = np.count_nonzero(counts == 1) == np.count_nonzero(replicas == 1) == len(counts)
+    if plain and len(extents) == len(counts):
+        return place_single(extents, lengths, sizes)
     total = int(counts.sum())
     if total != len(extents) or (len(counts) and int(counts.min()) <= 0):
         raise ProtocolError(f"the master sent {len(extents)} extents where it counted {total}")
-    lengths = extents["length"].astype(np.int64)
-    if total == len(counts) and bool((replicas == 1).all()):
-        if not np.array_equal(lengths, sizes):
-            raise ProtocolError("the master sent extents that don't add up to their object")
-        owner = np.arange(total, dtype=np.int64)
-        zeros = np.zeros(total, np.int64)
-        return Placement(extents, owner, zeros, zeros, single=True)
     owner = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
     ends = np.cumsum(lengths)
     first = np.cumsum(counts) - counts
@@ -108,6 +105,14 @@ def place_replicas(extents: Rows, counts: I64, replicas: I64, sizes: I64) -> Pla
     if not whole or not np.array_equal(sums, sizes * replicas):
         raise ProtocolError("the master sent extents that don't add up to their object's replicas")
     return Placement(extents, owner, replica, start, single=False)
+
+
+def place_single(extents: Rows, lengths: I64, sizes: I64) -> Placement:
+    """`place_replicas` for one replica of one extent each."""
+    if np.count_nonzero(lengths != sizes):
+        raise ProtocolError("the master sent extents that don't add up to their object")
+    zeros = np.zeros(len(extents), np.int64)
+    return Placement(extents, np.arange(len(extents), dtype=np.int64), zeros, zeros, single=True)
 
 
 @dataclass(slots=True)

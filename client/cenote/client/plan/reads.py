@@ -43,6 +43,8 @@ from .steps import Pause, Plan
 __all__ = ["ReadOptions", "ReadOutcome", "acquire", "read_objects"]
 
 I64 = NDArray[np.int64]
+_HIT: Final = int(GetStatus.HIT)
+_MISS: Final = int(GetStatus.MISS)
 
 CACHED_BYTES_MAX: Final = 512 << 10
 """Larger objects are not read under a cached location where a lease proves a read without a
@@ -75,14 +77,14 @@ class ReadOutcome:
     @classmethod
     def blank(cls, count: int, *, values: bool) -> ReadOutcome:
         return cls(
-            np.full(count, GetStatus.MISS, np.uint8),
+            np.full(count, _MISS, np.uint8),
             np.zeros(count, np.uint64),
             np.zeros(count, np.uint16),
             [None] * count if values else None,
         )
 
     def hit(self, positions: I64, sizes: NDArray[np.uint64]) -> None:
-        self.statuses[positions] = GetStatus.HIT
+        self.statuses[positions] = _HIT
         self.sizes[positions] = sizes
 
     def fail(self, positions: I64, error: CenoteError) -> None:
@@ -114,7 +116,7 @@ def read_objects(
                 raise
             outcome.fail(np.concatenate((reader.todo, np.arange(end, count))), error)
             break
-        if options.chain and (outcome.statuses[first:end] == GetStatus.MISS).any():
+        if options.chain and (outcome.statuses[first:end] == _MISS).any():
             break
     _count(call, outcome)
     return outcome
@@ -122,10 +124,10 @@ def read_objects(
 
 def _count(call: Call, outcome: ReadOutcome) -> None:
     counters = call.state.counters
-    by_status = np.bincount(outcome.statuses, minlength=3).tolist()
-    counters.hits += by_status[GetStatus.HIT]
-    counters.misses += by_status[GetStatus.MISS]
-    counters.failed += by_status[GetStatus.FAILED]
+    hits, misses, failed = np.bincount(outcome.statuses, minlength=3).tolist()
+    counters.hits += hits
+    counters.misses += misses
+    counters.failed += failed
     counters.read_bytes += int(outcome.sizes.sum())
 
 
@@ -182,7 +184,7 @@ class _Reader:
         """Read what was located; leaves in `todo` what is to be asked for (again)."""
         fetch = Fetch(self.call, located, self.options.verify)
         asked = located.positions
-        rest = self.todo[~np.isin(self.todo, asked)] if len(asked) != len(self.todo) else None
+        rest = self.todo[~np.isin(self.todo, asked)] if len(asked) < len(self.todo) else None
         try:
             yield from fetch.run(self.pieces)
         finally:
@@ -195,8 +197,10 @@ class _Reader:
         outcome = self.outcome
         hits = fetch.hit_rows()
         if len(hits):
-            positions = fetch.positions[hits]
-            outcome.hit(positions, fetch.objects["size"][hits])
+            everything = len(hits) == len(fetch.positions)
+            positions = fetch.positions if everything else fetch.positions[hits]
+            sizes = fetch.objects["size"]
+            outcome.hit(positions, sizes if everything else sizes[hits])
             if outcome.values is not None and fetch.values is not None:
                 for row, position in zip(hits.tolist(), positions.tolist(), strict=True):
                     outcome.values[position] = fetch.values[row]
@@ -232,19 +236,17 @@ class _Reader:
         rows, extents = fetch.cacheable_hits()
         if not len(rows) or not space.locations.entries_max:
             return
-        objects = fetch.objects[rows]
+        objects = fetch.objects if len(rows) == len(fetch.objects) else fetch.objects[rows]
         nodes = fetch.nodes_of(extents["segment"])
-        if state.lease_proven:
-            worth = (objects["size"] <= CACHED_BYTES_MAX) | ~np.isin(
-                nodes, np.array(list(state.lease_proven))
+        worth = objects["size"] <= CACHED_BYTES_MAX
+        if np.count_nonzero(worth) < len(worth):
+            worth |= ~np.isin(nodes, np.array(list(state.lease_proven), np.int64))
+            rows, extents, objects, nodes = (
+                rows[worth],
+                extents[worth],
+                objects[worth],
+                nodes[worth],
             )
-            if not worth.all():
-                rows, extents, objects, nodes = (
-                    rows[worth],
-                    extents[worth],
-                    objects[worth],
-                    nodes[worth],
-                )
         locations = np.empty(len(rows), LOCATION)
         locations["end_s"] = located.asked_s + state.limits.location_ttl_s
         locations["offset"] = extents["offset"]

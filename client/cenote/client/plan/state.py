@@ -30,6 +30,7 @@ __all__ = [
     "Peers",
     "PutOptions",
     "Space",
+    "groups_by_node",
     "pick_digests",
     "varint",
 ]
@@ -92,19 +93,24 @@ class Peers:
         self.node_by_segment: dict[int, int] = {
             segment.segment_id: segment.node_id for segment in view.segments
         }
-        ids = np.array(sorted(self.node_by_segment), np.uint32)
-        nodes = np.array([self.node_by_segment[i] for i in ids.tolist()], np.int64)
-        self._table = (ids, nodes)
+        # Segment ids are dense. The last entry stands for all that are higher.
+        self._table = np.full(max(self.node_by_segment, default=0) + 2, -1, np.int64)
+        for segment_id, node_id in self.node_by_segment.items():
+            self._table[segment_id] = node_id
 
     def nodes_of(self, segments: NDArray[np.uint32]) -> NDArray[np.int64]:
         """The node of each segment, -1 where this view does not know the segment."""
-        ids, nodes = self._table
-        if not len(ids):
-            return np.full(len(segments), -1, np.int64)
-        at = np.searchsorted(ids, segments)
-        at[at == len(ids)] = 0
-        found: NDArray[np.int64] = np.where(ids[at] == segments, nodes[at], -1)
-        return found
+        return self._table.take(segments, mode="clip")
+
+
+def groups_by_node(nodes: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64] | None]]:
+    """(node, which rows lie there; None: all of them) for each node."""
+    if not len(nodes):
+        return []
+    first = int(nodes[0])
+    if (nodes == first).all():
+        return [(first, None)]
+    return [(node, np.flatnonzero(nodes == node)) for node in np.unique(nodes).tolist()]
 
 
 @dataclass(slots=True)

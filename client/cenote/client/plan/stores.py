@@ -25,14 +25,14 @@ from cenote.api.errors import (
     Unavailable,
     error_from_code,
 )
-from cenote.api.rows import EXTENT, PUT, SEAL, CommitStatus
+from cenote.api.rows import EXTENT, PUT, PUT_STRUCT, SEAL, CommitStatus, PutStatus
 from cenote.transport.base import ItemStatus, SealBatch
 from cenote.v1 import master_pb2 as pb
 
 from .asking import ask_master
 from .budgets import SEAL_ATTEMPTS_MAX, attempt_budget_s, backoff_s, node_failed
-from .pieces import Items, Pieces, Placement, cut_items, place_replicas
-from .state import Call, Grant
+from .pieces import Items, Pieces, Placement, cut_items, place_replicas, place_single
+from .state import Call, Grant, groups_by_node
 from .steps import Checksum, Hash, Move, Part, Pause, Plan, RefreshView, SealPart, Seals
 
 __all__ = ["Store"]
@@ -41,6 +41,10 @@ I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 Bools = NDArray[np.bool_]
 _NONE: Final[I64] = np.zeros(0, np.int64)
+ONE_GRANTED: Final = PUT_STRUCT.pack(PutStatus.GRANTED, 1, 1, 0)
+"""The PUT row of one replica in one extent: what all are, nearly always."""
+DECIDED: Final = bytes([CommitStatus.DECIDED])
+count_nonzero: Final = np.count_nonzero  # five times as fast as any() and all() of short arrays
 
 
 class Store:
@@ -68,14 +72,19 @@ class Store:
         self._granted = granted
         self._reply = reply
         self._grant = Grant(reply.grant_id)
-        puts = np.frombuffer(reply.puts, PUT)[granted]
-        self.replicas: I64 = puts["replicas"].astype(np.int64)
-        self.placement: Placement = place_replicas(
-            np.frombuffer(reply.extents, EXTENT),
-            puts["extents"].astype(np.int64),
-            self.replicas,
-            sizes if tails is None else sizes + tails,
-        )
+        extents = np.frombuffer(reply.extents, EXTENT)
+        with_tails = sizes if tails is None else sizes + tails
+        self.replicas: I64
+        self.placement: Placement
+        if reply.puts == ONE_GRANTED * len(keys) and len(extents) == len(keys):
+            self.replicas = np.ones(len(keys), np.int64)
+            self.placement = place_single(extents, extents["length"].astype(np.int64), with_tails)
+        else:
+            puts = np.frombuffer(reply.puts, PUT)[granted]
+            self.replicas = puts["replicas"].astype(np.int64)
+            self.placement = place_replicas(
+                extents, puts["extents"].astype(np.int64), self.replicas, with_tails
+            )
         self.nodes: I64 = _NONE
         self.lost: Bools = np.zeros(0, np.bool_)
         """Per extent: its replica was not written, or not sealed."""
@@ -91,10 +100,11 @@ class Store:
         """All of it. Raises what ends the whole call; GrantRevoked ends this grant only."""
         self.call.grants[self._grant.grant_id] = self._grant
         self.nodes = self.call.state.peers.nodes_of(self.placement.extents["segment"])
-        if (self.nodes < 0).any():
+        self.lost = self.nodes < 0
+        if count_nonzero(self.lost):
             yield RefreshView(self.call.remaining_s())
             self.nodes = self.call.state.peers.nodes_of(self.placement.extents["segment"])
-        self.lost = self.nodes < 0
+            self.lost = self.nodes < 0
         checksums = yield from self._move()
         rows = self._written_rows()
         if len(rows) < len(self.keys):
@@ -111,28 +121,31 @@ class Store:
     def _move(self) -> Plan[U64]:
         """Write every replica; the payloads' checksums."""
         parts: list[Part] = []
-        members: list[tuple[I64, I64]] = []
+        members: list[tuple[I64, I64 | None, bool]] = []
         first_items: Items | None = None
-        for replica in range(int(self.replicas.max())):
+        for replica in range(1 if self.placement.single else int(self.replicas.max())):
             items, of_extent = self._items(replica)
             if not replica:
                 first_items = items
             for part, where in self._parts(items, Checksum.NEVER if replica else Checksum.ALWAYS):
                 parts.append(part)
-                members.append((of_extent[where], where if not replica else _NONE))
+                of = of_extent if where is None else of_extent[where]
+                members.append((of, where, not replica))
         assert first_items is not None
         self._grant.unfenced = True  # until it is known that every write ended
         yield Move(parts)
         unfenced = False
         sums = np.zeros(len(first_items.owner), np.uint64)
-        summed = np.zeros(len(first_items.owner), np.bool_)
-        for part, (extents, where) in zip(parts, members, strict=True):
+        summed = 0
+        for part, (extents, where, of_first) in zip(parts, members, strict=True):
             unfenced |= self._take_part(part, extents)
-            if len(where) and part.checksums is not None and part.error is None:
-                sums[where] = part.checksums
-                summed[where] = True
+            if of_first and part.checksums is not None and part.error is None:
+                sums[slice(None) if where is None else where] = part.checksums
+                summed += len(part.checksums)
         self._grant.unfenced = unfenced
-        if first_items.whole and summed.all():
+        if first_items.whole and summed == len(sums):
+            if self.placement.single:
+                return sums
             by_row = np.empty(len(self.keys), np.uint64)
             by_row[first_items.owner] = sums
             return by_row
@@ -146,7 +159,7 @@ class Store:
             items = cut_items(
                 placement.extents, placement.owner, placement.start, self.sizes, self.pieces
             )
-            return items, placement.owner if items.whole else items.owner
+            return items, items.owner
         select = np.flatnonzero(placement.replica == replica)
         rows = np.unique(placement.owner[select])
         whole = len(rows) == len(self.keys)
@@ -174,22 +187,27 @@ class Store:
         found: I64 = order[np.searchsorted(keys, wanted, side="right") - 1]
         return found
 
-    def _parts(self, items: Items, checksum: int) -> list[tuple[Part, I64]]:
+    def _parts(self, items: Items, checksum: int) -> list[tuple[Part, I64 | None]]:
+        """One part for each node, and which items it has (None: all)."""
         remaining_s = self.call.remaining_s()
         if remaining_s <= 0:
             raise DeadlineExceeded("the deadline passed before the bytes were sent")
-        nodes = self.call.state.peers.nodes_of(items.extents["segment"])
+        if items.whole and self.placement.single:
+            nodes = self.nodes
+        else:
+            nodes = self.call.state.peers.nodes_of(items.extents["segment"])
         made = []
-        for node in np.unique(nodes).tolist():
+        for node, where in groups_by_node(nodes):
             if node < 0:
                 continue
-            where = np.flatnonzero(nodes == node)
-            extents = items.extents if len(where) == len(nodes) else items.extents[where]
+            extents, addresses = items.extents, items.addresses
+            if where is not None:
+                extents, addresses = extents[where], addresses[where]
             size_bytes = int(extents["length"].sum())
             part = Part(
                 node,
                 extents,
-                items.addresses if len(where) == len(nodes) else items.addresses[where],
+                addresses,
                 budget_s=attempt_budget_s(remaining_s, size_bytes, alternatives=True),
                 size_bytes=size_bytes,
                 checksum=checksum,
@@ -203,7 +221,7 @@ class Store:
         error = part.error
         if error is None and part.statuses is not None:
             self.call.state.trust(part.node_id)
-            if not part.statuses.any():
+            if not count_nonzero(part.statuses):
                 return False
             self.lost[extents[part.statuses != ItemStatus.OK]] = True
             for code in np.unique(part.statuses).tolist():
@@ -239,7 +257,7 @@ class Store:
         return enough
 
     def _written_rows(self) -> I64:
-        if not self.lost.any():
+        if not count_nonzero(self.lost):
             return np.arange(len(self.keys), dtype=np.int64)
         return np.flatnonzero(self._enough(self._lost_replicas()))
 
@@ -270,13 +288,13 @@ class Store:
         )
         reply = yield from ask_master(call, "put_commit", request, pb.PutCommitResponse)
         call.grants.pop(self._grant.grant_id, None)
-        statuses = np.frombuffer(reply.statuses, np.uint8)
-        if len(statuses) != len(rows):
-            raise InternalError(f"put_commit answered {len(statuses)} of {len(rows)} keys")
+        if len(reply.statuses) != len(rows):
+            raise InternalError(f"put_commit answered {len(reply.statuses)} of {len(rows)} keys")
         seqs = np.uint64(reply.seq_first) + np.arange(len(rows), dtype=np.uint64)
-        chosen = statuses == CommitStatus.DECIDED
-        if chosen.all():
+        if reply.statuses == DECIDED * len(rows):
             return rows, seqs, reply.epoch
+        statuses = np.frombuffer(reply.statuses, np.uint8)
+        chosen = statuses == CommitStatus.DECIDED
         self.same = rows[statuses == CommitStatus.EXISTS_SAME]
         self.different = rows[statuses == CommitStatus.EXISTS_DIFFERENT]
         if (statuses == CommitStatus.NOT_GRANTED).any():
@@ -284,7 +302,7 @@ class Store:
         return rows[chosen], seqs[chosen], reply.epoch
 
     def _failed_replicas(self, rows: I64) -> bytes:
-        if not self.lost.any():
+        if not count_nonzero(self.lost):
             return b""
         lost = self._lost_replicas()[rows] & (
             np.arange(int(self.replicas.max())) < self.replicas[rows][:, None]
@@ -299,11 +317,17 @@ class Store:
 
     def _seal(self, rows: I64, seqs: U64, epoch: int, checksums: U64) -> Plan[None]:
         """Have the daemons write the slots; sets `sealed` and `decided`."""
-        seq_of = np.zeros(len(self.keys), np.uint64)
-        seq_of[rows] = seqs
+        everything = len(rows) == len(self.keys)
+        seq_of = seqs
+        if not everything:
+            seq_of = np.zeros(len(self.keys), np.uint64)
+            seq_of[rows] = seqs
         member = np.zeros(len(self.keys), np.bool_)
         member[rows] = True
-        open_ = np.flatnonzero(member[self.placement.owner] & ~self.lost)
+        if everything and self.placement.single and not count_nonzero(self.lost):
+            open_ = rows
+        else:
+            open_ = np.flatnonzero(member[self.placement.owner] & ~self.lost)
         table = self._seal_rows(open_, seq_of, checksums)
         for attempt in range(1, SEAL_ATTEMPTS_MAX + 1):
             parts, members = self._seal_parts(open_, table, epoch)
@@ -321,22 +345,31 @@ class Store:
             table = table[np.searchsorted(open_, waiting)]
             open_ = waiting
             yield Pause(pause_s)
-        enough = self._enough(self._lost_replicas()) if self.lost.any() else member
-        self.sealed = rows[enough[rows]]
-        self.decided = rows[~enough[rows]]
+        if not count_nonzero(self.lost):
+            self.sealed = rows
+            return
+        enough = self._enough(self._lost_replicas())[rows]
+        self.sealed = rows[enough]
+        self.decided = rows[~enough]
 
     def _seal_rows(self, extents: I64, seq_of: U64, checksums: U64) -> NDArray[np.void]:
         placement = self.placement
-        owner = placement.owner[extents]
-        granted = placement.extents[extents]
+        digests = np.frombuffer(self.digests, "V16")
+        lengths = np.fromiter(map(len, self.keys), np.uint16, len(self.keys))
         rows = np.zeros(len(extents), SEAL)
-        for name in ("segment", "slot", "offset", "length"):
-            rows[name] = granted[name]
-        rows["seq"] = seq_of[owner]
-        rows["checksum"] = checksums[owner]
-        rows["object_size"] = self.sizes[owner]
-        rows["digest"] = np.frombuffer(self.digests, "V16")[owner]
-        rows["key_length"] = np.fromiter(map(len, self.keys), np.uint16, len(self.keys))[owner]
+        if placement.single and len(extents) == len(self.keys):
+            _fill(rows, placement.extents, seq_of, checksums, self.sizes, digests, lengths)
+        else:
+            owner = placement.owner[extents]
+            _fill(
+                rows,
+                placement.extents[extents],
+                seq_of[owner],
+                checksums[owner],
+                self.sizes[owner],
+                digests[owner],
+                lengths[owner],
+            )
         if placement.single:
             rows["extent_count"] = 1
             return rows
@@ -353,20 +386,15 @@ class Store:
         remaining_s = max(self.call.remaining_s(), 0.0)
         parts: list[SealPart] = []
         members: list[I64] = []
-        nodes = self.nodes[extents]
-        for node in np.unique(nodes).tolist():
-            where = np.flatnonzero(nodes == node)
-            owner = self.placement.owner[extents[where]]
-            if len(owner) == len(self.keys) and self.placement.single:
+        for node, where in groups_by_node(self.nodes[extents]):
+            some, rows = (extents, table) if where is None else (extents[where], table[where])
+            if self.placement.single and len(some) == len(self.keys):
                 keys = b"".join(self.keys)
             else:
-                keys = b"".join([self.keys[row] for row in owner.tolist()])
-            batch = SealBatch(
-                epoch, space.namespace_id, space.generation, table[where].tobytes(), keys
-            )
-            budget_s = attempt_budget_s(remaining_s, 0, alternatives=bool(len(parts)))
-            parts.append(SealPart(node, batch, remaining_s if not parts else budget_s))
-            members.append(extents[where])
+                keys = b"".join([self.keys[row] for row in self.placement.owner[some].tolist()])
+            batch = SealBatch(epoch, space.namespace_id, space.generation, rows.tobytes(), keys)
+            parts.append(SealPart(node, batch, remaining_s))
+            members.append(some)
         return parts, members
 
     def _take_seal(self, part: SealPart, extents: I64) -> I64:
@@ -374,7 +402,7 @@ class Store:
         error = part.error
         if error is None and part.statuses is not None:
             statuses = part.statuses
-            if not statuses.any():
+            if not count_nonzero(statuses):
                 return _NONE
             later = statuses == Unavailable.code  # its slot table is still growing
             refused = ~later & (statuses != ItemStatus.OK)
@@ -397,6 +425,25 @@ class Store:
         if node_failed(error):
             self.call.node_failed(part.node_id, str(error))
         return _NONE
+
+
+def _fill(
+    rows: NDArray[np.void],
+    granted: NDArray[np.void],
+    seqs: U64,
+    checksums: U64,
+    sizes: I64,
+    digests: NDArray[np.void],
+    key_lengths: NDArray[np.uint16],
+) -> None:
+    """The columns of SEAL rows that are not mostly zero."""
+    for name in ("segment", "slot", "offset", "length"):
+        rows[name] = granted[name]
+    rows["seq"] = seqs
+    rows["checksum"] = checksums
+    rows["object_size"] = sizes
+    rows["digest"] = digests
+    rows["key_length"] = key_lengths
 
 
 def _extent_numbers(placement: Placement) -> tuple[I64, I64]:

@@ -47,13 +47,14 @@ from .budgets import PUT_ATTEMPTS_MAX, backoff_s
 from .pieces import Pieces
 from .state import Call, PutOptions, pick_digests
 from .steps import Pause, Plan
-from .stores import Store
+from .stores import ONE_GRANTED, Store
 
 __all__ = ["PutOutcome", "put_objects"]
 
 I64 = NDArray[np.int64]
 
 _OPEN: Final = 0
+_STORED: Final = int(Outcome.STORED)
 
 _REFUSALS: Final[dict[int, tuple[type[CenoteError], str]]] = {
     PutStatus.NO_SPACE: (NoSpace, "the pool has no room that could be freed now"),
@@ -82,7 +83,7 @@ class PutOutcome:
         return cls(np.zeros(count, np.uint8), np.zeros(count, np.uint8), np.zeros(count, np.uint16))
 
     def stored(self, positions: I64) -> None:
-        self.statuses[positions] = Outcome.STORED
+        self.statuses[positions] = _STORED
 
     def existed(self, positions: I64, sameness: int) -> None:
         self.statuses[positions] = Outcome.EXISTED
@@ -146,11 +147,14 @@ def put_objects(
 
 def _count(call: Call, outcome: PutOutcome, sizes: NDArray[np.uint64]) -> None:
     counters = call.state.counters
-    stored = outcome.statuses == Outcome.STORED
-    counters.stored += int(np.count_nonzero(stored))
-    counters.existed += int(np.count_nonzero(outcome.statuses == Outcome.EXISTED))
-    counters.failed += int(np.count_nonzero(outcome.statuses == Outcome.FAILED))
-    counters.written_bytes += int(sizes[stored].sum())
+    _, stored, existed, failed = np.bincount(outcome.statuses, minlength=4).tolist()
+    counters.stored += stored
+    counters.existed += existed
+    counters.failed += failed
+    if stored == len(sizes):
+        counters.written_bytes += int(sizes.sum())
+    elif stored:
+        counters.written_bytes += int(sizes[outcome.statuses == _STORED].sum())
 
 
 class _Writer:
@@ -204,6 +208,8 @@ class _Writer:
             if len(granted):
                 self.last = (yield from self._store(todo, granted, reply)) or self.last
             self._copy_duplicates(todo, duplicates)
+            if np.count_nonzero(self.outcome.statuses) == len(self.keys):
+                return
             todo = todo[self.outcome.statuses[todo] == _OPEN]
             if not len(todo):
                 return
@@ -220,7 +226,7 @@ class _Writer:
         call, options = self.call, self.options
         whole = len(todo) == len(self.keys)
         sizes = self.sizes if whole else self.sizes[todo]
-        if len(sizes) > 1 and bool((sizes == sizes[0]).all()):
+        if len(sizes) > 1 and np.count_nonzero(sizes != sizes[0]) == 0:
             sizes = sizes[:1]
         tails = self.tails
         if tails is not None and not whole:
@@ -239,12 +245,12 @@ class _Writer:
 
     def _sort_answers(self, todo: I64, reply: pb.PutStartResponse) -> tuple[I64, I64]:
         """Give refused and existing keys their outcome; (granted, duplicate) indexes in `todo`."""
-        statuses = np.frombuffer(reply.puts, PUT)["status"]
-        if len(statuses) != len(todo):
-            raise InternalError(f"put_start answered {len(statuses)} of {len(todo)} keys")
+        if len(reply.puts) != PUT.itemsize * len(todo):
+            raise InternalError(f"put_start answered {len(reply.puts)} bytes for {len(todo)} keys")
         everything = np.arange(len(todo), dtype=np.int64)
-        if bool((statuses == PutStatus.GRANTED).all()):
+        if reply.puts == ONE_GRANTED * len(todo):
             return everything, everything[:0]
+        statuses = np.frombuffer(reply.puts, PUT)["status"]
         there = todo[statuses == PutStatus.EXISTS]
         self.outcome.existed(there[~self.decided[there]], Sameness.UNKNOWN)
         self.outcome.stored(todo[statuses == PutStatus.DEDUPLICATED])
@@ -281,17 +287,18 @@ class _Writer:
     ) -> Plan[CenoteError | None]:
         """Payload, commit and seal of what was granted; what is still open afterwards, and why."""
         positions = todo[granted]
+        whole = len(positions) == len(self.keys)
+        sizes = self.sizes.astype(np.int64)
+        tails = None if self.tails is None else self.tails.astype(np.int64)
         store = Store(
             call=self.call,
             reply=reply,
             granted=granted,
-            keys=self.keys if len(positions) == len(self.keys) else _pick(self.keys, positions),
-            digests=self.digests
-            if len(positions) == len(self.keys)
-            else pick_digests(self.digests, positions),
-            pieces=self.pieces if len(positions) == len(self.keys) else self.pieces.take(positions),
-            sizes=self.sizes[positions].astype(np.int64),
-            tails=None if self.tails is None else self.tails[positions].astype(np.int64),
+            keys=self.keys if whole else [self.keys[i] for i in positions.tolist()],
+            digests=self.digests if whole else pick_digests(self.digests, positions),
+            pieces=self.pieces if whole else self.pieces.take(positions),
+            sizes=sizes if whole else sizes[positions],
+            tails=tails if whole or tails is None else tails[positions],
             min_replicas=self.options.min_replicas,
         )
         try:
@@ -300,14 +307,12 @@ class _Writer:
             return revoked
         finally:
             outcome = self.outcome
-            outcome.stored(positions[store.sealed])
-            outcome.existed(positions[store.same], Sameness.SAME)
-            outcome.existed(positions[store.different], Sameness.DIFFERENT)
+            sealed = store.sealed
+            outcome.stored(positions if len(sealed) == len(positions) else positions[sealed])
+            if len(sealed) < len(positions):
+                outcome.existed(positions[store.same], Sameness.SAME)
+                outcome.existed(positions[store.different], Sameness.DIFFERENT)
+                self.decided[positions[store.decided]] = True
             for rows, error in store.failed:
                 outcome.fail(positions[rows], error)
-            self.decided[positions[store.decided]] = True
         return store.last_error
-
-
-def _pick(keys: Sequence[bytes], positions: I64) -> list[bytes]:
-    return [keys[position] for position in positions.tolist()]
