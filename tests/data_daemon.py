@@ -1,4 +1,4 @@
-"""A data server with one fake segment, in a process of its own that can be stopped and killed."""
+"""Data servers and their clients in processes of their own, which can be stopped and killed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,20 @@ from typing import Any
 from cenote.store.served_connection import ServingLimits
 from cenote.store.server import DataServer
 from cenote.store.sessions import SessionTable
+from cenote.transport.base import SessionIdentity
 from cenote.transport.fake_segment import FakeSegment, FakeSegments
+from cenote.transport.shm import ShmTransport
+from cenote.transport.testing_support import LocalMemory
 from cenote.v1 import common_pb2
 
-__all__ = ["SEGMENT_ID", "DataDaemon", "data_daemon"]
+__all__ = ["SEGMENT_ID", "DataDaemon", "MappingClient", "data_daemon"]
 
 SEGMENT_ID = 7
 _context = multiprocessing.get_context("forkserver")
 # So that a new process has it all imported.
-_context.set_forkserver_preload(["cenote.store.server", "cenote.transport.fake_segment"])
+_context.set_forkserver_preload(
+    ["cenote.store.server", "cenote.transport.fake_segment", "cenote.transport.shm"]
+)
 
 
 def _serve(pipe: Connection, size_bytes: int, unix_path: str, options: dict[str, Any]) -> None:
@@ -113,3 +118,59 @@ def data_daemon(size_bytes: int = 1 << 20, **options: Any) -> Iterator[DataDaemo
             yield daemon
         finally:
             daemon.close()
+
+
+def _map_and_wait(pipe: Connection, node: bytes, session_id: bytes, write: bool) -> None:
+    """A client process with the daemon's segment mapped."""
+    transport = ShmTransport()
+    identity = SessionIdentity(session_id, "this boot", os.getpid(), common_pb2.Credentials())
+    channel = transport.connect(common_pb2.NodeView.FromString(node), identity, 1, 20.0)
+    memory = LocalMemory(64)
+    if write:
+        assert channel.write_one(SEGMENT_ID, 0, 64, memory.address, 7, 20.0, False)[0] == 0
+    view = channel.view(SEGMENT_ID, 0, 64)
+    pipe.send("ready")
+    while True:
+        try:
+            order = pipe.recv()
+        except EOFError:
+            return
+        if order == "close":
+            channel.close()
+            transport.close()
+        elif order == "drop view":
+            view = None
+        elif order == "fork":
+            # The child keeps everything that a fork hands down, and is none of ours.
+            pid = os.fork()
+            if pid == 0:
+                signal.pause()
+                os._exit(0)
+            pipe.send(pid)
+            continue
+        pipe.send(view is not None)
+
+
+class MappingClient:
+    """Another process that has a session and maps the segments of a daemon."""
+
+    def __init__(self, node: common_pb2.NodeView, session_id: bytes, *, write: bool) -> None:
+        self._pipe, other = _context.Pipe()
+        self._process = _context.Process(
+            target=_map_and_wait,
+            args=(other, node.SerializeToString(), session_id, write),
+            daemon=True,
+        )
+        self._process.start()
+        other.close()
+        self.pid = self._process.pid or 0
+        assert self._pipe.recv() == "ready"
+
+    def ask(self, order: str) -> Any:
+        self._pipe.send(order)
+        return self._pipe.recv()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join(10)
+        self._pipe.close()

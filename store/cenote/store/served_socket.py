@@ -124,6 +124,11 @@ class ServedSocket:
         self.stop_if_revoked()
         if self.closing or not got:
             raise Gone
+        try:
+            if not self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                raise Gone
+        except BlockingIOError:
+            pass  # neither closed nor anything new: it was slow
         raise DeadlineExceeded(
             "the client was too slow in the middle of a request", remedy="send it again"
         )

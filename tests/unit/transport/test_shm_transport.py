@@ -1,0 +1,192 @@
+"""What is particular to shared memory; the rest is in the contract suite."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cenote.api.errors import GrantRevoked, Unavailable
+from cenote.store.server import DataServer
+from cenote.store.sessions import SessionTable, is_mapped
+from cenote.transport.base import SessionIdentity
+from cenote.transport.fake_segment import FakeSegment, FakeSegments
+from cenote.transport.shm import ShmChannel, ShmTransport
+from cenote.transport.testing_support import LocalMemory, batch, payload
+from cenote.v1 import common_pb2
+from waiting import wait_until
+
+SHM = common_pb2.TRANSPORT_KIND_SHM
+IDENTITY = SessionIdentity(b"0123456789abcdef", "this boot", 1, common_pb2.Credentials())
+
+
+@dataclass
+class Far:
+    segment: FakeSegment
+    segments: FakeSegments
+    sessions: SessionTable
+    server: DataServer
+    node: common_pb2.NodeView
+    transport: ShmTransport
+    channel: ShmChannel
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Iterator[Far]:
+    segment = FakeSegment(1, 1 << 20, ready_bytes=1 << 16)
+    segments = FakeSegments([segment])
+    sessions = SessionTable(segments)
+    path = str(tmp_path / "data.sock")
+    server = DataServer(segments, sessions, unix_path=path)
+    server.start()
+    node = common_pb2.NodeView(
+        node_id=1, boot_id="this boot", endpoints=[common_pb2.Endpoint(kind=SHM, address=path)]
+    )
+    transport = ShmTransport()
+    channel = transport.connect(node, IDENTITY, 1, 10.0)
+    yield Far(segment, segments, sessions, server, node, transport, channel)
+    transport.close()
+    server.close()
+
+
+def test_reachable_is_the_same_boot_and_a_socket(far: Far, tmp_path: Path) -> None:
+    def node(boot_id: str, address: str) -> common_pb2.NodeView:
+        endpoint = common_pb2.Endpoint(kind=SHM, address=address)
+        return common_pb2.NodeView(node_id=1, boot_id=boot_id, endpoints=[endpoint])
+
+    path = far.node.endpoints[0].address
+    plain = tmp_path / "file"
+    plain.touch()
+    reachable = far.transport.reachable
+    assert reachable(node("this boot", path), IDENTITY)
+    assert not reachable(node("another boot", path), IDENTITY)
+    assert not reachable(node("this boot", str(plain)), IDENTITY)
+    assert not reachable(node("this boot", path + ".other"), IDENTITY)
+    assert not reachable(node("", path), replace(IDENTITY, boot_id=""))
+
+
+def test_readers_have_nothing_mapped_for_writing_until_they_write(far: Far) -> None:
+    inode = f" {os.fstat(far.segment.fd).st_ino} "
+
+    def writable_maps() -> int:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        # The fake segment's own mapping is writable, too.
+        return sum(inode in line and " rw-s " in line for line in lines) - 1
+
+    memory = LocalMemory(64)
+    assert far.channel.read_one(1, 0, 64, memory.address, 10.0, False) == (0, 0)
+    assert writable_maps() == 0
+    assert far.channel.write_one(1, 0, 64, memory.address, 7, 10.0, False) == (0, 0)
+    assert writable_maps() == 1
+    far.channel.close()
+    assert writable_maps() == 0
+    assert not is_mapped(far.segment, IDENTITY.session_id)
+
+
+def test_a_segment_that_grows_and_one_that_comes_later(far: Far) -> None:
+    memory = LocalMemory(128)
+    place = (1, 1 << 17, 64)
+    assert far.channel.read_one(*place, memory.address, 10.0, False)[0] == 3
+    assert far.channel.view(*place) is None
+    far.segment.ready_bytes = 1 << 20
+    later = FakeSegment(2, 1 << 16)
+    later.view[:64] = b"l" * 64
+    far.segments.add(later)
+    # Asked again, though not for every miss within a moment.
+    read = far.channel.read
+    extents = batch([place, (2, 0, 64)])
+    addresses = np.array([memory.address, memory.address + 64], np.uint64)
+    wait_until(lambda: not read(extents, addresses, 10.0).any(), what="both to be found")
+    assert memory.bytes.tobytes() == bytes(64) + b"l" * 64
+    assert far.channel.view(*place) is not None
+    assert not far.channel.write(extents, addresses, 7, 10.0).any()
+    assert bytes(later.view[:64]) == b"l" * 64
+    later.close()
+
+
+def test_another_incarnation_of_a_segment_is_mapped_anew(far: Far) -> None:
+    memory = LocalMemory(64)
+    old_view = far.channel.view(1, 0, 1)
+    assert old_view is not None
+    far.segment.view[0] = 1
+    fresh = FakeSegment(1, 1 << 20)
+    fresh.view[0] = 2
+    far.segments.add(fresh)  # in place of the other one
+    far.segments.add(FakeSegment(3, 4096))
+    read_one = far.channel.read_one
+    wait_until(
+        lambda: read_one(3, 0, 1, memory.address, 10.0, False)[0] == 0, what="the new segments"
+    )
+    assert read_one(1, 0, 1, memory.address, 10.0, False)[0] == 0
+    assert memory.bytes[0] == 2
+    assert bytes(old_view) == b"\x01"
+
+
+def test_close_while_others_copy_does_not_unmap_under_them(far: Far) -> None:
+    far.segment.ready_bytes = 1 << 20
+    data = payload(1 << 16, 1)
+    far.segment.view[: 1 << 16] = data
+    ends: list[str] = []
+
+    def work() -> None:
+        memory = LocalMemory(1 << 16)
+        extents = batch([(1, i * 4096, 4096) for i in range(16)])
+        addresses = np.arange(16, dtype=np.uint64) * np.uint64(4096) + np.uint64(memory.address)
+        try:
+            while not far.channel.read(extents, addresses, 10.0).any():
+                assert memory.bytes.tobytes() == data
+            ends.append("bad status")
+        except Exception as error:  # shown below
+            ends.append(type(error).__name__)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    far.channel.close()
+    for thread in threads:
+        thread.join(10)
+    assert ends == ["ClientClosed"] * 3
+
+
+def test_page_tables_are_filled_in_up_to_what_is_ready(far: Far) -> None:
+    mapping = far.channel._readable[1]
+    wait_until(lambda: mapping.populated_bytes == 1 << 16, what="the ready part")
+    far.segment.ready_bytes = (1 << 20) - 100
+    memory = LocalMemory(64)
+    wait_until(
+        lambda: far.channel.read_one(1, 1 << 18, 64, memory.address, 10.0, False)[0] == 0,
+        what="the segment to be seen growing",
+    )
+    whole_pages = ((1 << 20) - 100) // 4096 * 4096
+    wait_until(lambda: mapping.populated_bytes == whole_pages, what="the rest")
+
+
+def test_reads_go_on_without_the_daemon_and_writes_do_not(far: Far) -> None:
+    memory = LocalMemory(64)
+    assert far.channel.write_one(1, 0, 64, memory.address, 7, 10.0, False) == (0, 0)
+    far.server.close()
+    assert far.channel.read_one(1, 0, 64, memory.address, 10.0, False) == (0, 0)
+    for _ in range(2):
+        with pytest.raises(Unavailable):
+            far.channel.write_one(1, 0, 64, memory.address, 7, 10.0, False)
+    with pytest.raises(Unavailable):
+        wait_until(
+            lambda: far.channel.read_one(9, 0, 64, memory.address, 10.0, False)[0] != 21,
+            what="the daemon to be asked for a segment that is unknown",
+        )
+
+
+def test_a_cut_session_maps_nothing_new(far: Far) -> None:
+    far.sessions.cut([IDENTITY.session_id])
+    memory = LocalMemory(64)
+    with pytest.raises(GrantRevoked):
+        far.channel.write_one(1, 0, 64, memory.address, 7, 10.0, False)
+    assert far.channel._writable == {}
+    assert is_mapped(far.segment, IDENTITY.session_id)
+    far.channel.close()
+    assert far.sessions.poll() == [IDENTITY.session_id]
