@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from cenote.api.codec import pack_bitmap, pack_u64
 from cenote.api.errors import InternalError, InvalidArgument, StaleEpoch
+from cenote.api.rows import SLOT_REF
 from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
 
@@ -27,7 +28,8 @@ from .views import ViewCache
 __all__ = ["Later", "Operation", "Operations", "Settings"]
 
 JOURNALED: Final = common_pb2.DURABILITY_JOURNALED
-HEARTBEAT_WAIT_MS_MAX: Final = 30_000
+CLEAR_SLOTS_MAX: Final = 400_000
+"""In one reply, so that it fits in a message of the lane."""
 
 
 @dataclass(slots=True)
@@ -263,7 +265,8 @@ class Operations:
             epoch=reply.epoch,
             segment_ids=reply.segment_ids,
             heartbeat_interval_ms=self.settings.heartbeat_interval_ms,
-            clear_slots=reply.clear_slots,
+            # The rest is found again at the next attach: nothing depends on its being cleared.
+            clear_slots=reply.clear_slots[: CLEAR_SLOTS_MAX * SLOT_REF.itemsize],
         )
         # Ids of nodes and segments must not be given twice, whatever power failure comes.
         return Later(response)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Final, final
 
-from cenote.api.errors import CenoteError
+from cenote.api.errors import CenoteError, ConfigError
 from cenote.rpc.grpc_util import GrpcServer
 from cenote.rpc.lane_server import LaneLimits, LaneServer
 from cenote.runtime.log import get_logger
@@ -33,6 +33,7 @@ PROBES_MAX: Final = 64
 GC_INTERVAL_S: Final = 30.0
 GC_IDLE_CALLS_MAX: Final = 4
 """Calls since the last tick, at most, for a collection to begin."""
+GC_OBJECTS_MAX: Final = 100_000
 _log = get_logger("cenote.master")
 
 
@@ -155,13 +156,14 @@ class MasterServer:
                     _log.info("writes are taken again")
 
     def _collect_when_idle(self, now_s: float) -> None:
-        """The collector is off while the master works; its little work is done when idle."""
+        """The collector is off while the master works; its little work is done when idle, or when
+        much was allocated and not freed."""
         assert self.service is not None
         calls = sum(self.service.calls)
         idle = calls - self._ticks.calls <= GC_IDLE_CALLS_MAX
         self._ticks.calls = calls
-        if idle and now_s >= self._gc_at_s:
-            gc.collect()
+        if now_s >= self._gc_at_s and (idle or gc.get_count()[0] > GC_OBJECTS_MAX):
+            gc.collect(2 if idle else 0)
             took_s = time.monotonic() - now_s
             self._ticks.gc_seconds += took_s
             # A dear collection comes less often: a thousandth of the time at most.
@@ -181,16 +183,19 @@ class MasterServer:
         service = self.service
         assert service is not None
         address = service.endpoint_of(node_id, common_pb2.TRANSPORT_KIND_TCP)
-        answered = False
-        if address:
+        try:
             host, port = host_and_port(address, "endpoint")
-            try:
-                async with asyncio.timeout(PROBE_TIMEOUT_S):
-                    _, writer = await asyncio.open_connection(host, port)
-                writer.close()
-                answered = True
-            except OSError:  # TimeoutError is one
-                pass
+        except (
+            ConfigError
+        ):  # it has not said where it listens: its heartbeats tell whether it lives
+            return
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                _, writer = await asyncio.open_connection(host, port)
+            writer.close()
+            answered = True
+        except OSError:  # TimeoutError is one
+            answered = False
         service.note_probe(node_id, answered)
         _log.info("probed", node=node_id, address=address, answered=answered)
 
