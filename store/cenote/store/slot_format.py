@@ -97,6 +97,25 @@ SEAL_BLOCKS: Final = np.dtype(
     {"names": ["body"], "formats": ["V72"], "offsets": [4], "itemsize": SEAL.itemsize}
 )
 
+# What an inventory row and the record share: slot to digest, extent_index to flags, epoch and ids.
+_INVENTORY_PIECES: Final = ("V60", "V10", "V12")
+INVENTORY_BLOCKS: Final = np.dtype(
+    {
+        "names": ["what", "which", "when"],
+        "formats": list(_INVENTORY_PIECES),
+        "offsets": [4, 76, 64],
+        "itemsize": SLOT.itemsize,
+    }
+)
+RECORD_INVENTORY_BLOCKS: Final = np.dtype(
+    {
+        "names": ["what", "which", "when"],
+        "formats": list(_INVENTORY_PIECES),
+        "offsets": [BODY_AT, BODY_AT + 60, 8],
+        "itemsize": SLOT_BYTES,
+    }
+)
+
 
 def _check_layouts() -> None:
     """Fail at import where the rows of the wire and the record drifted apart."""
@@ -111,9 +130,10 @@ def _check_layouts() -> None:
         own = "body_reserved" if name == "reserved" else name
         if name != "segment" and fields[own][:2] != (dtype, offset + BODY_AT - 4):
             raise RuntimeError(f"rows.SEAL and the slot record differ in {name}")
-    for name, (dtype, *_) in slot.items():
+    for name, (dtype, offset, *_) in slot.items():
+        shift = 56 if 64 <= offset < 76 else 4 - BODY_AT if offset < 64 else 76 - BODY_AT - 60
         own = "body_reserved" if name == "reserved" else name
-        if name != "segment_index" and fields[own][0] != dtype:
+        if name != "segment_index" and fields[own][:2] != (dtype, offset - shift):
             raise RuntimeError(f"rows.SLOT and the slot record differ in {name}")
 
 

@@ -24,8 +24,10 @@ from .ranges import RangeSet
 from .slot_format import (
     BODY_AT,
     CHECKED_BYTES,
+    INVENTORY_BLOCKS,
     KEY_AT,
     RECORD_BLOCKS,
+    RECORD_INVENTORY_BLOCKS,
     SEAL_BLOCKS,
     SLOT_BYTES,
     SLOT_FORMAT,
@@ -168,32 +170,61 @@ def write_checksums(records: NDArray[np.void]) -> None:
 def inventory_rows(records: NDArray[np.void], segment_index: int) -> NDArray[np.void]:
     """`rows.SLOT` for sealed records (SLOT_RECORD) of the segment at that position."""
     rows = np.zeros(len(records), SLOT)
-    for name in SLOT.names or ():
-        if name not in ("segment_index", "reserved"):
-            rows[name] = records[name]
+    target, source = rows.view(INVENTORY_BLOCKS), records.view(RECORD_INVENTORY_BLOCKS)
+    for piece in ("what", "which", "when"):
+        target[piece] = source[piece]
     rows["segment_index"] = segment_index
     return rows
+
+
+def taken(records: NDArray[np.void], which: Flags | NDArray[np.intp]) -> NDArray[np.void]:
+    """`records[which]` (SLOT_RECORD), many times faster: NumPy copies structures field by field."""
+    return records.view(f"V{SLOT_BYTES}")[which].view(SLOT_RECORD)
+
+
+def joined(blocks: list[NDArray[np.void]]) -> NDArray[np.void]:
+    """Several arrays of SLOT_RECORD as one."""
+    if len(blocks) == 1:
+        return blocks[0]
+    return np.concatenate([b.view(f"V{SLOT_BYTES}") for b in blocks]).view(SLOT_RECORD)
 
 
 def sort_out(block: NDArray[np.void], first_slot: int) -> tuple[Flags, Flags]:
     """Which records of a piece of the table (SLOT_RECORD) are sealed, and which are broken.
 
-    `block[0]` is slot `first_slot`. Broken: neither untouched (all zero) nor a whole valid record.
+    `block[0]` is slot `first_slot`; the block is contiguous. Broken: neither untouched (all zero)
+    nor a whole valid record.
     """
     n = len(block)
-    touched = block.view(np.uint64).reshape(n, SLOT_BYTES // 8).any(axis=1)
+    broken = np.zeros(n, np.bool_)
+    if not np.bitwise_or.reduce(block.view(np.uint64)):
+        return broken, broken
     numbers = np.arange(first_slot, first_slot + n, dtype=np.uint32)
+    state = block["state"]
+    sealed: Flags = state == STATE_SEALED
     whole = (block["magic"] == SLOT_MAGIC) & (block["format"] == SLOT_FORMAT)
     whole &= block["slot"] == numbers
-    state = block["state"]
-    whole &= (state == STATE_SEALED) | (state == STATE_CLEARED)
-    candidates = np.flatnonzero(whole)
-    if len(candidates):
-        blocks = block.view(RECORD_BLOCKS)[candidates]
-        bodies = blocks["checked"].tolist()
-        right = np.fromiter(map(xxh3_64_intdigest, bodies), np.uint64, len(bodies))
-        whole[candidates] = right == blocks["crc"]
-    return whole & (state == STATE_SEALED), touched & ~whole
+    whole &= sealed | (state == STATE_CLEARED)
+    if whole.all():
+        whole = _are_checked(block)
+    elif whole.any():
+        candidates = np.flatnonzero(whole)
+        whole[candidates] = _are_checked(taken(block, candidates))
+    others = np.flatnonzero(~whole)
+    if len(others):
+        words = taken(block, others).view(np.uint64).reshape(-1, SLOT_BYTES // 8)
+        broken[others] = np.bitwise_or.reduce(words, axis=1) != 0
+    return whole & sealed, broken
+
+
+def _are_checked(block: NDArray[np.void]) -> Flags:
+    """Which records have the checksum that they should have."""
+    blocks = block.view(RECORD_BLOCKS)
+    bodies = blocks["checked"].tolist()
+    right: Flags = blocks["crc"] == np.fromiter(
+        map(xxh3_64_intdigest, bodies), np.uint64, len(bodies)
+    )
+    return right
 
 
 # ---- one row --------------------------------------------------------------------------------

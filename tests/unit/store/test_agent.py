@@ -243,6 +243,7 @@ def fixture(segments: LocalSegments, master: FakeMaster) -> Iterator[Fixture]:
 
 def test_it_attaches_with_what_it_has(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cenote.store.slots._SCAN_SLOTS", 4)
+    monkeypatch.setattr("cenote.store.slots.INVENTORY_ROWS_MAX", 4)
     fixture.seal(*(Sealed(i, seq=i + 1) for i in range(10)))
     fixture.segment.retire(2 * MIB, 4096, fixture.segment.table.slots + 21)
     fixture.attach()

@@ -6,6 +6,8 @@ both ways: by size where that is natural, else with the fixture `by_rows_or_colu
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -243,9 +245,23 @@ def test_a_table_is_recovered_from_its_memory() -> None:
     second, _, _ = table(memory=memory)
     assert second.recover() == 4
     assert (second.sealed, second.broken) == (4, 0)
-    assert [len(part) for part in second.inventory(0)] == [2, 1, 1]
+    assert [len(part) for part in second.inventory(0)] == [4]
     assert inventory(second).tobytes() == inventory(first).tobytes()
     assert second.recover(stopping=lambda: True) == 0
+
+
+def test_an_inventory_comes_in_slices_that_are_bounded_and_not_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slots_module, "_SCAN_SLOTS", 4)
+    monkeypatch.setattr(slots_module, "INVENTORY_ROWS_MAX", 6)
+    target, _, _ = table(slots=100)
+    assert list(target.inventory(0)) == []
+    numbers = [0, 1, 2, 3, 4, 5, 6, 7, 8, 40, 60, 61, 99]
+    assert not any(seal(target, *(Sealed(i) for i in numbers)))
+    parts = [part["slot"].tolist() for part in target.inventory(0)]
+    assert [number for part in parts for number in part] == numbers
+    assert [len(part) for part in parts] == [4, 6, 3]
 
 
 @pytest.mark.parametrize("at", range(0, SLOT_BYTES, 7))
@@ -263,6 +279,64 @@ def test_a_garbled_record_is_ignored_counted_and_zeroed(at: int) -> None:
     memory[1 * SLOT_BYTES + at] ^= 0x40
     assert keys(second) == [b"key", b"key"]
     assert second.broken == 2
+
+
+def test_many_threads_seal_clear_and_look_at_once() -> None:
+    """The highest version of each slot stays, and the counts add up."""
+    target, memory, _ = table(slots=64)
+    failures: list[BaseException] = []
+
+    def work(thread: int) -> None:
+        try:
+            for i in range(40):
+                rows = [Sealed(s, seq=i * 8 + thread + 1, key=b"%d" % s) for s in range(32)]
+                assert set(seal(target, *rows)) <= {0, STALE}
+                assert set(seal(target, Sealed(40 + thread, seq=i + 1))) == {0}
+                target.clear(refs((thread, 1, i)))
+                list(target.list_keys(5, 3, b"", 10))
+                inventory(target)
+        except BaseException as error:  # told in the test's own thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+    assert target.broken == 0
+    rows = inventory(target)
+    assert target.sealed == len(rows)
+    assert set(rows["seq"][rows["slot"] >= 40].tolist()) == {40}
+    again, _, _ = table(memory=memory)
+    assert again.recover() == len(rows)
+
+
+def test_no_seal_of_an_older_epoch_ends_after_the_fence() -> None:
+    target, _, _ = table(slots=4096)
+    rows, keys_given, starts = seal_arguments([Sealed(i) for i in range(4096)])
+    begun, stop = threading.Event(), threading.Event()
+
+    def work() -> None:
+        seq = 0
+        while not stop.is_set():
+            seq += 1
+            rows["seq"] = seq
+            try:
+                target.seal(1, 5, 3, rows, keys_given, starts)
+            except StaleEpoch:
+                return
+            begun.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert begun.wait(30)
+    target.fence(2)
+    after = inventory(target).tobytes()
+    thread.join(30)
+    stop.set()
+    assert not thread.is_alive()
+    assert inventory(target).tobytes() == after
 
 
 def test_a_record_in_the_place_of_another_is_not_valid() -> None:
