@@ -369,6 +369,7 @@ class FakeMaster:
         if request.session_id not in self.known_sessions:
             raise SessionUnknown("who are you")
         digests = self._digests(request.keys)
+        leases = self.grants_leases and request.lease
         objects = np.zeros(len(digests), OBJECT)
         extents: list[tuple[int, int, int, int]] = []
         for i, digest in enumerate(digests):
@@ -377,7 +378,7 @@ class FakeMaster:
                 if request.chain:
                     break
                 continue
-            status = ObjectStatus.LEASED if self.grants_leases else ObjectStatus.UNLEASED
+            status = ObjectStatus.LEASED if leases else ObjectStatus.UNLEASED
             count = sum(map(len, found.replicas))
             objects[i] = (
                 found.size, found.checksum, found.seq, 1, count, len(found.replicas), status,
@@ -389,7 +390,7 @@ class FakeMaster:
             extents=np.array(extents, EXTENT).tobytes(),
             view_version=self.view_version,
         )
-        if extents and self.grants_leases:
+        if extents and leases:
             reply.lease.lease_id = next(self._ids)
             reply.lease.ttl_ms = self.lease_ttl_ms or request.ttl_ms
             self.leases.add(reply.lease.lease_id)

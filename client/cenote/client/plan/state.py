@@ -137,6 +137,7 @@ class Space:
         "name",
         "namespace_id",
         "seed",
+        "size_seen",
         "touches",
     )
 
@@ -147,6 +148,7 @@ class Space:
         self.generation = 0
         self.seed = 0
         self.durability = 0
+        self.size_seen = 0  # of the last object that was read alone: blocks are mostly alike
         self.key_head = b""
         """A request's field 1, a KeyBatch of one digest, up to that digest."""
         self.locations = LocationCache(location_entries_max)
@@ -302,13 +304,13 @@ class ClientState:
     # ---- ready bytes -------------------------------------------------------------------------
 
     def acquire_tail(self, ttl_ms: int) -> bytes:
-        """An AcquireRequest without its keys."""
+        """An AcquireRequest without its keys; `ttl_ms` 0: for no lease."""
         tail = self._acquire_tails.get(ttl_ms)
         if tail is None:
             if len(self._acquire_tails) >= _TAILS_MAX:
                 self._acquire_tails.clear()
             request = master_pb2.AcquireRequest(
-                ttl_ms=ttl_ms, lease=True, session_id=self.session_id
+                ttl_ms=ttl_ms, lease=ttl_ms > 0, session_id=self.session_id
             )
             tail = self._acquire_tails[ttl_ms] = request.SerializeToString()
         return tail
