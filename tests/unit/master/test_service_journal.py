@@ -23,7 +23,7 @@ from cenote.master.state_config import StateConfig
 from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
 from master_pool import MasterPool, attach_request, lane, u64
-from waiting import wait_until_async
+from waiting import loop_turns, wait_until_async
 
 JOURNALED = pb.PutOptions(durability=common_pb2.DURABILITY_JOURNALED)
 
@@ -127,7 +127,7 @@ def test_removes_and_journaled_commits_wait_for_the_disk(
         assert not isinstance(committed, bytes)
         assert not isinstance(removed, bytes)
         tasks = [asyncio.ensure_future(reply) for reply in (committed, removed)]
-        await asyncio.sleep(0)
+        await loop_turns()
         assert [entry for entry, _ in disk.waiting] == [
             disk.last_entry - 1,
             disk.last_entry,
@@ -171,7 +171,7 @@ def test_a_cancelled_wait_does_not_disturb_the_disk(pool: MasterPool, disk: Slow
         reply = on_lane(pool, pb.MASTER_METHOD_REMOVE, pb.RemoveRequest(keys=pool.batch(b"a")))
         assert not isinstance(reply, bytes)
         task = asyncio.ensure_future(reply)
-        await asyncio.sleep(0)
+        await loop_turns()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -347,11 +347,11 @@ def test_a_heartbeat_is_held_until_there_is_something_to_do(pool: MasterPool) ->
         held = beat(pool.service, wait_ms=30_000)
         assert not isinstance(held, bytes)
         task = asyncio.ensure_future(held)
-        await asyncio.sleep(0)
+        await loop_turns()
         for _ in range(9):
             pool.clock.advance_s(1)
             pool.service.tick()
-            await asyncio.sleep(0)
+            await loop_turns()
             assert not task.done()
         pool.clock.advance_s(2)
         pool.service.tick()
@@ -373,7 +373,7 @@ def test_a_held_heartbeat_ends_in_time_and_by_a_later_one(pool: MasterPool) -> N
         assert not isinstance(held, bytes)
         assert pb.HeartbeatResponse.FromString(await asyncio.wait_for(held, 5)).epoch == 1
         first = asyncio.ensure_future(_awaited(beat(pool.service, wait_ms=30_000)))
-        await asyncio.sleep(0)
+        await loop_turns()
         second = asyncio.ensure_future(_awaited(beat(pool.service, wait_ms=30_000)))
         await asyncio.wait_for(first, 5)
         assert not second.done()
