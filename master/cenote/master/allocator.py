@@ -19,7 +19,7 @@ import numpy.typing as npt
 from cenote.api.errors import InternalError, InvalidArgument
 
 from .free_runs import FreeRuns, Units
-from .windows import UNEVICTABLE, find_window
+from .windows import UNEVICTABLE, find_window_in_order
 
 __all__ = ["UNITS_MAX", "SegmentAllocator"]
 
@@ -245,31 +245,23 @@ class SegmentAllocator:
 
         What is neither among them nor free (retired, granted to writers, unlisted) must stay.
         """
-        order = np.argsort(offsets, kind="stable")
-        starts = offsets[order]
-        ends = starts + lengths[order]
-        gap_starts = np.concatenate(([0], ends))
+        order = np.argsort(offsets)
+        starts, sizes = offsets[order], lengths[order]
+        gap_starts = np.concatenate(([0], starts + sizes))
         gap_ends = np.concatenate((starts, [self.size_units]))
+        if np.count_nonzero(gap_ends < gap_starts):
+            raise InternalError("allocations that were listed overlap")
+        # A gap in the list is either just one free run, or not free as a whole.
         run_starts, run_ends = self._runs.columns()
-        free_before = np.concatenate(([0], np.cumsum(run_ends - run_starts)))
-
-        def free_below(at: Units) -> Units:
-            runs = np.searchsorted(run_starts, at)
-            ends = np.concatenate(([0], run_ends))[runs]
-            below: Units = free_before[runs] - np.maximum(ends - at, 0)
-            return below
-
-        unlisted = gap_ends - gap_starts - (free_below(gap_ends) - free_below(gap_starts))
-        if np.count_nonzero(gap_ends < gap_starts) or np.count_nonzero(
-            free_below(ends) - free_below(starts)
-        ):
-            raise InternalError("an allocation that was listed overlaps another one, or free space")
-        blocked = np.flatnonzero(unlisted)
-        return find_window(
+        run_starts, run_ends = np.append(run_starts, -1), np.append(run_ends, -1)
+        run = np.searchsorted(run_starts[:-1], gap_starts)
+        free = (run_starts[run] == gap_starts) & (run_ends[run] == gap_ends)
+        blocked = np.flatnonzero((gap_ends > gap_starts) & ~free)
+        return find_window_in_order(
             length_units,
-            np.concatenate((starts, gap_starts[blocked])),
-            np.concatenate((ends - starts, (gap_ends - gap_starts)[blocked])),
-            np.concatenate((heat[order], np.full(len(blocked), UNEVICTABLE, np.uint64))),
+            np.insert(starts, blocked, gap_starts[blocked]),
+            np.insert(sizes, blocked, (gap_ends - gap_starts)[blocked]),
+            np.insert(heat[order], blocked, UNEVICTABLE),
             self.size_units,
         )
 

@@ -385,11 +385,12 @@ class FreeRuns:
         self._make_bins(all_starts, all_ends)
 
     def _make_bins(self, starts: Units, ends: Units) -> None:
-        numbers = bins_of(ends - starts)
+        # In a byte: NumPy sorts those by radix, 20 times faster than numbers.
+        numbers = bins_of(ends - starts).astype(np.uint8)
         # Descending addresses: the top of each stack is the lowest.
         order = np.argsort(numbers[::-1], kind="stable")
         starts = starts[::-1][order]
-        borders = np.searchsorted(numbers[::-1][order], np.arange(_BINS + 1)).tolist()
+        borders = [0, *np.cumsum(np.bincount(numbers, minlength=_BINS)).tolist()]
         self._mask = 0
         for number, (first, stop) in enumerate(pairwise(borders)):
             self._bins[number] = _packed(starts[first:stop])

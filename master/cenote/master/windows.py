@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["UNEVICTABLE", "find_window"]
+__all__ = ["UNEVICTABLE", "find_window", "find_window_in_order"]
 
 UNEVICTABLE = 2**64 - 1
 """Heat of what may not be evicted."""
@@ -28,8 +28,20 @@ def find_window(
     to evict. It takes in the free space around; allocations with offset in [start, end) are the
     victims. None when every window holds something unevictable. O(n log n), n allocations.
     """
-    order = np.argsort(offsets, kind="stable")
-    starts, sizes, warmth = offsets[order], lengths[order], heat[order]
+    order = np.argsort(offsets)
+    return find_window_in_order(
+        length_units, offsets[order], lengths[order], heat[order], size_units
+    )
+
+
+def find_window_in_order(
+    length_units: int,
+    starts: Units,
+    sizes: Units,
+    warmth: npt.NDArray[np.uint64],
+    size_units: int,
+) -> tuple[int, int] | None:
+    """`find_window` of allocations that are sorted by offset."""
     n = len(starts)
     # Window (i, j) evicts allocations i to j-1: it reaches from the end of i-1 to the start of j.
     begins = np.concatenate(([0], starts + sizes))
