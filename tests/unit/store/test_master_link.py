@@ -58,16 +58,20 @@ def test_each_call_has_its_method_and_its_answer(link: LaneMasterLink) -> None:
     link.close()
 
 
-@pytest.mark.parametrize("method", [pb.MASTER_METHOD_ATTACH, pb.MASTER_METHOD_HEARTBEAT])
+@pytest.mark.parametrize(
+    ("method", "ask"),
+    [
+        (pb.MASTER_METHOD_ATTACH, lambda link: link.attach(pb.AttachRequest(), 1.0)),
+        (pb.MASTER_METHOD_HEARTBEAT, lambda link: link.heartbeat(pb.HeartbeatRequest(), 1.0)),
+        (pb.MASTER_METHOD_DETACH, lambda link: link.detach(pb.DetachRequest(), 1.0)),
+    ],
+)
 def test_an_answer_that_is_no_message_is_a_protocol_error(
-    link: LaneMasterLink, method: int
+    link: LaneMasterLink, method: int, ask: Callable[[LaneMasterLink], object]
 ) -> None:
     FakeLane.answers[method] = b"\xff\xff\xff"
     with pytest.raises(ProtocolError, match="the master's answer is no message"):
-        if method == pb.MASTER_METHOD_ATTACH:
-            link.attach(pb.AttachRequest(), 1.0)
-        else:
-            link.heartbeat(pb.HeartbeatRequest(), 1.0)
+        ask(link)
 
 
 def test_addresses_that_cannot_be_reached() -> None:
