@@ -27,6 +27,7 @@ from .views import ViewCache
 
 __all__ = ["Later", "Operation", "Operations", "Settings"]
 
+_BIT: Final = (b"\0", b"\1")
 JOURNALED: Final = common_pb2.DURABILITY_JOURNALED
 CLEAR_SLOTS_MAX: Final = 400_000
 """In one reply, so that it fits in a message of the lane."""
@@ -162,6 +163,9 @@ class Operations:
         if request.HasField("piggyback"):
             self._news(request.piggyback)
         present = self._decider.exists(self.reader.exists(request))
+        if len(present) == 1:
+            there = bool(present[0])
+            return pb.MatchResponse(presence_bitmap=_BIT[there], prefix_keys=there)
         # argmin gives the first 0, and 0 also where there is none.
         prefix = len(present) if present.all() else int(np.argmin(present))
         return pb.MatchResponse(presence_bitmap=pack_bitmap(present), prefix_keys=prefix)
