@@ -364,7 +364,7 @@ class StoreAgent:
         if segment is None:
             raise InvalidArgument(f"this daemon has no segment {grow.segment_id}")
         if segment.retire(grow.offset, grow.length, grow.slots):
-            _log.info("slots", segment=grow.segment_id, slots=segment.table.slots)
+            _log.info("slot table grown", segment=grow.segment_id, slots=segment.table.slots)
 
     def _cut_sessions(self, session_ids: bytes) -> None:
         wanted = unpack_ids(session_ids, "session_ids")
