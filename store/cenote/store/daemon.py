@@ -295,6 +295,8 @@ class StoreDaemon:
             )
         if self._preparation is not None:
             closing.append(asyncio.to_thread(_returning(False, self._preparation.stop)))
+        if self._metrics_server is not None:
+            closing.append(asyncio.to_thread(_returning(False, self._metrics_server.close)))
         await asyncio.gather(*closing)
         if self._grpc is not None:
             await self._grpc.close(_GRPC_STOP_S)
@@ -307,8 +309,6 @@ class StoreDaemon:
         )
 
     def _close(self) -> None:
-        if self._metrics_server is not None:
-            self._metrics_server.close()
         try:
             if self.server is not None:
                 self.server.close(_SERVER_STOP_S)
