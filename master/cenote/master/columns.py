@@ -310,7 +310,7 @@ class RowSpace:
         end = self.high_water
         free = np.flatnonzero(self._mark[:end] == 0)
         ready = self._ready[: self._ready_rows]
-        counts = np.bincount(free >> _BLOCK_SHIFT, minlength=(end >> _BLOCK_SHIFT) + 1)
+        counts = np.bincount(free >> _BLOCK_SHIFT, minlength=-(-end // _BLOCK_ROWS))
         assert np.array_equal(counts, self._counts[: len(counts)])
         assert not self._counts[len(counts) :][:4096].any()
         assert self.free_rows == len(free) + len(ready)
