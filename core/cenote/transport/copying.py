@@ -3,6 +3,10 @@
 One core's loads and stores don't reach what the memory can do, so helpers take pieces from the same
 list as the caller. A helper that wakes up late costs nothing, since the caller does not wait for it
 to begin; a caller that finds the helpers busy copies alone.
+
+Where the cores are busy otherwise, a helper that is not let run in the middle of a piece makes its
+caller wait. So the team compares what it measures with helpers and without, and now and then tries
+what it takes for the slower way.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Final, final
 
 import numpy as np
@@ -33,6 +37,8 @@ from .memory_access import (
 __all__ = ["SHARED_BYTES_MIN", "CopyTeam"]
 
 SHARED_BYTES_MIN: Final = 2 << 20
+_LONG_BYTES: Final = 32 << 20
+_TRY_OTHER_WAY_EVERY: Final = 32
 _SHARED_PIECE_BYTES: Final = 1 << 20
 _LARGE_PIECE_BYTES: Final = 128 << 20
 """Between pieces the deadline is looked at. Very long copies (from 100 MiB with two cores and a
@@ -198,6 +204,7 @@ class CopyTeam:
         self._cut = _halves if helpers == 1 else _small
         self._helpers: list[_Helper] = []
         self._owner = threading.Lock()
+        self._choices = [_Choice() for _ in range(4)]
         self._closed = False
 
     def copy(
@@ -214,34 +221,36 @@ class CopyTeam:
         """
         if not len(lengths):
             return
-        shared = self._claim_helpers(int(lengths.sum()))
-        try:
+        size = int(lengths.sum())
+        with _Turn(self, size, checksums is not None) as shared:
             work: _Work
             if checksums is not None:
                 work = _HashedCopies(targets, sources, lengths, deadline, checksums)
             else:
                 work = _copies(targets, sources, lengths, deadline, self._cut if shared else _whole)
             self._do(work, shared)
-        finally:
-            if shared:
-                self._owner.release()
 
     def copy_one(self, target: int, source: int, length: int, deadline: float) -> None:
         """As `copy`, for one piece."""
-        shared = self._claim_helpers(length)
-        try:
+        with _Turn(self, length, False) as shared:
             pieces = deque((self._cut if shared else _whole)(target, source, length))
             self._do(_Copies(pieces, deadline), shared)
-        finally:
-            if shared:
-                self._owner.release()
 
-    def _claim_helpers(self, length: int) -> bool:
-        return (
-            length >= SHARED_BYTES_MIN
-            and self._helpers_wanted > 0
-            and self._owner.acquire(blocking=False)
-        )
+    def begin(self, size: int, hashed: bool) -> tuple[_Choice | None, bool]:
+        """Whether to use the helpers for a copy of this size; they are taken until `end`."""
+        if size < SHARED_BYTES_MIN or not self._helpers_wanted:
+            return None, False
+        choice = self._choices[2 * hashed + (size >= _LONG_BYTES)]
+        if not choice.prefers_helpers():
+            return choice, False
+        shared = self._owner.acquire(blocking=False)
+        # Alone only since the helpers were busy: that says nothing about being alone.
+        return (choice if shared else None), shared
+
+    def end(self, shared: bool) -> None:
+        """The copy is done."""
+        if shared:
+            self._owner.release()
 
     def _do(self, work: _Work, shared: bool) -> None:
         if shared and not self._closed:
@@ -278,6 +287,50 @@ class CopyTeam:
             for helper in self._helpers:
                 helper.end()
             self._helpers = []
+
+
+@final
+class _Choice:
+    """With helpers or without, for copies of one kind: whichever was faster lately."""
+
+    __slots__ = ("_calls", "_rates")
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._rates = [0.0, 0.0]  # bytes per second: alone, with helpers
+
+    def prefers_helpers(self) -> bool:
+        self._calls += 1
+        alone, helped = self._rates
+        if not helped or not alone:
+            return not helped
+        return (helped >= alone) != (self._calls % _TRY_OTHER_WAY_EVERY == 0)
+
+    def learn(self, shared: bool, rate: float) -> None:
+        known = self._rates[shared]
+        self._rates[shared] = known + (rate - known) / 4 if known else rate
+
+
+@final
+class _Turn:
+    """One copy: claims the helpers if they pay, gives them back, and notes how fast it went."""
+
+    __slots__ = ("_begun", "_choice", "_hashed", "_shared", "_size", "_team")
+
+    def __init__(self, team: CopyTeam, size: int, hashed: bool) -> None:
+        self._team = team
+        self._size = size
+        self._hashed = hashed
+
+    def __enter__(self) -> bool:
+        self._choice, self._shared = self._team.begin(self._size, self._hashed)
+        self._begun = perf_counter()
+        return self._shared
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._team.end(self._shared)
+        if self._choice is not None and error is None:
+            self._choice.learn(self._shared, self._size / (perf_counter() - self._begun))
 
 
 @final

@@ -13,7 +13,14 @@ import numpy as np
 import xxhash
 
 from .base import U64Array
-from .memory_access import MEMORY, breaks_between, checksum_at, groups_of, lay_side_by_side
+from .memory_access import (
+    FEW_ITEMS,
+    MEMORY,
+    breaks_between,
+    checksum_at,
+    groups_of,
+    lay_side_by_side,
+)
 
 __all__ = ["RECEIVE_STEP_BYTES", "SEND_STEP_BYTES", "move_hashed", "move_items"]
 
@@ -39,6 +46,9 @@ def move_items(
     call. Items that lie back to back become one piece. `checksums`, if given, receives XXH3-64 of
     each item, taken while it is in cache.
     """
+    if len(lengths) <= FEW_ITEMS:
+        _move_few(one, addresses.tolist(), lengths.tolist(), checksums, step_bytes)
+        return
     breaks = breaks_between(addresses, lengths)
     if checksums is None:
         firsts, sizes = lay_side_by_side(breaks, lengths)
@@ -68,6 +78,35 @@ def move_items(
             several(views)
         if checksums is not None:
             checksums[first:last] = [_digest(view) for view in views]
+
+
+def _move_few(
+    one: Callable[[int, int], None],
+    addresses: list[int],
+    lengths: list[int],
+    checksums: U64Array | None,
+    step_bytes: int,
+) -> None:
+    """As `move_items`, without columns: NumPy's calls would cost more than the work."""
+    count = len(lengths)
+    first = 0
+    while first < count:
+        start, size = addresses[first], lengths[first]
+        last = first + 1
+        while (
+            last < count and addresses[last] == start + size and size + lengths[last] <= step_bytes
+        ):
+            size += lengths[last]
+            last += 1
+        if checksums is None:
+            one(start, size)
+        elif last == first + 1:
+            checksums[first] = move_hashed(one, start, size, step_bytes)
+        else:
+            one(start, size)
+            for i in range(first, last):
+                checksums[i] = checksum_at(addresses[i], lengths[i])
+        first = last
 
 
 def move_hashed(one: Callable[[int, int], None], address: int, length: int, step_bytes: int) -> int:

@@ -32,6 +32,7 @@ from cenote.api.errors import DeadlineExceeded, InvalidArgument, StaleLocation
 from .base import ExtentArray, U8Array, U64Array
 
 __all__ = [
+    "FEW_ITEMS",
     "HASH_STEP_BYTES",
     "MEMORY",
     "SLICE_COPY_BYTES_MAX",
@@ -54,6 +55,7 @@ _hasher: Final = xxhash.xxh3_64
 SLICE_COPY_BYTES_MAX: Final = 64 << 10
 HASH_STEP_BYTES: Final = 256 << 10
 GROUP_ITEMS_MAX: Final = 512
+FEW_ITEMS: Final = 8
 
 
 def copy(target: int, source: int, length: int) -> None:
@@ -135,6 +137,8 @@ def locate(
     `find(segment id)` gives (address, bytes that may be touched), or None where there is no such
     segment: then the location is stale. An extent outside of its segment is invalid.
     """
+    if len(extents) <= FEW_ITEMS:
+        return _locate_few(extents.tolist(), find)
     ids, offsets = extents["segment"], extents["offset"]
     lengths = np.ascontiguousarray(extents["length"])
     statuses = np.full(len(extents), StaleLocation.code, np.uint8)
@@ -152,3 +156,20 @@ def locate(
         statuses[fits] = 0
         addresses[fits] = offsets[fits] + np.uint64(place[0])
     return statuses, addresses, lengths
+
+
+def _locate_few(
+    rows: list[tuple[int, int, int, int]], find: Callable[[int], tuple[int, int] | None]
+) -> tuple[U8Array, U64Array, U64Array]:
+    """As `locate`, without columns: NumPy's calls would cost more than the work."""
+    statuses, addresses = bytearray(len(rows)), [0] * len(rows)
+    for i, (segment_id, _, offset, length) in enumerate(rows):
+        place = find(segment_id)
+        if place is None:
+            statuses[i] = StaleLocation.code
+        elif not length or offset + length > place[1]:
+            statuses[i] = InvalidArgument.code
+        else:
+            addresses[i] = place[0] + offset
+    lengths = np.array([row[3] for row in rows], np.uint64)
+    return np.frombuffer(statuses, np.uint8), np.array(addresses, np.uint64), lengths

@@ -49,6 +49,7 @@ _INVALID: Final = InvalidArgument.code
 _NO_EPOCH: Final = 1 << 32
 _STALE_DRAIN_BYTES_MAX: Final = 8 << 20
 _MSG_MORE: Final = socket.MSG_MORE
+_FIRST: Final = np.zeros(1, np.int64)
 
 _log = get_logger("cenote.store.data")
 
@@ -421,10 +422,14 @@ class ServedConnection:
         namespace_id, generation = wire.SEAL_PREFIX.unpack_from(raw)
         rows = np.frombuffer(raw, SEAL, count, wire.SEAL_PREFIX.size)
         keys = view[wire.SEAL_PREFIX.size + count * wire.SEAL_ROW_BYTES :]
-        key_ends = np.cumsum(rows["key_length"], dtype=np.int64)
-        if int(key_ends[-1]) != len(keys):
-            raise ProtocolError(f"{len(keys)} bytes of keys for {int(key_ends[-1])}")
-        key_starts = key_ends - rows["key_length"]
+        key_lengths = rows["key_length"]
+        if count == 1:
+            keys_bytes, key_starts = int(key_lengths[0]), _FIRST
+        else:
+            key_ends = np.cumsum(key_lengths, dtype=np.int64)
+            keys_bytes, key_starts = int(key_ends[-1]), key_ends - key_lengths
+        if keys_bytes != len(keys):
+            raise ProtocolError(f"{len(keys)} bytes of keys for {keys_bytes}")
         statuses = np.full(count, _STALE, np.uint8)
         self._changing_epoch = epoch
         with self._changing:
@@ -436,7 +441,7 @@ class ServedConnection:
                 if segment is None:
                     continue
                 mine = ids == segment_id
-                if mine.all():
+                if count == 1 or mine.all():
                     statuses = segment.seal(epoch, namespace_id, generation, rows, keys, key_starts)
                 else:
                     statuses[mine] = segment.seal(
