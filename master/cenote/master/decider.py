@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -10,7 +11,7 @@ from typing import Any, Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from cenote.api.errors import CenoteError, InternalError
+from cenote.api.errors import CenoteError, InternalError, ResourceUnavailable
 from cenote.runtime.clock import Clock
 
 from .commands import Command, Exists, Tick
@@ -28,6 +29,7 @@ from .state_config import StateConfig
 
 __all__ = ["Decider"]
 
+RETRY_INTERVAL_S: Final = 1.0
 _TICK: Final = Tick()
 
 
@@ -53,6 +55,7 @@ class Decider:
         self.replayed_entries = 0
         self._state: MasterState | None = None
         self._log: LogWriter | None = None
+        self._retry_at_s = 0.0
 
     # ---- start ------------------------------------------------------------------------------
 
@@ -121,14 +124,20 @@ class Decider:
             raise refusal
 
     def tick(self) -> None:
-        """Housekeeping; what it decided is journaled as far as the journal takes it."""
+        """Housekeeping; what it decided is journaled as far as the journal takes it.
+
+        A journal that takes no writes shows in `refusal`, and is tried again every second.
+        """
         log = self._log
         assert log is not None
-        if log.dirty:
-            self.try_flush()
-        if not log.is_full:
-            self.apply(_TICK)
-            self.try_flush()
+        now_s = self.clock.monotonic_s()
+        with contextlib.suppress(ResourceUnavailable):
+            if log.refusal is not None and now_s >= self._retry_at_s:
+                self._retry_at_s = now_s + RETRY_INTERVAL_S
+                log.retry()
+            if not log.is_full:
+                self.apply(_TICK)
+                log.flush()
 
     # ---- journal ----------------------------------------------------------------------------
 
@@ -143,14 +152,6 @@ class Decider:
         if log is not None and log.dirty:
             log.flush()
 
-    def try_flush(self) -> None:
-        """`flush` where nobody waits for it; a failure shows in `refusal`, and is tried again."""
-        try:
-            self.flush()
-        except CenoteError as error:
-            if error is not self.refusal:
-                raise
-
     def sync(self) -> Future[None]:
         """Flush; done when everything decided so far survives a power failure."""
         assert self._log is not None
@@ -159,6 +160,7 @@ class Decider:
     def close(self) -> None:
         """Append, sync and let go. Raises ResourceUnavailable where that can't be done."""
         try:
-            self.flush()
+            if self._log is not None:
+                self._log.retry()
         finally:
             self.backend.close()

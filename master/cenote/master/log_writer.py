@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Final, final
 
-from cenote.api.errors import CenoteError, ResourceUnavailable
+from cenote.api.errors import CenoteError, InternalError, ResourceUnavailable
 
 from .effects import DurableEffect
 from .journal import RecordWriter
@@ -21,9 +20,9 @@ PENDING_BYTES_MAX: Final = 64 << 20
 class LogWriter:
     """Collects effects; `flush` appends them before anybody hears of them.
 
-    Where an append fails the records are kept and tried again by the next `flush`, and `refusal`
-    says that nothing new must be decided meanwhile. What comes of time alone (evictions) still is,
-    as far as `PENDING_BYTES_MAX`.
+    Where an append fails, the batch of replies that it was for must not leave. The records are
+    kept until `retry` gets them appended, and `refusal` says that nothing new must be decided
+    meanwhile. What time brings (evictions) still is, as far as `PENDING_BYTES_MAX`.
     """
 
     def __init__(self, backend: MetadataBackend, epoch: int) -> None:
@@ -32,13 +31,14 @@ class LogWriter:
         self._kept: list[bytes] = []
         self._kept_bytes = 0
         self._failure: CenoteError | None = None
+        self._broken: CenoteError | None = None
         self.dirty = False
         """Whether `flush` has anything to do."""
 
     @property
     def refusal(self) -> CenoteError | None:
         """Why nothing new should be decided now, or None."""
-        return self._failure or self._backend.refusal
+        return self._broken or self._failure or self._backend.refusal
 
     @property
     def pending_bytes(self) -> int:
@@ -48,23 +48,41 @@ class LogWriter:
     @property
     def is_full(self) -> bool:
         """Whether even what time brings can't be kept any more."""
-        return self.pending_bytes > PENDING_BYTES_MAX
+        return self._broken is not None or self.pending_bytes > PENDING_BYTES_MAX
 
     def add(self, effect: DurableEffect) -> None:
-        """Take a decision down."""
-        self._writer.add(effect)
-        self.dirty = True
+        """Take a decision down.
 
-    def add_all(self, effects: Iterable[DurableEffect]) -> None:
-        """Take decisions down, in order."""
-        for effect in effects:
+        Raises InternalError where that can't be done: then the journal ends with the decision
+        before, since one with a gap could bring back what was removed.
+        """
+        if self._broken is not None:
+            return
+        try:
             self._writer.add(effect)
+        except Exception as error:  # whatever the bug is: the decision has been made
+            self._broken = InternalError(
+                f"a decision could not be journaled: {error}",
+                remedy="restart the master, which goes back to the decision before; please report",
+            )
+            raise self._broken from error
         self.dirty = True
 
     def flush(self) -> None:
-        """Append all that was added. Raises ResourceUnavailable; then it is kept."""
-        if not self.dirty:
-            return
+        """Append all that was added.
+
+        Raises ResourceUnavailable where that fails. Until `retry` succeeds it then does nothing:
+        what is decided meanwhile is nothing that anybody is told.
+        """
+        if self.dirty and self._failure is None:
+            self._append()
+
+    def retry(self) -> None:
+        """Append what could not be appended before. Raises ResourceUnavailable."""
+        if self.dirty:
+            self._append()
+
+    def _append(self) -> None:
         records = self._writer.take(self._backend.durable_entry)
         if self._kept:
             records = [*self._kept, *records]
@@ -85,4 +103,6 @@ class LogWriter:
     def sync(self) -> Future[None]:
         """Flush; done when all of it survives a power failure. Raises ResourceUnavailable."""
         self.flush()
+        if self._failure is not None:
+            raise self._failure
         return self._backend.sync(self._backend.last_entry)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 import time
 from collections.abc import Mapping
 from typing import Final, final
@@ -34,6 +35,7 @@ GC_INTERVAL_S: Final = 30.0
 GC_IDLE_CALLS_MAX: Final = 4
 """Calls since the last tick, at most, for a collection to begin."""
 GC_OBJECTS_MAX: Final = 100_000
+_WILDCARDS: Final = frozenset(("0.0.0.0", "::"))
 _log = get_logger("cenote.master")
 
 
@@ -103,7 +105,10 @@ class MasterServer:
         host, port = await self.lane.listen_tcp(*host_and_port(config.listen, "listen"))
         fields: dict[str, object] = {"lane": f"tcp://{_joined(host, port)}"}
         if not config.advertise:
-            service.set_addresses((_joined(host, port),))
+            known_as = socket.gethostname() if host in _WILDCARDS else host
+            service.set_addresses((_joined(known_as, port),))
+        if not host.startswith("127.") and host != "::1":
+            _log.warning("the lane is open to the network, and asks nobody for a proof", host=host)
         if config.socket:
             await self.lane.listen_unix(config.socket)
             fields["socket"] = f"unix://{config.socket}"

@@ -160,7 +160,6 @@ class MasterService:
     def note_probe(self, node_id: int, answered: bool) -> None:
         """What came of `on_probe`: no answer hides the node for all until it is heard of again."""
         self._decider.apply(NodeProbed(node_id, answered))
-        self._decider.try_flush()
 
     @property
     def epoch(self) -> int:

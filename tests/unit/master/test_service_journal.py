@@ -11,6 +11,7 @@ import pytest
 
 from cenote.api.errors import (
     DeadlineExceeded,
+    InternalError,
     InvalidArgument,
     ResourceUnavailable,
     SessionUnknown,
@@ -216,11 +217,59 @@ def test_what_could_not_be_appended_is_kept_and_appended_first(
     pool.service.tick()  # tried again, in vain, and nothing is lost
     assert pool.service.decider.refusal is not None
     disk.broken = False
+    pool.clock.advance_s(1)
     pool.service.tick()
     assert pool.service.decider.refusal is None
     assert pool.put(b"b") == b"\1"
     pool.service.close()
     assert restarted(log).exists(b"a", b"b") == [1, 1]
+
+
+def test_only_the_replies_that_need_a_failed_append_are_held_back(
+    pool: MasterPool, disk: SlowDisk
+) -> None:
+    started = pool.put_start(b"a")
+    disk.broken = True
+    commit = pb.PutCommitRequest(grant_id=started.grant_id, checksums=u64(1))
+    assert isinstance(on_lane(pool, pb.MASTER_METHOD_PUT_COMMIT, commit), bytes)
+    with pytest.raises(ResourceUnavailable):
+        pool.service.flush()  # the lane server cuts this connection
+    exists = pb.ExistsRequest(keys=pool.batch(b"a"))
+    assert isinstance(on_lane(pool, pb.MASTER_METHOD_EXISTS, exists), bytes)
+    pool.service.flush()
+    remove = pb.RemoveRequest(keys=pool.batch(b"a"))
+    with pytest.raises(ResourceUnavailable):
+        on_lane(pool, pb.MASTER_METHOD_REMOVE, remove)
+    pool.service.flush()
+    disk.broken = False
+    pool.clock.advance_s(1)
+    pool.service.tick()
+    assert pool.put_commit(started).statuses == b"\4"  # decided already: under no request id
+
+
+def test_a_decision_that_cannot_be_written_down_ends_all_writing(
+    pool: MasterPool, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool.put(b"a")
+    started = pool.put_start(b"b")
+    before = list(log.records)
+
+    def fail(_entry: object) -> None:
+        raise InternalError("columns")
+
+    monkeypatch.setattr("cenote.master.journal.encode_entry", fail)
+    with pytest.raises(InternalError, match="could not be journaled"):
+        pool.put_commit(started)
+    monkeypatch.undo()
+    for _ in range(3):
+        with pytest.raises(InternalError, match="could not be journaled"):
+            pool.put_start(b"c")
+        pool.clock.advance_s(2)
+        pool.service.tick()
+    assert pool.exists(b"a") == [1]
+    pool.service.close()
+    assert log.records == before
+    assert restarted(log).exists(b"a", b"b") == [1, 0]
 
 
 # ---- restarts -------------------------------------------------------------------------------
