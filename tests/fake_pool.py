@@ -6,12 +6,11 @@ tested with the real one.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import threading
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,190 +22,15 @@ from cenote.api.errors import (
     InvalidArgument,
     NamespaceReset,
     SessionUnknown,
-    Unavailable,
 )
-from cenote.api.rows import EXTENT, OBJECT, PUT, SEAL, CommitStatus, ObjectStatus, PutStatus
-from cenote.runtime.memory import address_of
-from cenote.transport.base import Region, SealBatch, SessionIdentity
+from cenote.api.rows import EXTENT, OBJECT, PUT, CommitStatus, ObjectStatus, PutStatus
 from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
+from fake_nodes import FakeNode, FakeTransport
+
+__all__ = ["FakeMaster", "FakeTransport"]
 
 UNIT = 64
-
-
-@dataclass
-class FakeNode:
-    """One daemon with one segment of the same id. `fault` is raised by every transfer."""
-
-    node_id: int
-    memory: np.ndarray[Any, np.dtype[np.uint8]]
-    free_at: int = 0
-    fault: CenoteError | None = None
-    seal_refusals: int = 0
-    """So many seals answer that the slot table is still growing."""
-    statuses: list[int] = field(default_factory=list)
-    """Item statuses of the next transfers, one each."""
-    sealed: dict[int, tuple[bytes, int, int]] = field(default_factory=dict)
-    """Slot -> (key, seq, checksum)."""
-    on_copy: Callable[[], None] = lambda: None
-    """Called before each transfer."""
-    reads: int = 0
-    writes: int = 0
-    seals: int = 0
-
-    def address(self, offset: int, length: int) -> int:
-        assert offset + length <= len(self.memory)
-        return address_of(self.memory) + offset
-
-
-class FakeChannel:
-    """See `cenote.transport.base.Channel`."""
-
-    def __init__(self, node: FakeNode, by_lease: bool) -> None:
-        self._node = node
-        self.verifies_by_lease = by_lease
-        self.closed = False
-
-    @property
-    def node_id(self) -> int:
-        return self._node.node_id
-
-    def _check(self) -> int:
-        self._node.on_copy()
-        if self._node.fault is not None:
-            raise self._node.fault
-        return self._node.statuses.pop(0) if self._node.statuses else 0
-
-    def read(
-        self, extents: Any, addresses: Any, deadline_s: float, checksums: Any = None
-    ) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        return self._copy(extents, addresses, checksums, read=True)
-
-    def write(
-        self,
-        extents: Any,
-        addresses: Any,
-        grant_id: int,
-        deadline_s: float,
-        checksums: Any = None,
-    ) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        assert grant_id
-        return self._copy(extents, addresses, checksums, read=False)
-
-    def _copy(
-        self, extents: Any, addresses: Any, checksums: Any, *, read: bool
-    ) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        status = self._check()
-        node = self._node
-        if read:
-            node.reads += 1
-        else:
-            node.writes += 1
-        statuses = np.full(len(extents), status, np.uint8)
-        for i, (extent, local) in enumerate(zip(extents, addresses.tolist(), strict=True)):
-            assert int(extent["segment"]) == node.node_id
-            length = int(extent["length"])
-            remote = node.address(int(extent["offset"]), length)
-            if status:
-                continue
-            if read:
-                ctypes.memmove(local, remote, length)
-            else:
-                ctypes.memmove(remote, local, length)
-            if checksums is not None:
-                checksums[i] = xxh3_64_intdigest(ctypes.string_at(local, length))
-        return statuses
-
-    def read_one(
-        self,
-        segment: int,
-        offset: int,
-        length: int,
-        address: int,
-        deadline_s: float,
-        checksum: bool,
-    ) -> tuple[int, int]:
-        return self._copy_one(segment, offset, length, address, checksum, read=True)
-
-    def write_one(
-        self,
-        segment: int,
-        offset: int,
-        length: int,
-        address: int,
-        grant_id: int,
-        deadline_s: float,
-        checksum: bool,
-    ) -> tuple[int, int]:
-        assert grant_id
-        return self._copy_one(segment, offset, length, address, checksum, read=False)
-
-    def _copy_one(
-        self, segment: int, offset: int, length: int, address: int, checksum: bool, *, read: bool
-    ) -> tuple[int, int]:
-        extents = np.array([(segment, 0, offset, length)], EXTENT)
-        sums = np.zeros(1, np.uint64) if checksum else None
-        statuses = self._copy(extents, np.array([address], np.uint64), sums, read=read)
-        return int(statuses[0]), 0 if sums is None else int(sums[0])
-
-    def seal(self, batch: SealBatch, deadline_s: float) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        node = self._node
-        if node.fault is not None:
-            raise node.fault
-        node.seals += 1
-        rows = np.frombuffer(batch.rows, SEAL)
-        if node.seal_refusals:
-            node.seal_refusals -= 1
-            return np.full(len(rows), Unavailable.code, np.uint8)
-        at = 0
-        for row in rows:
-            key = batch.keys[at : at + int(row["key_length"])]
-            at += int(row["key_length"])
-            node.sealed[int(row["slot"])] = (key, int(row["seq"]), int(row["checksum"]))
-        assert at == len(batch.keys)
-        return np.zeros(len(rows), np.uint8)
-
-    def view(self, segment: int, offset: int, length: int) -> memoryview | None:
-        if not self.verifies_by_lease:
-            return None
-        return memoryview(self._node.memory[offset : offset + length].data).toreadonly()
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class FakeTransport:
-    """See `cenote.transport.base.Transport`. `by_lease`: like shm, else like TCP."""
-
-    kind = common_pb2.TRANSPORT_KIND_MEMORY
-
-    def __init__(self, nodes: dict[int, FakeNode], *, by_lease: bool = True) -> None:
-        self._nodes = nodes
-        self._by_lease = by_lease
-        self.closed = False
-        self.regions: list[Region] = []
-        self.channels: list[FakeChannel] = []
-
-    def reachable(self, node: common_pb2.NodeView, identity: SessionIdentity) -> bool:
-        return node.node_id in self._nodes
-
-    def register(self, address: int, length: int, keeper: object) -> Region:
-        region = Region(address, length, keeper)
-        self.regions.append(region)
-        return region
-
-    def deregister(self, region: Region) -> None:
-        self.regions.remove(region)
-
-    def connect(
-        self, node: common_pb2.NodeView, identity: SessionIdentity, epoch: int, deadline_s: float
-    ) -> FakeChannel:
-        channel = FakeChannel(self._nodes[node.node_id], self._by_lease)
-        self.channels.append(channel)
-        return channel
-
-    def close(self) -> None:
-        self.closed = True
 
 
 @dataclass

@@ -133,8 +133,13 @@ class Client(Namespace):
             raise
 
     @property
+    def session(self) -> Session:
+        """What this client's faces share; for drivers, not for users."""
+        return self._session
+
+    @property
     def config(self) -> ClientConfig:
-        return self._config
+        return self._session.config
 
     def namespace(
         self,
@@ -148,7 +153,7 @@ class Client(Namespace):
         `fingerprint`: what its bytes depend on (model, dtype, block size, hash ...). Raises
         FingerprintMismatch where it exists with another one.
         """
-        call = self._call(deadline_s)
+        call = self._calls.begin(deadline_s)
         space = self._session.open_space(name, _as_bytes(fingerprint), call.remaining_s())
         return Namespace(self._session, space)
 

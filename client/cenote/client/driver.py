@@ -57,7 +57,7 @@ class BlockingDriver:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._do: dict[type, Any] = {
+        self.do: dict[type, Any] = {
             Ask: self.ask,
             AskRaw: self.ask_raw,
             AskMany: self.ask_many,
@@ -74,7 +74,7 @@ class BlockingDriver:
 
     def run(self, call: Call, plan: Plan[T]) -> T:
         """Drive the plan to its end; grants that it leaves open are given back in any case."""
-        do = self._do
+        do = self.do
         try:
             step = next(plan)
             while True:

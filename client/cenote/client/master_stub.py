@@ -104,13 +104,18 @@ class LaneMaster:
         return LaneClient(
             address,
             self._hello,
-            on_hello=self._greeted,
+            on_hello=self.greeted,
             connections_max=self._connections_max,
             connect_timeout_s=_LONE_CONNECT_TIMEOUT_S if lone else _CONNECT_TIMEOUT_S,
             spin_polls=self._spin_polls,
         )
 
-    def _greeted(self, body: bytes) -> None:
+    @property
+    def hello_bytes(self) -> bytes:
+        """What every connection says first."""
+        return self._hello
+
+    def greeted(self, body: bytes) -> None:
         """The reply to a connection's hello. Raises NotLeader on a standby."""
         reply = _decoded(pb.HelloResponse, body)
         if not reply.is_leader:

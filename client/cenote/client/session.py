@@ -35,10 +35,10 @@ from .config import ClientConfig
 from .housekeeping import Housekeeper
 from .plan.state import ClientState, Grant, Peers, Space
 
-__all__ = ["Session", "clock_id"]
+__all__ = ["DURABILITIES", "Session", "clock_id"]
 
 _CLOSE_BUDGET_S: Final = 1.0
-_DURABILITIES: Final = {
+DURABILITIES: Final = {
     "default": common_pb2.DURABILITY_UNSPECIFIED,
     "relaxed": common_pb2.DURABILITY_RELAXED,
     "journaled": common_pb2.DURABILITY_JOURNALED,
@@ -241,7 +241,7 @@ class Session:
             name=space.name,
             fingerprint=space.fingerprint,
             create=True,
-            durability=_DURABILITIES[self.config.durability],
+            durability=DURABILITIES[self.config.durability],
             credentials=self.identity.credentials,
         )
         space.opened(self.master.open_namespace(request, deadline_s))

@@ -6,7 +6,7 @@ import math
 import weakref
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +22,13 @@ from cenote.api.keys import digest_keys
 from cenote.api.rows import EXTENT, OBJECT, ObjectStatus
 from cenote.api.types import AcquiredLease, GetStatus
 
+from .calls import Calls
+from .driver import BlockingDriver
 from .plan.asking import reopening
 from .plan.pieces import place_replicas
 from .plan.reads import ReadOptions, acquire, read_objects
 from .plan.state import Call
 from .plan.steps import Plan
-
-if TYPE_CHECKING:
-    from .namespace import Namespace
 
 __all__ = ["View"]
 
@@ -38,9 +37,15 @@ class View:
     """Made by `Namespace.view`; a context manager whose value is a list of memoryviews."""
 
     def __init__(
-        self, namespace: Namespace, keys: list[bytes], *, copy: bool, deadline_s: float | None
+        self,
+        calls: Calls,
+        driver: BlockingDriver,
+        keys: list[bytes],
+        copy: bool,
+        deadline_s: float | None,
     ) -> None:
-        self._namespace = namespace
+        self._calls = calls
+        self._driver = driver
         self._keys = keys
         self._copy = copy
         self._deadline_s = deadline_s
@@ -51,20 +56,18 @@ class View:
         """How many of the objects were copied, since they can't be seen from here."""
 
     def __enter__(self) -> list[memoryview | None]:
-        namespace = self._namespace
-        call = namespace._call(self._deadline_s)
+        call = self._calls.begin(self._deadline_s)
         self._views = [None] * len(self._keys)
         if self._keys:
             try:
-                namespace._driver.run(call, reopening(call, lambda: self._open(call)))
+                self._driver.run(call, reopening(call, lambda: self._open(call)))
             except BaseException:
                 self._close()
                 raise
         return self._views
 
     def _open(self, call: Call) -> Plan[None]:
-        namespace = self._namespace
-        space = namespace._space
+        space, session = self._calls.space, self._calls.session
         digests = digest_keys(self._keys, space.seed)
         ttl_ms = int(call.state.limits.session_ttl_s * 1000)
         reply, hold = yield from acquire(call, digests, ttl_ms, hold=True)
@@ -87,13 +90,13 @@ class View:
             lease_id=self._lease_id,
             ttl_s=math.inf,
             end_s=math.inf,
-            clock_id=namespace._session.clock_id,
+            clock_id=session.clock_id,
             digests=digests,
             objects=reply.objects,
             extents=reply.extents,
         )
         wanted = digest_keys([self._keys[i] for i in unseen], space.seed)
-        options = ReadOptions(lease=lease, verify=namespace._config.verify)
+        options = ReadOptions(lease=lease, verify=self._calls.config.verify)
         outcome = yield from read_objects(call, wanted, None, options)
         assert outcome.values is not None
         for row, position in enumerate(unseen):
@@ -146,7 +149,7 @@ class View:
         self, call: Call, node: int, segment: int, offset: int, length: int
     ) -> memoryview | None:
         try:
-            channel = self._namespace._session.channel(node, call.remaining_s())
+            channel = self._calls.session.channel(node, call.remaining_s())
             return channel.view(segment, offset, length)
         except (NamespaceReset, StaleLocation):
             return None
@@ -174,7 +177,7 @@ class View:
                 with suppress(BufferError):  # exported: seen below
                     view.release()
         self._views.clear()
-        state, lease_id = self._namespace._session.state, self._lease_id
+        state, lease_id = self._calls.session.state, self._lease_id
         self._lease_id = 0
         alive = [exporter for each in self._exporters if (exporter := each()) is not None]
         self._exporters.clear()

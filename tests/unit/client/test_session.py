@@ -114,7 +114,7 @@ def test_many_threads(client: Client, master: FakeMaster) -> None:
                 assert client.get_batch(keys) == values
                 assert client.get(keys[0]) == values[0]
                 assert client.exists_batch(keys).all()
-        except BaseException as error:
+        except BaseException as error:  # whatever it is: the main thread looks
             errors.append(error)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]

@@ -84,8 +84,8 @@ _EXTENT_BYTES: Final = EXTENT_STRUCT.size
 SEAL_STRUCT: Final = Struct("<IIQQQQQ16sHHHBBBBH")
 
 UNLEASED_BYTES_MAX: Final = 64 << 10
-"""Smaller objects are read without a lease and proven by their checksum: hashing 4 KiB takes 0.2 us,
-a lease costs the master 14 us. Should the object be evicted meanwhile, it is asked for again."""
+"""Smaller objects are read without a lease and proven by their checksum: hashing 4 KiB takes
+0.2 us, giving a lease 14. Should the object be evicted meanwhile, it is asked for again."""
 
 SingleRead = tuple[int, bytes | None]
 """(size or -1 for a miss, the value where memory was allocated for it)."""
