@@ -210,6 +210,7 @@ class FreeRuns:
             elif not rest:
                 del self._starts[chunk], self._ends[chunk], self._firsts[chunk]
                 self._firsts[0] = 0
+        self._drop_stale()
 
     # ---- by size ------------------------------------------------------------------------------
 
@@ -217,6 +218,9 @@ class FreeRuns:
         self._bins[number].append(start)
         self._mask |= 1 << number
         self._entries += 1
+        self._drop_stale()
+
+    def _drop_stale(self) -> None:
         if self._entries > 4 * self.count + _STALE_ENTRIES_MIN:
             self._make_bins(*self.columns())
 
@@ -415,7 +419,7 @@ class FreeRuns:
             if chunk + 1 < len(self._firsts):
                 assert part[-1] < self._firsts[chunk + 1]
         assert self._entries == sum(map(len, self._bins))
-        assert self._entries <= 4 * self.count + _STALE_ENTRIES_MIN + 1
+        assert self._entries <= 4 * self.count + _STALE_ENTRIES_MIN
         for number, entries in enumerate(self._bins):
             assert bool(entries) == bool(self._mask >> number & 1)
         for start, size in zip(starts.tolist(), (ends - starts).tolist(), strict=True):
