@@ -19,7 +19,7 @@ from .pool import Pool, Rows
 from .segments import Segment
 from .victims import next_victims
 
-__all__ = ["evict_ahead", "evict_nearby", "make_room", "make_rows", "sweep"]
+__all__ = ["evict_ahead", "evict_nearby", "make_room", "make_room_in", "make_rows", "sweep"]
 
 _LOW_RESERVES = 3
 """A segment is low on space below this many times its reserve."""
@@ -65,6 +65,26 @@ def make_room(pool: Pool, units: int, tier: int) -> bool:
     freed += _evict(pool, goal - freed, column, pool.config.tick_evict_rows_max * _ROUNDS_MAX)
     pool.counters.evictions_on_demand += pool.counters.evicted - gone
     return freed > 0
+
+
+def make_room_in(pool: Pool, segment: Segment, units: int) -> bool:
+    """Evict until this segment, where it is one of those low on space, has `units` free.
+
+    The coldest of all low segments go first, so that age decides and not the place; hence as much
+    may go as they all would need. False where it has plenty, or nothing could be evicted.
+    """
+    low, column = _low_segments(pool, units)
+    if (column is None and len(low) == 1) or segment not in low:
+        return False  # the only one is as good as any, and `make_room` knows how much it needs
+    left = units * len(low) * 2
+    gone = pool.counters.evicted
+    while segment.free_units < units and left > 0:
+        step = max(1, min(left, units))
+        if not _evict(pool, step, column, pool.config.tick_evict_rows_max):
+            break
+        left -= step
+    pool.counters.evictions_on_demand += pool.counters.evicted - gone
+    return segment.free_units >= units
 
 
 def make_rows(pool: Pool, wanted: int) -> int:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from cenote.api.rows import EXTENTS_PER_OBJECT_MAX, UNIT_BYTES, PutStatus
 
-from .eviction import evict_nearby, make_room
+from .eviction import evict_nearby, make_room, make_room_in
 from .placement import Entry, Wanted
 from .pool import Pool
 from .segments import Segment
@@ -45,7 +45,17 @@ class Placed:
 class _Batch:
     """Work in progress. `grid` holds keys with one extent per replica, `odd` all others."""
 
-    __slots__ = ("grid", "lengths", "min_replicas", "odd", "pool", "replicas", "status", "wanted")
+    __slots__ = (
+        "evictions_left",
+        "grid",
+        "lengths",
+        "min_replicas",
+        "odd",
+        "pool",
+        "replicas",
+        "status",
+        "wanted",
+    )
 
     def __init__(
         self, pool: Pool, lengths: Lengths, replicas: int, min_replicas: int, wanted: Wanted
@@ -55,6 +65,8 @@ class _Batch:
         self.replicas = replicas
         self.min_replicas = min_replicas
         self.wanted = wanted
+        self.evictions_left = 0
+        """How often the present pick may still evict where it is somebody's turn."""
         self.status = np.full(len(lengths), PutStatus.GRANTED, np.uint8)
         self.grid = np.empty((len(lengths), replicas, 4), np.uint32)
         self.odd: dict[int, tuple[int, list[tuple[int, int, int, int]]]] = {}
@@ -113,12 +125,16 @@ def _try_run(batch: _Batch, start: int, stop: int, lengths: Lengths, total: int)
     got: list[tuple[NDArray[np.integer], NDArray[np.uint32], Lengths]] = []
 
     def try_entry(entry: Entry) -> bool:
-        taken = entry.segment.take_run(lengths)
+        segment = entry.segment
+        taken = segment.take_run(lengths)
+        if taken is None and _evict_here(batch, segment, total):
+            taken = segment.take_run(lengths)
         if taken is None:
             return False
         got.append(taken)
         return True
 
+    batch.evictions_left = batch.replicas
     picked = batch.pool.placement.pick(batch.replicas, batch.wanted, total, try_entry)
     for replica, (entry, (offsets, slots, units)) in enumerate(zip(picked, got, strict=True)):
         cells = batch.grid[start:stop, replica]
@@ -134,6 +150,15 @@ def _try_run(batch: _Batch, start: int, stop: int, lengths: Lengths, total: int)
         entry.segment.give(spans)
         batch.pool.placement.note_back(entry, total)
     return False
+
+
+def _evict_here(batch: _Batch, segment: Segment, units: int) -> bool:
+    """Whether room was made in a segment whose turn it is. Going on to the next one instead would
+    send to a fresh node whatever is put faster than eviction ahead of need makes room."""
+    if not batch.evictions_left:
+        return False
+    batch.evictions_left -= 1
+    return make_room_in(batch.pool, segment, units)
 
 
 # ---- single objects -------------------------------------------------------------------------
@@ -186,6 +211,8 @@ def _pick_object(
         if segment.node.domain in taken_domains:
             return False
         one = segment.take_one(length)
+        if one is None and segment.free_units < length and _evict_here(batch, segment, length):
+            one = segment.take_one(length)
         if one is not None:
             got.append((segment, [one]))
             return True
@@ -197,6 +224,7 @@ def _pick_object(
         got.append((segment, pieces))
         return True
 
+    batch.evictions_left = batch.replicas
     batch.pool.placement.pick(batch.replicas - have, batch.wanted, length, try_entry)
     return got
 

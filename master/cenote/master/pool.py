@@ -118,6 +118,7 @@ class Pool:
         self.victim_rows: Rows = np.zeros(0, np.int64)
         self.victim_stamps: NDArray[np.uint64] = np.zeros(0, np.uint64)
         self.victim_at = 0
+        self.victim_low: NDArray[np.bool_] | None = None
         self.sweep_at = 0
         """Where the sweep of dead generations goes on; 0 = nothing to sweep."""
         self.replayed_epoch = 0

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from .objects import LIVE
 from .pool import Pool, Rows
+from .spans import SEGMENT_MASK
 
 __all__ = ["evictable_mask", "next_victims"]
 
@@ -37,11 +38,13 @@ def evictable_mask(pool: Pool, low: NDArray[np.bool_] | None) -> NDArray[np.bool
 def next_victims(pool: Pool, units: int, low: NDArray[np.bool_] | None) -> Rows:
     """Rows to evict next, coldest first, of about `units` together; empty when there is nothing.
 
-    `low`: segments (by id) to choose from when the queue has to be filled; None = all.
+    `low`: segments (by id) to choose from; None = all.
     """
+    if not _covers(pool.victim_low, low):
+        _fill(pool, low)
     for _ in range(2):
         while pool.victim_at < len(pool.victim_rows):
-            rows = _take(pool, units)
+            rows = _take(pool, units, low)
             if len(rows):
                 return rows
         _fill(pool, low)
@@ -50,7 +53,17 @@ def next_victims(pool: Pool, units: int, low: NDArray[np.bool_] | None) -> Rows:
     return pool.victim_rows[:0]
 
 
-def _take(pool: Pool, units: int) -> Rows:
+def _covers(queued: NDArray[np.bool_] | None, low: NDArray[np.bool_] | None) -> bool:
+    """Whether a queue filled from the segments `queued` has the coldest objects of those of `low`.
+
+    One that was filled when only some segments were low on space would empty these for others.
+    """
+    if queued is None or queued is low:
+        return True
+    return low is not None and not bool((low & ~queued).any())
+
+
+def _take(pool: Pool, units: int, low: NDArray[np.bool_] | None) -> Rows:
     count = min(max(units // max(1, pool.mean_units) + 1, _TAKE_MIN), _TAKE_MAX)
     at = pool.victim_at
     rows = pool.victim_rows[at : at + count]
@@ -59,6 +72,8 @@ def _take(pool: Pool, units: int) -> Rows:
     good &= (pool.state.take(rows) & LIVE) != 0
     good &= pool.lease_count.take(rows) == 0
     good &= pool.pin.take(rows) == 0
+    if low is not None:
+        good &= low.take(pool.extent_words.take(rows * 4) & SEGMENT_MASK)
     positions = np.flatnonzero(good)
     rows = rows[positions]
     if len(rows) > 1:
@@ -78,3 +93,4 @@ def _fill(pool: Pool, low: NDArray[np.bool_] | None) -> None:
     pool.victim_rows = rows
     pool.victim_stamps = pool.stamp.take(rows)
     pool.victim_at = 0
+    pool.victim_low = low
