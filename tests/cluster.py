@@ -45,7 +45,7 @@ from waiting import wait_until
 if TYPE_CHECKING:
     from cenote.client import Client
 
-__all__ = ["Cluster", "Process", "run_cenote", "start_cenote", "start_program"]
+__all__ = ["Cluster", "CommandProcess", "Process", "run_cenote", "start_cenote", "start_program"]
 
 READY_TIMEOUT_S = 30.0  # two busy cores and cold caches
 STOP_TIMEOUT_S = 2.5
@@ -348,14 +348,32 @@ def _host_port(address: str) -> str:
 # ---- the `cenote` command as a process ----------------------------------------------------------
 
 
+class CommandProcess(subprocess.Popen[bytes]):
+    """A Popen that is killed at the end of its `with` block, where it still runs."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.poll() is None:
+            self.kill()
+        super().__exit__(kind, error, trace)
+
+
 def start_cenote(
     *arguments: str,
     environment: Mapping[str, str] | None = None,
     interpreter_options: Sequence[str] = (),
     **options: Any,
-) -> subprocess.Popen[bytes]:
-    """Start `cenote ARGUMENTS`, its output in pipes; options are Popen's. The caller ends it."""
-    command = [sys.executable, *interpreter_options, "-m", "cenote.cli.main", *arguments]
+) -> CommandProcess:
+    """Start `cenote ARGUMENTS`, its output in pipes; options are Popen's. Use it in a `with` block.
+
+    It ends with this process at the latest.
+    """
+    command = [sys.executable, *interpreter_options, "-m", "cenote.cli.child", str(os.getpid())]
+    command += ["cenote.cli.main", *arguments]
     settings: dict[str, Any] = {
         "stdin": subprocess.DEVNULL,
         "stdout": subprocess.PIPE,
@@ -363,7 +381,7 @@ def start_cenote(
         "env": clean_environment() if environment is None else dict(environment),
         **options,
     }
-    return subprocess.Popen(command, **settings)
+    return CommandProcess(command, **settings)
 
 
 def run_cenote(
@@ -377,12 +395,7 @@ def run_cenote(
     if stdin is not None:
         options["stdin"] = subprocess.PIPE
     with start_cenote(*arguments, environment=environment, **options) as process:
-        try:
-            out, err = process.communicate(stdin, timeout=timeout_s)
-        except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
-            raise
+        out, err = process.communicate(stdin, timeout=timeout_s)
     return subprocess.CompletedProcess(list(arguments), process.returncode, out, err)
 
 
