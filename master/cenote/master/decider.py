@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, Final, final
@@ -56,6 +57,7 @@ class Decider:
         self._state: MasterState | None = None
         self._log: LogWriter | None = None
         self._retry_at_s = 0.0
+        self._inherited_until_s = 0.0
 
     # ---- start ------------------------------------------------------------------------------
 
@@ -66,8 +68,8 @@ class Decider:
         """
         opened = self.backend.open()
         self.epoch = opened.epoch
-        if opened.epoch > 1:  # readers may still hold leases of the epoch before
-            wait_s = max(self.config.inherited_lease_wait_s, self.config.lease_ttl_max_s)
+        if opened.epoch > 1:
+            wait_s = _inherited_wait_s(opened.note, self.config.lease_ttl_max_s)
             self.config = dataclasses.replace(self.config, inherited_lease_wait_s=wait_s)
         state = MasterState(self.config, opened.epoch)
         for entry in read_entries(opened.records, verified=True):
@@ -77,7 +79,9 @@ class Decider:
         self.replayed_entries = self.backend.last_entry
         self._log = LogWriter(self.backend, opened.epoch)
         self._state = state
-        self._take(state.start(self.clock.monotonic_s()))
+        now_s = self.clock.monotonic_s()
+        self._inherited_until_s = now_s + self.config.inherited_lease_wait_s
+        self._take(state.start(now_s))
         self.flush()
 
     @property
@@ -158,9 +162,31 @@ class Decider:
         return self._log.sync()
 
     def close(self) -> None:
-        """Append, sync and let go. Raises ResourceUnavailable where that can't be done."""
+        """Append, sync and let go. Raises ResourceUnavailable where that can't be done.
+
+        No lease may be given after this.
+        """
+        note = b""
         try:
             if self._log is not None:
                 self._log.retry()
+                now_s = self.clock.monotonic_s()
+                inherited_s = self._inherited_until_s - now_s
+                note = _note(max(self.state.longest_lease_s(now_s), inherited_s))
         finally:
-            self.backend.close()
+            self.backend.close(note)
+
+
+def _note(longest_lease_s: float) -> bytes:
+    """What the next epoch needs to know of this one's readers."""
+    if math.isinf(longest_lease_s):  # a hold: who knows
+        return b""
+    return b"longest_lease_ms=%d" % math.ceil(longest_lease_s * 1000)
+
+
+def _inherited_wait_s(note: bytes, lease_ttl_max_s: float) -> float:
+    """How long readers may still hold leases of the epoch before."""
+    name, _, value = note.partition(b"=")
+    if name == b"longest_lease_ms" and value.isdigit():
+        return int(value) / 1000
+    return lease_ttl_max_s

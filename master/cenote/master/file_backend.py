@@ -26,9 +26,11 @@ from .journal_files import (
     Listing,
     disk_error,
     journal_path,
+    leave_note,
     list_directory,
     read_epoch,
     read_snapshot,
+    take_note,
     write_epoch,
     write_snapshot,
 )
@@ -82,11 +84,12 @@ class FileBackend:
                     remedy="write a number into it that is larger than any epoch in the "
                     "master's log",
                 )
+            note = take_note(self._directory)
             write_epoch(self._directory, epoch + 1)
         except BaseException:
             self._unlock()
             raise
-        return Opened(epoch + 1, self._read(listing))
+        return Opened(epoch + 1, self._read(listing), note)
 
     def _lock(self) -> None:
         path = self._directory / "LOCK"
@@ -222,13 +225,15 @@ class FileBackend:
         write_snapshot(self._directory, records, covers)
         self._compaction.delete_covered()
 
-    def close(self) -> None:
+    def close(self, note: bytes = b"") -> None:
         if self._lock_fd < 0:
             return
-        self._ready = False
+        was_ready, self._ready = self._ready, False
         try:
             self._compaction.stop()
             self._syncer.close()
+            if note and was_ready:
+                leave_note(self._directory, note)
         finally:
             self._compaction.finish()
             self._file = None

@@ -26,6 +26,7 @@ class MemoryLog:
     snapshot: list[bytes] = field(default_factory=list)
     covers: int = 0
     records: list[bytes] = field(default_factory=list)
+    note: bytes = b""
     in_use: bool = False
 
 
@@ -49,7 +50,8 @@ class MemoryBackend:
             )
         self._log.in_use = self._open = True
         self._log.epoch += 1
-        return Opened(self._log.epoch, self._read())
+        note, self._log.note = self._log.note, b""
+        return Opened(self._log.epoch, self._read(), note)
 
     def _read(self) -> Iterator[Record]:
         yield from self._log.snapshot
@@ -99,6 +101,7 @@ class MemoryBackend:
     def bytes_used(self) -> int:
         return sum(map(len, self._log.records)) + sum(map(len, self._log.snapshot))
 
-    def close(self) -> None:
+    def close(self, note: bytes = b"") -> None:
         if self._open:
+            self._log.note = note if self._ready else b""
             self._open = self._log.in_use = False

@@ -55,6 +55,7 @@ class MasterServer:
         self._grpc: GrpcServer | None = None
         self._metrics_server: MetricsServer | None = None
         self._probes: dict[int, asyncio.Task[None]] = {}
+        self._probe_again: set[int] = set()
         self._ticks = TickStats()
         self._gc_at_s = 0.0
 
@@ -177,11 +178,18 @@ class MasterServer:
     # ---- probes -----------------------------------------------------------------------------
 
     def _probe(self, node_id: int) -> None:
-        if node_id in self._probes or len(self._probes) >= PROBES_MAX:
-            return
-        task = asyncio.get_running_loop().create_task(self._probe_node(node_id))
-        self._probes[node_id] = task
-        task.add_done_callback(lambda _: self._probes.pop(node_id, None))
+        if node_id in self._probes:  # the one under way may have got its answer before this report
+            self._probe_again.add(node_id)
+        elif len(self._probes) < PROBES_MAX:
+            task = asyncio.get_running_loop().create_task(self._probe_node(node_id))
+            self._probes[node_id] = task
+            task.add_done_callback(lambda _: self._probed(node_id))
+
+    def _probed(self, node_id: int) -> None:
+        self._probes.pop(node_id, None)
+        if node_id in self._probe_again:
+            self._probe_again.discard(node_id)
+            self._probe(node_id)
 
     async def _probe_node(self, node_id: int) -> None:
         """See whether the node accepts a connection, and tell the state."""
@@ -211,6 +219,7 @@ class MasterServer:
         service = self.service
         if service is not None:
             service.release_waiting()
+        self._probe_again.clear()
         for task in list(self._probes.values()):
             task.cancel()
         closing = []

@@ -17,7 +17,7 @@ from cenote.api.errors import (
     SessionUnknown,
     StaleEpoch,
 )
-from cenote.api.rows import SLOT, ObjectStatus
+from cenote.api.rows import SLOT, ObjectStatus, PutStatus
 from cenote.master.memory_backend import MemoryBackend, MemoryLog
 from cenote.master.service import MasterService
 from cenote.master.state_config import StateConfig
@@ -324,23 +324,72 @@ def inventory_of(found: pb.AcquireResponse, pool: MasterPool, keys: Sequence[byt
     return rows.tobytes()
 
 
-def test_after_a_restart_space_is_reused_only_after_the_longest_lease(log: MemoryLog) -> None:
-    keys = [b"%d" % i for i in range(4)]
-    pool = MasterPool(log=log)
-    pool.put(*keys)
-    inventory = inventory_of(pool.acquire(*keys), pool, keys)
-    pool.service.close()
-    again = restarted(log, node_dead_s=1000.0, session_ttl_s=1000.0)
-    request = attach_request(inventory=inventory, last_epoch=1)
-    attached = again.service.attach(request, 1.0)
+KEYS = [b"%d" % i for i in range(4)]
+
+
+def with_attached_node(log: MemoryLog, inventory: bytes) -> MasterPool:
+    pool = restarted(log, node_dead_s=1000.0, session_ttl_s=1000.0)
+    request = attach_request(inventory=inventory, last_epoch=pool.service.epoch - 1)
+    attached = pool.service.attach(request, 1.0)
     assert attached.clear_slots == b""
-    assert again.exists(*keys) == [1, 1, 1, 1]
-    assert again.put_start(b"new").puts[0] != 2
+    assert pool.exists(*KEYS) == [1, 1, 1, 1]
+    return pool
+
+
+def grants(pool: MasterPool) -> bool:
+    return pool.put_start(b"new").puts[0] == PutStatus.GRANTED
+
+
+def crash(log: MemoryLog) -> None:
+    """What a killed process leaves."""
+    log.in_use = False
+
+
+def test_after_a_crash_space_is_used_only_after_the_longest_lease(log: MemoryLog) -> None:
+    pool = MasterPool(log=log)
+    pool.put(*KEYS)
+    inventory = inventory_of(pool.acquire(*KEYS), pool, KEYS)
+    crash(log)
+    again = with_attached_node(log, inventory)
+    assert not grants(again)
     again.clock.advance_s(9.9)
-    assert again.put_start(b"new").puts[0] != 2
+    assert not grants(again)
     again.clock.advance_s(0.2)
     again.service.tick()
-    assert again.put(b"new") == b"\1"
+    assert grants(again)
+
+
+def test_after_an_orderly_end_only_leases_that_ran_are_waited_out(log: MemoryLog) -> None:
+    pool = MasterPool(log=log)
+    pool.put(*KEYS)
+    inventory = inventory_of(pool.acquire(*KEYS), pool, KEYS)  # for 5 s
+    pool.clock.advance_s(2)
+    pool.service.close()
+    again = with_attached_node(log, inventory)
+    again.clock.advance_s(1)
+    assert not grants(again)
+    again.service.close()  # what it inherited, it leaves to the next
+    again = with_attached_node(log, inventory)
+    again.clock.advance_s(1.9)
+    assert not grants(again)
+    again.clock.advance_s(0.2)
+    again.service.tick()
+    assert grants(again)
+    again.service.close()
+    assert grants(with_attached_node(log, inventory))
+
+
+def test_after_an_orderly_end_with_a_hold_the_longest_lease_is_waited_out(log: MemoryLog) -> None:
+    pool = MasterPool(log=log)
+    pool.put(*KEYS)
+    inventory = inventory_of(pool.acquire(*KEYS, hold=True), pool, KEYS)
+    pool.service.close()
+    again = with_attached_node(log, inventory)
+    again.clock.advance_s(9.9)
+    assert not grants(again)
+    again.clock.advance_s(0.2)
+    again.service.tick()
+    assert grants(again)
 
 
 # ---- daemons --------------------------------------------------------------------------------
