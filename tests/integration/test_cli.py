@@ -315,24 +315,16 @@ def test_up_starts_a_pool_and_ctrl_c_stops_all_of_it(tmp_path: Path) -> None:
     environment = clean_environment() | {"TMPDIR": str(tmp_path)}
     arguments = ["--nodes", "2", "--dram", "16MiB", "--port", "0", "--ready-line"]
     with start_cenote("up", *arguments, environment=environment) as process:
-        try:
-            assert process.stdout is not None
-            ready = dict(
-                word.split("=", 1) for word in process.stdout.readline().decode().split()[1:]
-            )
-            found = environment | {
-                "CENOTE_MASTER": ready["lane"],
-                "CENOTE_GRPC": ready["grpc"],
-            }
-            status = run_cenote("status", "--json", environment=found)
-            assert json.loads(status.stdout)["nodes_total"] == 2
-            memory = Path(ready["memory"])
-            assert memory.parent == MEMORY_DIRECTORY
-            assert list(memory.glob("*.data"))
-            end_by(process, signal.SIGINT)
-            assert process.returncode == 0
-        finally:
-            process.kill()
+        assert process.stdout is not None
+        ready = dict(word.split("=", 1) for word in process.stdout.readline().decode().split()[1:])
+        found = environment | {"CENOTE_MASTER": ready["lane"], "CENOTE_GRPC": ready["grpc"]}
+        status = run_cenote("status", "--json", environment=found)
+        assert json.loads(status.stdout)["nodes_total"] == 2
+        memory = Path(ready["memory"])
+        assert memory.parent == MEMORY_DIRECTORY
+        assert list(memory.glob("*.data"))
+        end_by(process, signal.SIGINT)
+        assert process.returncode == 0
     assert not memory.exists()
     assert not list(tmp_path.glob("cenote-tmp-*"))
 
@@ -351,17 +343,14 @@ def test_up_ends_in_any_state(tmp_path: Path, after_bytes: bytes, number: signal
     environment = clean_environment() | {"TMPDIR": str(tmp_path)}
     arguments = ["--dram", "16MiB", "--port", "0", "--ready-line"]
     with start_cenote("up", *arguments, environment=environment) as process:
-        try:
-            if after_bytes:
-                assert process.stdout is not None
-                assert process.stdout.readline().startswith(after_bytes)
-            else:
-                wait_until(
-                    lambda: list(tmp_path.glob("cenote-tmp-*/master.log")), what="the master's log"
-                )
-            end_by(process, number)
-        finally:
-            process.kill()
+        if after_bytes:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith(after_bytes)
+        else:
+            wait_until(
+                lambda: list(tmp_path.glob("cenote-tmp-*/master.log")), what="the master's log"
+            )
+        end_by(process, number)
     wait_until(lambda: not daemons_in(tmp_path), what="the daemons to end")
     assert not list(tmp_path.glob("cenote-tmp-*"))
 

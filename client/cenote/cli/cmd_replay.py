@@ -102,6 +102,8 @@ def verdict(report: dict[str, Any]) -> int:
 
     for example in report["error_examples"]:
         note(f"cenote: {example}")
+    if report["gave_up_clients"]:
+        note("cenote: given up, since one request after the other failed")
     if report["wrong_bytes"]:
         note(f"cenote: {report['wrong_bytes']} bytes were not those that were put")
     return EXIT_ERROR if report["errors"] or report["wrong_bytes"] else EXIT_OK

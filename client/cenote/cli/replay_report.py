@@ -61,6 +61,7 @@ def report_of(
         "error_examples": tally.examples,
         "wrong_bytes": tally.wrong_bytes,
         "interrupted": outcome.interrupted,
+        "gave_up_clients": tally.gave_up,
     }
 
 

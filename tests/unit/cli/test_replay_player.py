@@ -197,3 +197,19 @@ def test_only_a_few_examples_are_kept(count: int) -> None:
         tally.fail("again", count)
     assert tally.errors == 100 * count
     assert len(tally.examples) < 10
+
+
+def test_a_pool_that_is_gone_is_given_up() -> None:
+    cache = FakeCache()
+    player = player_of(cache, trace_of(*[[1]] * 30))
+    cache.match_error = Unavailable("gone")
+    for request in range(9):
+        player.play(request)
+    assert not player.hopeless
+    cache.match_error = None
+    player.play(9)
+    cache.match_error = Unavailable("gone")
+    for request in range(10, 20):
+        assert not player.hopeless
+        player.play(request)
+    assert player.hopeless

@@ -139,7 +139,7 @@ class Fleet:
         dealer = _Dealer(self._job.trace, speed_up, self._tickets_in)
         interrupted = False
         try:
-            self._pump(lambda: dealer.done, _SILENCE_MAX_S, on_progress, dealer)
+            self._pump(lambda: dealer.done or self._all_told(), _SILENCE_MAX_S, on_progress, dealer)
             self._end_tickets()
             self._pump(self._all_told, _SILENCE_MAX_S, on_progress)
         except KeyboardInterrupt:

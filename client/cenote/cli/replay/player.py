@@ -30,6 +30,7 @@ __all__ = ["OPERATIONS", "Player", "Tally", "block_keys"]
 
 OPERATIONS: Final = ("match", "get", "put")
 _EXAMPLES_MAX: Final = 5
+_FAILURES_IN_A_ROW_MAX: Final = 10
 
 Rows = NDArray[np.uint8]
 
@@ -50,6 +51,8 @@ class Tally:
     """Matched, but evicted before they were read."""
     wrong_bytes: int = 0
     errors: int = 0
+    gave_up: int = 0
+    """Clients that ended early, since one request after the other failed."""
     examples: list[str] = field(default_factory=list)
     """The first few errors."""
     latencies_s: dict[str, list[float]] = field(
@@ -100,6 +103,12 @@ class Player:
         self._addresses = row_starts + np.uint64(address_of(buffer))
         self._replicas = replicas
         self._pattern = BlockPattern(self._block_bytes)
+        self._failures_in_a_row = 0
+
+    @property
+    def hopeless(self) -> bool:
+        """The last few requests all failed: the pool is gone."""
+        return self._failures_in_a_row >= _FAILURES_IN_A_ROW_MAX
 
     def play(self, request: int) -> None:
         """One request. What fails is counted."""
@@ -112,7 +121,7 @@ class Player:
         tally.tokens += tokens
         if not len(ids):
             return
-        hits = 0
+        hits, errors_before = 0, tally.errors
         try:
             began_s = perf_counter()
             matched = self._cache.match(keys).prefix_keys
@@ -121,6 +130,7 @@ class Player:
             self._put(ids, keys, hits)
         except CenoteError as error:
             tally.fail(f"request {request}: {error.reason}: {error}")
+        self._failures_in_a_row = self._failures_in_a_row + 1 if tally.errors > errors_before else 0
         tally.hit_blocks += hits
         tally.hit_tokens += min(tokens, hits * BLOCK_TOKENS)
 

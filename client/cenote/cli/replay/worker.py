@@ -88,6 +88,9 @@ def main(tickets_fd: int) -> None:
         reported_s = time.monotonic()
         while ticket := os.read(tickets_fd, TICKET.size):
             player.play(*TICKET.unpack(ticket))
+            if player.hopeless:
+                player.tally.gave_up = 1
+                break
             if time.monotonic() - reported_s > _REPORT_S:
                 write_message(out, player.tally.requests)
                 reported_s = time.monotonic()
