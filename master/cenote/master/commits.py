@@ -235,9 +235,12 @@ def _parts(
     pairs = owner * 256 + ((spans[:, 0] >> 16) & 0xFF)
     unwritten = np.zeros(len(spans), np.bool_)
     if failed is not None and has_failed:
-        at = grant.entries_at(failed[:, 0])
-        place = np.searchsorted(entries, at)
+        positions, back = np.unique(failed[:, 0], return_inverse=True)
+        at = grant.entries_at(positions)[back]
+        order = np.argsort(entries)
+        place = np.searchsorted(entries[order], at)
         place[place == n] = 0
+        place = order[place]
         hit = entries[place] == at
         unwritten = np.isin(pairs, (place * 256 + failed[:, 1])[hit])
     lost = ~np.isin(segments_of(spans), list(pool.segments.by_id))

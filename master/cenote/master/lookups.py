@@ -29,6 +29,7 @@ _UNIT_SHIFT = np.uint64(UNIT_BYTES.bit_length() - 1)
 _COUNTS_MASK = np.uint64(0x00FF_FFFF_0000_0000)
 """Extents and replicas, in the last word of a record as in that of a reply's row."""
 _ONE_EACH = np.uint64(1 << 32 | 1 << 48)
+_ZERO, _ONE = np.uint64(0), np.uint32(1)
 _NOTHING = bytes(OBJECT_STRUCT.size)
 _PRESENT = np.ones(1, np.uint8)
 _ABSENT = np.zeros(1, np.uint8)
@@ -184,31 +185,32 @@ def _lease(
     n = len(rows)
     if not command.lease:
         return np.full(n, ObjectStatus.UNLEASED, np.uint64), 0, 0
-    status = np.full(n, ObjectStatus.LEASED, np.uint64)
-    counts = pool.lease_count.take(rows)
-    fresh = counts == 0
-    wanted = int(sizes.sum()) if fresh.all() else int(sizes[fresh].sum())
+    inverse = None
     if n > 1 and _has_repeats(rows):
-        rows, first = np.unique(rows, return_index=True)
-        counts, sizes, fresh = counts[first], sizes[first], fresh[first]
-        wanted = int(sizes[fresh].sum())
-        if pool.leased_bytes + wanted > pool.lease_cap_bytes:
-            return np.full(n, ObjectStatus.UNLEASED, np.uint64), 0, 0
-    elif pool.leased_bytes + wanted > pool.lease_cap_bytes:
+        rows, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
+        sizes = sizes[first]
+    status = np.full(len(rows), ObjectStatus.LEASED, np.uint64)
+    counts = pool.lease_count.take(rows)
+    # Only what is not leased yet adds to the leased bytes.
+    adds = np.where(counts == 0, sizes, _ZERO)
+    wanted = int(adds.sum())
+    if pool.leased_bytes + wanted > pool.lease_cap_bytes:
         room = max(0, pool.lease_cap_bytes - pool.leased_bytes)
-        over = fresh & (np.cumsum(np.where(fresh, sizes, 0), dtype=np.int64) > room)
-        status[over] = ObjectStatus.UNLEASED
-        rows, counts, sizes, fresh = rows[~over], counts[~over], sizes[~over], fresh[~over]
-        wanted = int(sizes[fresh].sum())
-        pool.counters.unleased_hits += int(np.count_nonzero(over))
-        if not len(rows):
-            return status, 0, 0
-    pool.lease_count[rows] = counts + np.uint32(1)
-    pool.leased_bytes += wanted
-    if command.hold:
-        return status, _give(pool, session, rows, float("inf")), 0
-    ttl_s = lease_ttl_s(pool, command.ttl_ms)
-    return status, _give(pool, session, rows, now_s + ttl_s), int(ttl_s * 1000)
+        fits = (adds == 0) | (np.cumsum(adds) <= np.uint64(room))
+        status[~fits] = ObjectStatus.UNLEASED
+        rows, counts, wanted = rows[fits], counts[fits], int(adds[fits].sum())
+    if inverse is not None:
+        status = status[inverse]
+    lease_id, ttl_s = 0, 0.0
+    if len(rows):
+        pool.lease_count[rows] = counts + _ONE
+        pool.leased_bytes += wanted
+        ttl_s = 0.0 if command.hold else lease_ttl_s(pool, command.ttl_ms)
+        lease_id = _give(pool, session, rows, now_s + ttl_s if ttl_s else float("inf"))
+    if len(rows) < n:
+        unleased = int(np.count_nonzero(status == ObjectStatus.UNLEASED))
+        pool.counters.unleased_hits += unleased
+    return status, lease_id, int(ttl_s * 1000)
 
 
 def _has_repeats(rows: Rows) -> bool:

@@ -19,6 +19,7 @@ from .eviction import evict_nearby, make_room, make_room_in
 from .placement import Entry, Wanted
 from .pool import Pool
 from .segments import Segment
+from .slot_growth import ensure_slots
 from .spans import Spans
 
 __all__ = ["Placed", "place"]
@@ -126,6 +127,7 @@ def _try_run(batch: _Batch, start: int, stop: int, lengths: Lengths, total: int)
 
     def try_entry(entry: Entry) -> bool:
         segment = entry.segment
+        ensure_slots(batch.pool, segment, len(lengths))
         taken = segment.take_run(lengths)
         if taken is None and _evict_here(batch, segment, total):
             taken = segment.take_run(lengths)
@@ -210,6 +212,7 @@ def _pick_object(
         segment = entry.segment
         if segment.node.domain in taken_domains:
             return False
+        ensure_slots(batch.pool, segment, 1)
         one = segment.take_one(length)
         if one is None and segment.free_units < length and _evict_here(batch, segment, length):
             one = segment.take_one(length)

@@ -237,16 +237,18 @@ class Segment:
     def grow_slots(self, bytes_max: int, slot_bytes: int) -> SlotsGrown | None:
         """Give a data range up for slots; None when there is no room for that.
 
-        Steps double from one to the next. At most half of the segment goes to slots.
+        Steps double from one to the next, up to a 16th of the segment. There are never more slots
+        than units: the smallest object needs one of each.
         """
         allocator = self.allocator
         if allocator is None:
             return None
-        step = self.grow_bytes
         page = max(4096, self.unit_bytes)
+        step = min(self.grow_bytes, max(page, self.ready_units * UNIT_BYTES >> 4))
         while step >= page:
             units = step // page * page // UNIT_BYTES
-            if (self.retired_units + units) * 2 <= self.ready_units:
+            slots = self.slots.total + units * UNIT_BYTES // slot_bytes
+            if slots <= self.capacity_units - units:
                 offset = allocator.retire_last(units)
                 if offset >= 0:
                     break
@@ -254,9 +256,7 @@ class Segment:
         else:
             return None
         self.grow_bytes = min(step * 2, bytes_max)
-        grown = SlotsGrown(
-            self.segment_id, offset, units, self.slots.total + units * UNIT_BYTES // slot_bytes
-        )
+        grown = SlotsGrown(self.segment_id, offset, units, slots)
         self.note_growth(grown)
         return grown
 

@@ -9,7 +9,9 @@ from .effects import SlotsGrown
 from .pool import Pool
 from .segments import Segment
 
-__all__ = ["grow_slots", "instruct_growth"]
+__all__ = ["ensure_slots", "grow_slots", "instruct_growth"]
+
+_STEPS_MAX = 64
 
 
 def grow_slots(pool: Pool, segment: Segment) -> bool:
@@ -23,6 +25,16 @@ def grow_slots(pool: Pool, segment: Segment) -> bool:
     instruct_growth(pool, segment, grown)
     pool.placement_dirty = True
     return True
+
+
+def ensure_slots(pool: Pool, segment: Segment, count: int) -> bool:
+    """Grow the slot table until `count` numbers are free; False when there is no room for that."""
+    for _ in range(_STEPS_MAX):
+        if segment.slots.free >= count:
+            return True
+        if not grow_slots(pool, segment):
+            return False
+    return False
 
 
 def instruct_growth(pool: Pool, segment: Segment, grown: SlotsGrown) -> None:

@@ -262,9 +262,15 @@ class Kit:
         return read_put(reply, keys, sizes)
 
     def commit(
-        self, put: Put, positions: list[int] | None = None, session: int = 1, **options: Any
+        self,
+        put: Put,
+        positions: list[int] | None = None,
+        session: int = 1,
+        *,
+        seal: bool = True,
+        **options: Any,
     ) -> list[int]:
-        """Decide and seal; CommitStatus of each position."""
+        """Decide, and seal unless told not to; CommitStatus of each position."""
         chosen = put.granted if positions is None else positions
         self.requests += 1
         options.setdefault("request_id", self.requests)
@@ -282,7 +288,7 @@ class Kit:
         )
         statuses = list(reply.statuses)
         for i, (position, status) in enumerate(zip(chosen, statuses, strict=True)):
-            if status == CommitStatus.DECIDED:
+            if status == CommitStatus.DECIDED and seal:
                 self.seal(put, position, reply.epoch, reply.seq_first + i)
         return statuses
 

@@ -12,6 +12,7 @@ import numpy as np
 from cenote.api.rows import UNIT_BYTES, ObjectStatus
 from cenote.master.effects import (
     Effect,
+    EpochStarted,
     Gone,
     GoneReason,
     NamespaceOpened,
@@ -92,6 +93,9 @@ class Model:
     retired: set[Unit] = field(default_factory=set)
     removed: set[tuple[int, int]] = field(default_factory=set)
     """Versions that were removed: never to be seen again."""
+    tombstones: dict[int, int] = field(default_factory=dict)
+    """Key -> epoch in which it was last removed: nothing older of it may come back."""
+    epoch: int = 0
     seed: int = 1
     effects_read: int = 0
 
@@ -115,6 +119,8 @@ class Model:
                 self._stored(effect)
             case Gone():
                 self._gone(effect, now_s)
+            case EpochStarted():
+                self.epoch = effect.epoch
             case ReplicasChanged():
                 at = 0
                 for i, seq in enumerate(effect.seqs.tolist()):
@@ -126,6 +132,7 @@ class Model:
             case NamespaceOpened():
                 if effect.digest_seed != self.seed:
                     self.stored.clear()
+                    self.tombstones.clear()
                     self.seed = effect.digest_seed
             case Pinned():
                 for digest in effect.digests:
@@ -151,6 +158,7 @@ class Model:
             assert key not in self.stored, "stored over another object"
             seq = int(effect.seqs[i])
             assert (effect.epoch, seq) not in self.removed, "a removed object came back"
+            assert effect.epoch >= self.tombstones.get(key, 0), "a removed key came back"
             assert int(effect.checksums[i]) == checksum_of(key)
             self.stored[key] = ModelObject(
                 key,
@@ -164,13 +172,15 @@ class Model:
     def _gone(self, effect: Gone, now_s: float) -> None:
         for digest, seq in zip(effect.digests, effect.seqs.tolist(), strict=True):
             key = self.key_of(digest.tobytes())
-            if key is None or key not in self.stored:
-                assert seq == 0 or effect.reason == GoneReason.RESET
+            if key is not None and effect.reason == GoneReason.REMOVED:
+                self.tombstones[key] = self.epoch
+            if key is None:
+                continue  # of a generation that was reset
+            if key not in self.stored:
+                assert seq == 0
                 continue
             thing = self.stored[key]
-            if effect.reason == GoneReason.RESET:
-                assert thing.seq != seq
-                continue
+            assert effect.reason != GoneReason.RESET
             assert seq == thing.seq
             if effect.reason == GoneReason.EVICTED:
                 assert not thing.pinned, "a pinned object was evicted"

@@ -30,7 +30,7 @@ from unit.master.state_kit import (
     restarted,
     session_id,
 )
-from unit.master.state_model import Model
+from unit.master.state_model import Model, ModelObject
 
 KEYS = 40
 SESSIONS = (1, 2)
@@ -45,6 +45,8 @@ class StateMachine(RuleBasedStateMachine):
         super().__init__()
         self.kit = Kit(StateConfig(**CONFIG))  # type: ignore[arg-type]
         self.model = Model(KEYS)
+        self.journaled = 0
+        """Durable effects that no crash can lose."""
 
     @initialize()
     def set_up(self) -> None:
@@ -52,10 +54,13 @@ class StateMachine(RuleBasedStateMachine):
         kit.with_nodes(*(new_node(i, 64 * KIB, slots=48) for i in (1, 2, 3)))
         for number in SESSIONS:
             kit.with_session(number, f"host-{number}")
-        self.news()
+        self.news(flushed=True)
 
-    def news(self) -> None:
+    def news(self, *, flushed: bool = False) -> None:
+        """Read the effects. `flushed`: all so far are in the journal before the next step."""
         self.model.read_effects(self.kit)
+        if flushed:
+            self.journaled = len(self.kit.durable())
 
     def node_of_segment(self) -> dict[int, int]:
         segments = pool_of(self.kit.state).segments.by_id
@@ -77,7 +82,7 @@ class StateMachine(RuleBasedStateMachine):
         kit, model = self.kit, self.model
         put = kit.start(keys, size, session, replicas=replicas, chain=chain, local_first=local)
         # What was evicted for this grant is not busy any more: read the effects first.
-        self.news()
+        self.news(flushed=True)
         model.granted(put, session, model.busy(kit.now_s))
         for position, status in enumerate(put.statuses):
             key = keys[position]
@@ -91,8 +96,8 @@ class StateMachine(RuleBasedStateMachine):
         return self.model.grants[grant_id].put
 
     @precondition(lambda self: self.model.grants)
-    @rule(data=st.data(), some=st.booleans())
-    def commit(self, data: st.DataObject, some: bool) -> None:
+    @rule(data=st.data(), some=st.booleans(), seal=st.booleans())
+    def commit(self, data: st.DataObject, some: bool, seal: bool) -> None:
         put = self.a_grant(data)
         grant = self.model.grants[put.reply.grant_id]
         positions = sorted(grant.pending)
@@ -102,7 +107,7 @@ class StateMachine(RuleBasedStateMachine):
         grant.pending -= set(positions)
         if not grant.pending:
             del self.model.grants[put.reply.grant_id]
-        statuses = self.kit.commit(put, list(positions), grant.session)
+        statuses = self.kit.commit(put, list(positions), grant.session, seal=seal)
         self.news()
         for position, status in zip(positions, statuses, strict=True):
             key = put.keys[position]
@@ -167,7 +172,7 @@ class StateMachine(RuleBasedStateMachine):
         known = set(self.model.stored)
         removed = self.kit.remove(*keys)
         assert removed == [int(key in known) for key in keys]
-        self.news()
+        self.news(flushed=True)
         assert not set(keys) & set(self.model.stored)
 
     @rule(keys=key_lists, ttl_ms=st.sampled_from([0, 2000]), unpin=st.booleans())
@@ -188,7 +193,7 @@ class StateMachine(RuleBasedStateMachine):
     @rule()
     def reset(self) -> None:
         self.kit.namespace = self.kit.apply(c.ResetNamespace("a", self.model.seed + 1))
-        self.news()
+        self.news(flushed=True)
         for grant_id, grant in list(self.model.grants.items()):
             # Their writers go on; a commit will be refused.
             statuses = self.kit.commit(grant.put, sorted(grant.pending), grant.session)
@@ -241,7 +246,8 @@ class StateMachine(RuleBasedStateMachine):
 
     def beat(self, number: int, *, obey: bool) -> None:
         node = self.kit.nodes[number]
-        if pool_of(self.kit.state).nodes.by_id[node.node_id].state == NodeState.DETACHED:
+        known = pool_of(self.kit.state).nodes.by_id[node.node_id]
+        if known.state == NodeState.DETACHED or not known.attached:
             return
         cut = list(node.cut)
         self.kit.heartbeat(node, obey=obey)
@@ -254,7 +260,7 @@ class StateMachine(RuleBasedStateMachine):
         node = self.kit.nodes[number]
         node.process_id += 1
         self.kit.attach(node)
-        self.news()
+        self.news(flushed=True)
 
     @rule(number=nodes)
     def daemon_comes_back_empty(self, number: int) -> None:
@@ -264,13 +270,13 @@ class StateMachine(RuleBasedStateMachine):
             FakeSegment(f"inc-{number}-{node.process_id}".encode(), 64 * KIB, 64 * KIB, slots=48)
         ]
         self.kit.attach(node)
-        self.news()
+        self.news(flushed=True)
 
     @rule(number=nodes, survive=st.booleans())
     def detach(self, number: int, survive: bool) -> None:
         node = self.kit.nodes[number]
         self.kit.apply(c.Detach(node.node_id, survive))
-        self.news()
+        self.news(flushed=not survive)
         if not survive:
             node.segments = [
                 FakeSegment(
@@ -284,23 +290,62 @@ class StateMachine(RuleBasedStateMachine):
         node_id = self.kit.nodes[number].node_id
         self.kit.apply(c.ReportFailure(node_id, session_id(session), "timeout"))
 
-    @rule(snapshot=st.booleans())
-    def master_restarts(self, snapshot: bool) -> None:
+    @rule(snapshot=st.booleans(), absent=st.sets(nodes, max_size=2))
+    def master_restarts(self, snapshot: bool, absent: set[int]) -> None:
         kit = self.kit
         journal = list(kit.state.snapshot()) if snapshot else kit.durable()
-        self.kit = restarted(kit, journal=journal, **CONFIG)
-        assert contents(self.kit.state) == contents(kit.state)
-        self.model.effects_read = len(journal)
-        # Attaching cuts off all writers and no lease is inherited (the wait for them is 0 here).
-        for table in (self.model.grants, self.model.leases, self.model.orphans):
-            table.clear()  # type: ignore[attr-defined]
-        for node in kit.nodes.values():
+        fresh = restarted(kit, journal=journal, **CONFIG)
+        assert contents(fresh.state) == contents(kit.state)
+        self.take_over(fresh, absent)
+
+    @rule(data=st.data(), absent=st.sets(nodes, max_size=2))
+    def master_crashes(self, data: st.DataObject, absent: set[int]) -> None:
+        """The tail of the journal is lost; what was sealed comes back with the daemons."""
+        durable = self.kit.durable()
+        kept = data.draw(st.integers(self.journaled, len(durable)))
+        acknowledged = {
+            (thing.epoch, thing.seq)
+            for thing in self.model.stored.values()
+            if self.is_sealed(thing)
+        }
+        self.take_over(restarted(self.kit, journal=durable[:kept], **CONFIG), absent)
+        if not absent:
+            found = {(thing.epoch, thing.seq) for thing in self.model.stored.values()}
+            assert acknowledged <= found, "an acknowledged object is lost"
+
+    def is_sealed(self, thing: ModelObject) -> bool:
+        """Whether some replica is sealed, all of it on one node."""
+        for node in self.kit.nodes.values():
+            for pieces in thing.replicas.values():
+                here = 0
+                for segment in node.segments:
+                    here += sum(
+                        (int(row["epoch"]), int(row["seq"])) == (thing.epoch, thing.seq)
+                        and (segment.segment_id, int(row["offset"]) // 64)
+                        in {p[:2] for p in pieces}
+                        for row in segment.table.values()
+                    )
+                if here == len(pieces):
+                    return True
+        return False
+
+    def take_over(self, fresh: Kit, absent: set[int]) -> None:
+        """Attaching cuts off all writers, and no lease is inherited (the wait for them is 0 here)."""
+        old, self.kit = self.kit, fresh
+        tombstones, removed = self.model.tombstones, self.model.removed
+        self.model = Model(KEYS, seed=self.model.seed)
+        self.news(flushed=True)
+        assert self.model.tombstones == tombstones
+        self.model.removed |= removed
+        for number, node in old.nodes.items():
             node.done_instruction = 0
             node.cut.clear()
-            self.kit.attach(node)
+            fresh.nodes[number] = node
+            if number not in absent:
+                fresh.attach(node)
         for number in SESSIONS:
-            self.kit.with_session(number, f"host-{number}")
-        self.news()
+            fresh.with_session(number, f"host-{number}")
+        self.news(flushed=True)
 
     # ---- always -------------------------------------------------------------------------------
 
