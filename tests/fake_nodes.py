@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from cenote.api.errors import CenoteError, Unavailable
+from cenote.api.errors import CenoteError, GrantRevoked, Unavailable
 from cenote.api.rows import EXTENT, SEAL
 from cenote.runtime.memory import address_of
 from cenote.transport.base import Region, SealBatch, SessionIdentity
@@ -35,6 +35,8 @@ class FakeNode:
     """Slot -> (key, seq, checksum)."""
     on_copy: Callable[[], None] = lambda: None
     """Called before each transfer."""
+    cut_sessions: set[bytes] = field(default_factory=set)
+    """Sessions that this daemon takes nothing of any more."""
     reads: int = 0
     writes: int = 0
     seals: int = 0
@@ -47,8 +49,9 @@ class FakeNode:
 class FakeChannel:
     """See `cenote.transport.base.Channel`."""
 
-    def __init__(self, node: FakeNode, by_lease: bool) -> None:
+    def __init__(self, node: FakeNode, by_lease: bool, session_id: bytes) -> None:
         self._node = node
+        self._session_id = session_id
         self.verifies_by_lease = by_lease
         self.closed = False
 
@@ -58,9 +61,14 @@ class FakeChannel:
 
     def _check(self) -> int:
         self._node.on_copy()
+        self._check_session()
         if self._node.fault is not None:
             raise self._node.fault
         return self._node.statuses.pop(0) if self._node.statuses else 0
+
+    def _check_session(self) -> None:
+        if self._session_id in self._node.cut_sessions:
+            raise GrantRevoked("this session was cut off")
 
     def read(
         self, extents: Any, addresses: Any, deadline_s: float, checksums: Any = None
@@ -136,6 +144,7 @@ class FakeChannel:
 
     def seal(self, batch: SealBatch, deadline_s: float) -> np.ndarray[Any, np.dtype[np.uint8]]:
         node = self._node
+        self._check_session()
         if node.fault is not None:
             raise node.fault
         node.seals += 1
@@ -186,7 +195,7 @@ class FakeTransport:
     def connect(
         self, node: common_pb2.NodeView, identity: SessionIdentity, epoch: int, deadline_s: float
     ) -> FakeChannel:
-        channel = FakeChannel(self._nodes[node.node_id], self._by_lease)
+        channel = FakeChannel(self._nodes[node.node_id], self._by_lease, identity.session_id)
         self.channels.append(channel)
         return channel
 

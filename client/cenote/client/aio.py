@@ -67,10 +67,12 @@ class AsyncDriver:
         self._session = session
         self._blocking = BlockingDriver(session)
         self._lane: AsyncLaneClient | None = None
-        self._lane_address = ""
+        self._lane_target = ("", b"")
 
     async def run(self, call: Call, plan: Plan[T]) -> T:
         """Drive the plan to its end; grants that it leaves open are given back in any case."""
+        running = self._session.running
+        running.add(call)
         try:
             step = next(plan)
             while True:
@@ -87,6 +89,7 @@ class AsyncDriver:
             plan.close()
             for grant in call.grants.values():
                 self._session.abort_later(grant)
+            running.discard(call)
 
     async def _do(self, call: Call, step: Any) -> Any:
         kind = type(step)
@@ -155,15 +158,13 @@ class AsyncDriver:
 
     def _lane_to(self, master: LaneMaster) -> AsyncLaneClient:
         """The lane to the master that the blocking stub uses now."""
-        address = master.addresses[0]
+        target = (master.addresses[0], master.hello_bytes)
         lane = self._lane
-        if lane is None or address != self._lane_address:
+        if lane is None or target != self._lane_target:
             if lane is not None:
                 asyncio.get_running_loop().create_task(lane.close())
-            lane = self._lane = AsyncLaneClient(
-                address, lambda: master.hello_bytes, on_hello=master.greeted
-            )
-            self._lane_address = address
+            lane = self._lane = AsyncLaneClient(target[0], target[1], on_hello=master.greeted)
+            self._lane_target = target
         return lane
 
     async def close(self) -> None:

@@ -75,6 +75,8 @@ class BlockingDriver:
     def run(self, call: Call, plan: Plan[T]) -> T:
         """Drive the plan to its end; grants that it leaves open are given back in any case."""
         do = self.do
+        running = self._session.running
+        running.add(call)
         try:
             step = next(plan)
             while True:
@@ -92,6 +94,7 @@ class BlockingDriver:
             if call.grants:
                 for grant in call.grants.values():
                     self._session.abort_later(grant)
+            running.discard(call)
 
     def read_cached(
         self, space: Space, digest: bytes, row: bytes, address: int, length: int, deadline_s: float
@@ -161,7 +164,9 @@ class BlockingDriver:
         self._session.refresh_view(step.deadline_s)
 
     def reopen(self, call: Call, step: Reopen) -> None:
-        if step.session_too:
+        if step.cut_session_id:
+            self._session.replace_session(step.cut_session_id, step.deadline_s)
+        elif step.session_too:
             self._session.reopen_session(step.deadline_s)
         else:
             self._session.reopen_space(call.space, step.deadline_s)
@@ -244,6 +249,7 @@ class BlockingDriver:
             part.checksums = sums
         except CenoteError as error:
             part.error = self.node_error(part.node_id, channel, error)
+            part.unfenced = channel is not None and not channel.verifies_by_lease
 
     def move_one(self, call: Call, step: MoveOne) -> tuple[int, int, bool]:
         session = self._session
@@ -267,6 +273,7 @@ class BlockingDriver:
                     step.segment, step.offset, step.length, step.address, step.budget_s, wanted
                 )
         except CenoteError as error:
+            step.unfenced = channel is not None and not channel.verifies_by_lease
             raise self.node_error(step.node_id, channel, error) from None
         return status, checksum, not wanted
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from cenote.api.errors import CenoteError, SessionUnknown
+from cenote.api.errors import CenoteError, DeadlineExceeded, SessionUnknown, Unavailable
 from cenote.v1 import master_pb2 as pb
 
 from .plan.budgets import LEASE_SHARE
@@ -134,7 +134,7 @@ class Housekeeper:
         now_s = time.monotonic()
         if now_s >= self._renew_at_s:
             self._renew()
-        self._flush_aborts()
+        self.flush_aborts()
         self._flush_failures()
         self._flush_releases()
         if now_s >= self._touch_at_s:
@@ -175,22 +175,22 @@ class Housekeeper:
                 session.refresh_view(_CALL_S)
         self._renew_at_s = time.monotonic() + self._renew_period_s()
 
-    def _flush_aborts(self) -> None:
+    def flush_aborts(self) -> bool:
+        """Give back the grants that calls left open; whether all were."""
         session = self._session
         while session.aborts:
             grant: Grant = session.aborts.popleft()
             request = pb.PutAbortRequest(
-                grant_id=grant.grant_id,
-                session_id=session.identity.session_id,
-                unfenced=grant.unfenced,
+                grant_id=grant.grant_id, session_id=grant.session_id, unfenced=grant.unfenced
             )
             try:
                 session.master.put_abort(request, _CALL_S)
-            except SessionUnknown:
-                pass  # the session's grants ended with it
-            except CenoteError:
+            except (Unavailable, DeadlineExceeded):
                 session.aborts.appendleft(grant)
-                raise
+                return False
+            except CenoteError as error:  # ended already, with its session or by itself
+                _log.debug("grant %d could not be aborted: %s", grant.grant_id, error)
+        return True
 
     def _flush_failures(self) -> None:
         session = self._session

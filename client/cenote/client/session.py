@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +34,7 @@ from cenote.v1 import master_pb2 as pb
 
 from .config import ClientConfig
 from .housekeeping import Housekeeper
+from .master_stub import LaneMaster
 from .plan.state import ClientState, Grant, Peers, Space
 
 __all__ = ["DURABILITIES", "Session", "clock_id"]
@@ -90,8 +92,14 @@ class Session:
         self._hello_lock = threading.Lock()
         self._hello_s = 0.0
         self._space_lock = threading.Lock()
-        self._close_lock = threading.Lock()
+        self._pool_lock = threading.Lock()
+        self._close_lock = threading.RLock()
         self._closed = False
+        self._greetable = False
+        self.running: set[object] = set()
+        """Calls under way."""
+        self.exports = 0
+        """Views that something exports after their block ended."""
         self._fork = ForkGuard()
         self._pool: ThreadPoolExecutor | None = None
         self._hello = pb.HelloRequest(
@@ -132,36 +140,51 @@ class Session:
         if self._fork.forked:
             self._close_in_child()
             return
-        with self._close_lock:
+        with self._close_lock:  # held to the end: who closes second returns when all is closed
             if self._closed:
                 return
-            self._closed = True
-            was_open = self.refusal is None
+            if self.refusal is None:
+                self._greetable = True
             self.refusal = ClientClosed("the client was closed")
-        try:
-            self.housekeeper.close()
-            if was_open:
-                self._say_goodbye()
-        finally:
-            self._close_parts()
+            try:
+                self.housekeeper.close()
+                self._close_channels()
+                if self._greetable and self._is_quiet():
+                    self._say_goodbye()
+            finally:
+                # After Ctrl-C, too; where that is interrupted as well, `close` may be called again.
+                self._close_channels()
+                if isinstance(self.master, LaneMaster):
+                    self.master.close()
+                if self._pool is not None:
+                    self._pool.shutdown(wait=True, cancel_futures=True)
+            self._closed = True
+
+    def _close_channels(self) -> None:
+        """Calls of other threads end; afterwards this process touches no segment any more."""
+        while self.channels:
+            node_id = next(iter(self.channels))
+            self.channels[node_id].close()
+            self.channels.pop(node_id, None)
+        for transport in self._transports:
+            transport.close()
+
+    def _is_quiet(self) -> bool:
+        """Whether nothing of this session reads or writes any more, so that the master may free all
+        that it holds. Where that can't be told, the session is left to run out, and the master asks
+        the daemons."""
+        until_s = time.monotonic() + _CLOSE_BUDGET_S / 2
+        while self.running and time.monotonic() < until_s:
+            time.sleep(0.002)
+        if self.running or self.exports:
+            return False
+        return self.housekeeper.flush_aborts()
 
     def _say_goodbye(self) -> None:
         """Ends leases and grants at once instead of when the session runs out."""
         request = pb.CloseSessionRequest(session_id=self.identity.session_id)
         with suppress(CenoteError):  # nobody there: it ends sessions that aren't renewed
             self.master.close_session(request, _CLOSE_BUDGET_S)
-
-    def _close_parts(self) -> None:
-        for channel in list(self.channels.values()):
-            channel.close()
-        self.channels.clear()
-        for transport in self._transports:
-            transport.close()
-        close_master = getattr(self.master, "close", None)
-        if close_master is not None:  # one that belongs to us, not a service in this process
-            close_master()
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _close_in_child(self) -> None:
         """The parent's connections and threads are not ours to end."""
@@ -187,6 +210,27 @@ class Session:
             self._hello_s = time.monotonic()
         finally:
             self._hello_lock.release()
+
+    def replace_session(self, cut_session_id: bytes, deadline_s: float) -> None:
+        """A daemon cut this session off and takes no connection of it any more: begin another.
+
+        The old one is left to run out, since calls of other threads may still be at work in it.
+        """
+        began_s = time.monotonic()
+        if not self._hello_lock.acquire(timeout=max(deadline_s, 0.0)):
+            raise DeadlineExceeded("another thread is opening the session")
+        try:
+            if self.identity.session_id != cut_session_id:
+                return  # another thread did
+            self.identity = replace(self.identity, session_id=secrets.token_bytes(16))
+            self._hello.session_id = self.identity.session_id
+            self.state.begin_session(self.identity.session_id)
+        finally:
+            self._hello_lock.release()
+        # Closing them lets go of the old session's mappings, which its daemons wait for.
+        for node_id, channel in list(self.channels.items()):
+            self.drop_channel(node_id, channel)
+        self.hello(max(0.001, deadline_s - (time.monotonic() - began_s)))
 
     def _greeted(self, reply: pb.HelloResponse) -> None:
         """Take over what a master says in its hello."""
@@ -322,8 +366,8 @@ class Session:
         """Threads for transfers with several nodes at once."""
         pool = self._pool
         if pool is None:
-            with self._close_lock:
-                if self._closed:
+            with self._pool_lock:
+                if self.refusal is not None:
                     raise ClientClosed("the client was closed")
                 if self._pool is None:
                     self._pool = ThreadPoolExecutor(

@@ -185,9 +185,12 @@ class View:
             state.release(lease_id)
             return 0
         left = [len(alive)]
+        session = self._calls.session
+        session.exports += len(alive)
 
         def gone() -> None:
             left[0] -= 1
+            session.exports -= 1
             if not left[0]:
                 state.release(lease_id)
 

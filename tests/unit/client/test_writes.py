@@ -178,13 +178,19 @@ def test_min_replicas_is_met_or_refused(client: Client, master: FakeMaster) -> N
 # ---- failures --------------------------------------------------------------------------------
 
 
-def test_a_dead_node_is_replaced_inside_the_call(client: Client, master: FakeMaster) -> None:
+@pytest.mark.parametrize("by_lease", [True, False])
+def test_a_dead_node_is_replaced_inside_the_call(
+    make_client: MakeClient, master: FakeMaster, by_lease: bool
+) -> None:
+    client = make_client(by_lease=by_lease)
+    client._session.channel(1, 1.0)
     master.nodes[1].fault = Unavailable("killed")
     assert client.put("a", b"x").stored
     assert client.get("a") == b"x"
     assert master.nodes[2].writes == 1
     wait_until(lambda: bool(master.aborted), what="the lost grant is aborted")
-    assert [unfenced for _, unfenced in master.aborted] == [True]
+    # Over shm nothing can be under way any more; over TCP bytes may still arrive.
+    assert [unfenced for _, unfenced in master.aborted] == [not by_lease]
     wait_until(lambda: master.failures == [1], what="the failure is reported")
     results = client.put_batch([f"k{i}" for i in range(20)], [b"y"] * 20)
     assert results.stored_count == 20  # node 1 is avoided from the start
@@ -292,7 +298,11 @@ def test_an_error_gives_the_grant_back(client: Client, master: FakeMaster) -> No
 
 
 @pytest.mark.parametrize("where", ["put_start", "write", "put_commit"])
-def test_ctrl_c_leaves_the_client_usable(client: Client, master: FakeMaster, where: str) -> None:
+def test_ctrl_c_leaves_the_client_usable(
+    make_client: MakeClient, master: FakeMaster, where: str
+) -> None:
+    client = make_client(by_lease=False)
+
     def interrupt() -> None:
         master.hooks.clear()
         master.nodes[1].on_copy = lambda: None
@@ -309,6 +319,36 @@ def test_ctrl_c_leaves_the_client_usable(client: Client, master: FakeMaster, whe
         assert master.aborted[0][1] is (where == "write")  # it may still be under way
     assert client.put("a", b"x").stored
     assert client.get("a") == b"x"
+
+
+@pytest.mark.parametrize("when", ["before", "put_commit"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_session_that_was_cut_off_is_replaced(
+    client: Client, master: FakeMaster, when: str, count: int
+) -> None:
+    client.put("warm", b"x")
+    old = client._session.state.session_id
+    keys = [f"k{i}" for i in range(count)]
+
+    def cut() -> None:
+        master.nodes[1].cut_sessions = {old}
+
+    if when == "before":
+        cut()
+    else:
+        master.hooks[when] = cut
+    if count == 1:
+        assert client.put("k0", b"y").stored
+    else:
+        assert client.put_batch(keys, [b"y"] * count).stored_count == count
+    assert client._session.state.session_id != old
+    assert client.get_batch(keys) == [b"y"] * count
+    assert master.calls["hello"] == 2
+    master.nodes[1].cut_sessions = {client._session.state.session_id}
+    client._space.locations.clear()
+    assert client.get_batch(keys) == [b"y"] * count
+    assert client.get("warm") == b"x"
+    assert master.calls["hello"] == 3
 
 
 def test_a_refused_seal_is_put_again(client: Client, master: FakeMaster) -> None:

@@ -17,6 +17,7 @@ from cenote.api.errors import (
     CenoteError,
     ClientClosed,
     DeadlineExceeded,
+    GrantRevoked,
     InvalidBuffer,
     SessionUnknown,
     StaleEpoch,
@@ -29,7 +30,7 @@ from cenote.transport.base import ItemStatus
 from .budgets import attempt_budget_s, node_failed
 from .pieces import Items, Pieces, Placement, cut_items, place_replicas
 from .state import Call, LeaseHold, groups_by_node
-from .steps import Allocate, Checksum, Hash, Move, Part, Plan, RefreshView
+from .steps import Allocate, Checksum, Hash, Move, Part, Plan, RefreshView, Reopen
 
 __all__ = ["Fetch", "Located"]
 
@@ -77,6 +78,7 @@ class Fetch:
 
     __slots__ = (
         "_call",
+        "_cut",
         "_leased",
         "_located",
         "_placement",
@@ -108,6 +110,8 @@ class Fetch:
         self._leased: Bools | None = None if count_nonzero(leased) == len(leased) else leased
         """Per row; None: all are."""
         self._placement: Placement | None = None
+        self._cut = False
+        """A daemon cut this session off."""
         self.failed: list[tuple[I64, CenoteError]] = []
         self.values: list[bytes] | None = None
         self.cacheable: NDArray[np.void] | None = None
@@ -253,6 +257,7 @@ class Fetch:
         items = cut_items(pick.extents, pick.owner, pick.start, self.sizes[rows], local)
         nodes = pick.nodes if items.whole else self.nodes_of(items.extents["segment"])
         parts, members = self._parts(pick, items, nodes)
+        session_id = self._call.state.session_id
         yield Move(parts)
         if len(pick.extents) == len(rows):
             if self.cacheable is None:
@@ -272,6 +277,9 @@ class Fetch:
                 leased[where] = True
             else:
                 sums[where] = part.checksums
+        if self._cut:
+            yield Reopen(self._call.remaining_s(), session_too=True, cut_session_id=session_id)
+            self._cut = False
         complete = np.ones(len(rows), np.bool_)
         complete[items.owner[~done]] = False
         yield from self._prove(pick, items, complete, leased, sums, local)
@@ -344,7 +352,9 @@ class Fetch:
         done[where] = False
         if isinstance(error, BufferInUse | ClientClosed):
             raise error
-        if isinstance(error, StaleEpoch | StaleLocation | SessionUnknown):
+        if isinstance(error, GrantRevoked):
+            self._cut = True
+        if isinstance(error, StaleEpoch | StaleLocation | SessionUnknown | GrantRevoked):
             self._state[rows[items.owner[where]]] = _AGAIN
         elif node_failed(error) and self._call.remaining_s() > 0:
             self._call.node_failed(part.node_id, str(error))  # the rows stay open: next replica

@@ -68,6 +68,7 @@ from .steps import (
     Pause,
     Plan,
     RefreshView,
+    Reopen,
     SealPart,
     Seals,
 )
@@ -338,26 +339,29 @@ def _store(
     """Payload, commit and seal."""
     state = call.state
     grant_id = started.grant_id
-    grant = call.grants[grant_id] = Grant(grant_id)  # given back at the end if it is still there
+    # Given back at the end if it is still there.
+    grant = call.grants[grant_id] = Grant(grant_id, state.session_id)
     segment, _, offset, _ = extent
     node = state.peers.node_by_segment.get(segment)
     if node is None:
         yield RefreshView(call.remaining_s())
         return _Undone(None)
-    grant.unfenced = True  # until it is known that the write ended
+    # Until it is known that the write ended. Over shm it has when the call returns.
+    grant.unfenced = node not in state.lease_proven
     budget_s = attempt_budget_s(call.remaining_s(), size, alternatives=True)
+    write = MoveOne(node, segment, offset, size, address, budget_s, Checksum.ALWAYS, grant_id)
     try:
-        item, checksum, _ = yield MoveOne(
-            node, segment, offset, size, address, budget_s, Checksum.ALWAYS, grant_id
-        )
+        item, checksum, _ = yield write
     except (BufferInUse, ClientClosed):
         raise
     except CenoteError as error:
-        if not node_failed(error):
-            if isinstance(error, StaleEpoch | StaleLocation | SessionUnknown | GrantRevoked):
-                return _Undone(error)
+        grant.unfenced = write.unfenced
+        if isinstance(error, GrantRevoked):
+            yield Reopen(call.remaining_s(), session_too=True, cut_session_id=grant.session_id)
+        elif node_failed(error):
+            call.node_failed(node, str(error))
+        elif not isinstance(error, StaleEpoch | StaleLocation | SessionUnknown):
             raise
-        call.node_failed(node, str(error))
         return _Undone(error)
     if item:
         return _Undone(error_from_code(item, f"node {node} did not take the bytes"))
@@ -413,12 +417,17 @@ def _commit(
 
 def _seal(call: Call, node: int, batch: SealBatch) -> Plan[CenoteError | None]:
     """Why the daemon did not write the slot, in time; None where it did."""
+    session_id = call.state.session_id
     for attempt in range(1, SEAL_ATTEMPTS_MAX + 1):
         part = SealPart(node, batch, max(call.remaining_s(), 0.001))
         yield Seals([part])
         if part.error is not None:
             if isinstance(part.error, ClientClosed):
                 raise part.error
+            if isinstance(part.error, GrantRevoked) and attempt == 1:
+                # Cut off: the decision stands, so it is sealed in another session.
+                yield Reopen(call.remaining_s(), session_too=True, cut_session_id=session_id)
+                continue
             if node_failed(part.error):
                 call.node_failed(node, str(part.error))
             return part.error

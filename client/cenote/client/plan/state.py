@@ -198,6 +198,7 @@ class Grant:
     """Space that was granted to a put and is neither committed nor given back."""
 
     grant_id: int
+    session_id: bytes
     unfenced: bool = False
     """A transfer did not end in order: its bytes may still arrive."""
 
@@ -252,6 +253,14 @@ class ClientState:
         self._put_tails: dict[object, bytes] = {}
         self.wake: Callable[[], None] = lambda: None
         """Tell the background thread that there is something to flush."""
+
+    def begin_session(self, session_id: bytes) -> None:
+        """Another session: what the old one held runs out by itself."""
+        self.session_id = session_id
+        self._acquire_tails.clear()
+        self._put_tails.clear()
+        self.released.clear()
+        self.holds.clear()
 
     # ---- news for the master -----------------------------------------------------------------
 

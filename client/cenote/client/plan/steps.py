@@ -108,6 +108,7 @@ class Part:
         "node_id",
         "size_bytes",
         "statuses",
+        "unfenced",
     )
 
     def __init__(
@@ -132,6 +133,8 @@ class Part:
         self.checksums: U64Array | None = None
         self.error: CenoteError | None = None
         """Why none of its items counts."""
+        self.unfenced = False
+        """Bytes of it may still be on their way to the node."""
 
     def done(self) -> NDArray[np.bool_]:
         """bool[items]: which items completed."""
@@ -161,6 +164,7 @@ class MoveOne:
         "node_id",
         "offset",
         "segment",
+        "unfenced",
     )
 
     def __init__(
@@ -182,6 +186,7 @@ class MoveOne:
         self.budget_s = budget_s
         self.checksum = checksum
         self.grant_id = grant_id
+        self.unfenced = False
 
 
 class SealPart:
@@ -253,13 +258,19 @@ class RefreshView:
 
 
 class Reopen:
-    """Open the call's namespace (and, if need be, the session) again. Result: None."""
+    """Open the call's namespace (and, if need be, the session) again. Result: None.
 
-    __slots__ = ("deadline_s", "session_too")
+    `cut_session_id`: a daemon cut this session off; begin another, unless that was done already.
+    """
 
-    def __init__(self, deadline_s: float, *, session_too: bool) -> None:
+    __slots__ = ("cut_session_id", "deadline_s", "session_too")
+
+    def __init__(
+        self, deadline_s: float, *, session_too: bool, cut_session_id: bytes = b""
+    ) -> None:
         self.deadline_s = deadline_s
         self.session_too = session_too
+        self.cut_session_id = cut_session_id
 
 
 Step: TypeAlias = (

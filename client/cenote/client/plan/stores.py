@@ -33,7 +33,7 @@ from .asking import ask_master
 from .budgets import SEAL_ATTEMPTS_MAX, attempt_budget_s, backoff_s, node_failed
 from .pieces import Items, Pieces, Placement, cut_items, place_replicas, place_single
 from .state import Call, Grant, groups_by_node
-from .steps import Checksum, Hash, Move, Part, Pause, Plan, RefreshView, SealPart, Seals
+from .steps import Checksum, Hash, Move, Part, Pause, Plan, RefreshView, Reopen, SealPart, Seals
 
 __all__ = ["Store"]
 
@@ -71,7 +71,9 @@ class Store:
         self.min_replicas = min_replicas
         self._granted = granted
         self._reply = reply
-        self._grant = Grant(reply.grant_id)
+        self._grant = Grant(reply.grant_id, call.state.session_id)
+        self._cut = False
+        """A daemon cut this session off."""
         extents = np.frombuffer(reply.extents, EXTENT)
         with_tails = sizes if tails is None else sizes + tails
         self.replicas: I64
@@ -132,7 +134,9 @@ class Store:
                 of = of_extent if where is None else of_extent[where]
                 members.append((of, where, not replica))
         assert first_items is not None
-        self._grant.unfenced = True  # until it is known that every write ended
+        # Until it is known that every write ended. Over shm it has when the call returns.
+        near = self.call.state.lease_proven
+        self._grant.unfenced = any(part.node_id not in near for part in parts)
         yield Move(parts)
         unfenced = False
         sums = np.zeros(len(first_items.owner), np.uint64)
@@ -143,6 +147,9 @@ class Store:
                 sums[slice(None) if where is None else where] = part.checksums
                 summed += len(part.checksums)
         self._grant.unfenced = unfenced
+        if self._cut:
+            yield self._begin_another_session()
+            raise self.last_error or GrantRevoked("this session was cut off")
         if first_items.whole and summed == len(sums):
             if self.placement.single:
                 return sums
@@ -230,18 +237,27 @@ class Store:
                 if code != ItemStatus.OK:
                     what = f"node {part.node_id} did not take the bytes"
                     self.last_error = error_from_code(code, what)
-            return True
+            return part.node_id not in self.call.state.lease_proven
         assert error is not None
         self.lost[extents] = True
         self.last_error = error
         if isinstance(error, BufferInUse | ClientClosed):
             raise error
-        if isinstance(error, StaleEpoch | StaleLocation | SessionUnknown | GrantRevoked):
-            return True
-        if node_failed(error) and self.call.remaining_s() > 0:
+        if isinstance(error, GrantRevoked):
+            self._cut = True
+        elif isinstance(error, StaleEpoch | StaleLocation | SessionUnknown):
+            pass
+        elif node_failed(error) and self.call.remaining_s() > 0:
             self.call.node_failed(part.node_id, str(error))
-            return True
-        raise error
+        else:
+            raise error
+        return part.unfenced
+
+    def _begin_another_session(self) -> Reopen:
+        self._cut = False
+        return Reopen(
+            self.call.remaining_s(), session_too=True, cut_session_id=self._grant.session_id
+        )
 
     def _lost_replicas(self) -> NDArray[np.bool_]:
         """bool[rows, replicas]: which replicas are not (wholly) there."""
@@ -267,7 +283,7 @@ class Store:
         request = pb.PutAbortRequest(
             grant_id=self._grant.grant_id,
             indexes=self._granted[rows].astype("<u4").tobytes(),
-            session_id=self.call.state.session_id,
+            session_id=self._grant.session_id,
             unfenced=self._grant.unfenced,
         )
         yield from ask_master(self.call, "put_abort", request, pb.PutAbortResponse)
@@ -280,7 +296,7 @@ class Store:
             grant_id=self._grant.grant_id,
             indexes=b"" if whole else self._granted[rows].astype("<u4").tobytes(),
             checksums=(checksums if whole else checksums[rows]).astype("<u8", copy=False).tobytes(),
-            session_id=call.state.session_id,
+            session_id=self._grant.session_id,
             request_id=next(call.state.request_ids),
             piggyback=call.state.piggyback(call.space),
             epoch=self._reply.epoch,
@@ -344,7 +360,10 @@ class Store:
                 break
             table = table[np.searchsorted(open_, waiting)]
             open_ = waiting
-            yield Pause(pause_s)
+            if self._cut:
+                yield self._begin_another_session()
+            else:
+                yield Pause(pause_s)
         if not count_nonzero(self.lost):
             self.sealed = rows
             return
@@ -418,10 +437,13 @@ class Store:
             again: I64 = extents[later]
             return again
         assert error is not None
-        self.lost[extents] = True
         self.last_error = error
         if isinstance(error, ClientClosed):
             raise error
+        if isinstance(error, GrantRevoked) and not self._cut:
+            self._cut = True  # the decision stands: seal it in another session
+            return extents
+        self.lost[extents] = True
         if node_failed(error):
             self.call.node_failed(part.node_id, str(error))
         return _NONE
