@@ -50,16 +50,17 @@ def attach(pool: Pool, command: Attach, now_s: float) -> AttachReply:
         known[here] = known_here
         dropped += gone
         _make_usable(pool, segment, report, bool(len(here)))
-    unknown = np.flatnonzero(~known)
-    adopted, cleared = _adopt(pool, segments, inventory[unknown])
+    unknown = inventory[~known]
+    adopted, stale = _adopt(pool, segments, unknown)
     node.attached = True
     node.heard_s = now_s
     node.state = NodeState.ALIVE
     pool.segments.refresh_readable()
     pool.view_changed()
-    refs = np.zeros(len(cleared), SLOT_REF)
+    to_clear = unknown[stale]
+    refs = np.zeros(len(to_clear), SLOT_REF)
     for name in ("segment_index", "slot", "epoch", "seq"):
-        refs[name] = inventory[unknown][name][cleared]
+        refs[name] = to_clear[name]
     pool.counters.adopted += adopted
     pool.counters.lost += dropped
     ids = [segment.segment_id for segment in segments]
@@ -239,7 +240,8 @@ def _adopt(
         )
     }
     adopted = 0
-    for found in gather(slots[at], ids):
+    # Newest first: where slots overlap, the higher version has overwritten the others.
+    for found in reversed(gather(slots[at], ids)):
         spans = _adopt_one(pool, found)
         adopted += len(spans) > 0
         for segment_id, number in zip(
@@ -285,7 +287,7 @@ def _adopt_one(pool: Pool, found: Found) -> Spans:
     replicas = 0
     for number, replica in sorted(found.replicas.items()):
         if replica.is_whole():
-            taken = _claim(pool, number, replica.extents)
+            taken = _claim(pool, found, number)
             if taken:
                 spans += taken
                 replicas += 1
@@ -316,10 +318,9 @@ def _adopt_one(pool: Pool, found: Found) -> Spans:
     return added
 
 
-def _claim(
-    pool: Pool, replica: int, extents: dict[int, tuple[int, np.void]]
-) -> list[tuple[int, int, int, int]]:
-    """Take the space of one replica's extents; nothing when any of it is taken already."""
+def _claim(pool: Pool, found: Found, replica: int) -> list[tuple[int, int, int, int]]:
+    """Take the space of one replica's extents; nothing when some of it is a newer object's."""
+    extents = found.replicas[replica].extents
     spans: list[tuple[int, int, int, int]] = []
     for index in range(len(extents)):
         segment_id, slot = extents[index]
@@ -327,12 +328,30 @@ def _claim(
         offset = int(slot["offset"]) // UNIT_BYTES
         units = -(-int(slot["length"]) // UNIT_BYTES)
         number = int(slot["slot"])
-        if not segment.claim(number, offset, units):
+        if not segment.claim(number, offset, units) and not (
+            _displace(pool, found, segment_id, offset, units)
+            and segment.claim(number, offset, units)
+        ):
             for word, back, at, length in spans:
                 pool.segments.by_id[word & 0xFFFF].give_one(back, at, length)
             return []
         spans.append((segment_id | replica << 16, number, offset, units))
     return spans
+
+
+def _displace(pool: Pool, found: Found, segment_id: int, offset: int, units: int) -> bool:
+    """Drop older objects that this version has overwritten. False if something there must stay."""
+    rows, spans = pool.rows_in_segment(segment_id)
+    starts = spans[:, 2].astype(np.int64)
+    rows = np.unique(rows[(starts < offset + units) & (starts + spans[:, 3] > offset)])
+    records = pool.records_of(rows)
+    epochs = records[:, 3] & np.uint64(0xFFFF_FFFF)
+    older = (epochs < found.epoch) | ((epochs == found.epoch) & (records[:, 2] < found.seq))
+    free = (pool.lease_count.take(rows) == 0) & ((pool.state.take(rows) & LIVE) != 0)
+    if not len(rows) or not (older & free).all():
+        return False
+    pool.unlink(rows, GoneReason.LOST)
+    return True
 
 
 def _add_replicas(pool: Pool, row: int, added: Spans, replicas: int) -> None:

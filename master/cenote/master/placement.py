@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 
+from cenote.api.rows import UNIT_BYTES
+
 from .segments import Segment
 
 __all__ = ["Entry", "Placement", "Wanted"]
@@ -49,7 +51,15 @@ class Entry:
 
 
 class Placement:
-    __slots__ = ("_by_id", "_heap", "_now", "_since", "_total_units", "domains")
+    __slots__ = (
+        "_by_id",
+        "_heap",
+        "_now",
+        "_since",
+        "_total_units",
+        "domains",
+        "smallest_units",
+    )
 
     def __init__(self) -> None:
         self._heap: list[Entry] = []
@@ -57,6 +67,8 @@ class Placement:
         self._now = 0.0
         self._since = 0
         self._total_units = 1
+        self.smallest_units = 0
+        """Capacity of the smallest usable segment."""
         self.domains: dict[int, int] = {}
         """Tier -> failure domains with a usable segment."""
 
@@ -87,6 +99,7 @@ class Placement:
         entries = self._heap
         self._since = 0
         sizes = [entry.segment.capacity_units or 1 for entry in entries]
+        self.smallest_units = min(sizes, default=0)
         self._total_units = total = sum(sizes) or 1
         free = [e.segment.free_units / size for e, size in zip(entries, sizes, strict=True)]
         mean = sum(f * size for f, size in zip(free, sizes, strict=True)) / total or 1.0
@@ -144,8 +157,15 @@ class Placement:
         return len({e.segment.node.domain for e in self.eligible(wanted)})
 
     def capacity_for(self, wanted: Wanted) -> int:
-        """Units of all segments that this may be placed on."""
-        return sum(e.segment.capacity_units for e in self.eligible(wanted))
+        """Units of all segments that this may be placed on, once all their memory is there."""
+        return sum(
+            max(0, e.segment.size_bytes // UNIT_BYTES - e.segment.retired_units)
+            for e in self.eligible(wanted)
+        )
+
+    def largest_for(self, wanted: Wanted) -> int:
+        """Units of the largest segment that this may be placed on."""
+        return max((e.segment.capacity_units for e in self.eligible(wanted)), default=0)
 
     def pick(
         self, count: int, wanted: Wanted, units: int, try_entry: Callable[[Entry], bool]

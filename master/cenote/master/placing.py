@@ -84,7 +84,8 @@ def place(pool: Pool, lengths: Lengths, replicas: int, min_replicas: int, wanted
     if domains < min_replicas:
         return _refused(m, PutStatus.REPLICAS_UNAVAILABLE)
     batch = _Batch(pool, lengths, min(replicas, domains), min_replicas, wanted)
-    run_units = pool.config.run_bytes // UNIT_BYTES
+    # A run is a small part of a segment, so that it neither fills nor empties one.
+    run_units = min(pool.config.run_bytes // UNIT_BYTES, max(1, placement.smallest_units >> 6))
     ends = np.cumsum(lengths)
     if int(ends[-1]) <= run_units + (run_units >> 1):
         _place_run(batch, 0, m, True)
@@ -174,15 +175,16 @@ def _place_object(batch: _Batch, at: int) -> None:
         batch.status[at] = PutStatus.TOO_LARGE
         return
     found: list[tuple[Segment, list[tuple[int, int, int]]]] = []
-    for attempt in range(_HARD_TRIES):
+    fits_one = length <= pool.placement.largest_for(wanted)
+    for attempt in range(_HARD_TRIES if fits_one else 0):
         found += _pick_object(batch, length, len(found), found, _pieces_max(attempt))
         if len(found) == batch.replicas:
             break
         if not make_room(pool, length << max(0, attempt - 1), wanted.tier):
             break
-    if len(found) < batch.replicas:
+    if fits_one and len(found) < batch.replicas:
         found += _pick_object(batch, length, len(found), found, EXTENTS_PER_OBJECT_MAX)
-    if len(found) < batch.replicas:
+    if fits_one and len(found) < batch.replicas:
         found += _pick_nearby(batch, length, found)
     if len(found) < batch.min_replicas and batch.min_replicas == 1:
         striped = _stripe(batch, length)

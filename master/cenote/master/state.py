@@ -102,6 +102,7 @@ class MasterState:
         if not pool.started:
             replay.start_epoch(pool, now_s)
         pool.changes += 1
+        pool.now_s = now_s
         reply = self._operations[type(command)](command, now_s)
         return reply, self.take_effects()
 

@@ -346,11 +346,11 @@ class Kit:
 
     def exists(self, *keys: int) -> list[int]:
         present: NDArray[np.uint8] = self.apply(c.Exists(*self.place, self.digests(*keys)))
-        return present.tolist()
+        return [int(one) for one in present]
 
     def remove(self, *keys: int) -> list[int]:
         removed: NDArray[np.uint8] = self.apply(c.Remove(*self.place, self.digests(*keys)))
-        return removed.tolist()
+        return [int(one) for one in removed]
 
 
 def read_put(reply: c.PutStartReply, keys: list[int], sizes: list[int]) -> Put:

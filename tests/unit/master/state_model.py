@@ -22,7 +22,6 @@ from cenote.master.effects import (
     SlotsGrown,
     Stored,
 )
-
 from unit.master.state_kit import Hit, Kit, Put, checksum_of, digests_of
 
 Unit: TypeAlias = tuple[int, int]

@@ -10,7 +10,6 @@ from cenote.api.rows import ObjectStatus, PutStatus
 from cenote.master import commands as c
 from cenote.master.effects import Gone, GoneReason
 from cenote.master.state import StateConfig
-
 from unit.master.state_checks import check, pool_of
 from unit.master.state_kit import KIB, Kit, new_node, read_hits, session_id
 

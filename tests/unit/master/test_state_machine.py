@@ -14,11 +14,10 @@ from hypothesis.stateful import (
 )
 
 from cenote.api.errors import QuotaExceeded
-from cenote.api.rows import CommitStatus, ObjectStatus, PutStatus
+from cenote.api.rows import CommitStatus, PutStatus
 from cenote.master import commands as c
 from cenote.master.nodes import NodeState
 from cenote.master.state import MasterState, StateConfig
-
 from unit.master.state_checks import check, contents, pool_of
 from unit.master.state_kit import (
     KIB,
@@ -233,10 +232,12 @@ class StateMachine(RuleBasedStateMachine):
     @rule(session=sessions)
     def session_closes(self, session: int) -> None:
         self.kit.apply(c.CloseSession(session_id(session)))
-        for table in (self.model.grants, self.model.leases):
-            for number, thing in list(table.items()):  # type: ignore[attr-defined]
-                if thing.session == session and getattr(thing, "waits_for", None) is None:
-                    del table[number]
+        grants, leases = self.model.grants, self.model.leases
+        for grant_id in [i for i, grant in grants.items() if grant.session == session]:
+            del grants[grant_id]
+        for lease_id, lease in list(leases.items()):
+            if lease.session == session and lease.waits_for is None:
+                del leases[lease_id]
         self.kit.with_session(session, f"host-{session}")
         self.news()
 
@@ -330,7 +331,7 @@ class StateMachine(RuleBasedStateMachine):
         return False
 
     def take_over(self, fresh: Kit, absent: set[int]) -> None:
-        """Attaching cuts off all writers, and no lease is inherited (the wait for them is 0 here)."""
+        """Attaching cuts off all writers; no lease is inherited (the wait for them is 0 here)."""
         old, self.kit = self.kit, fresh
         tombstones, removed = self.model.tombstones, self.model.removed
         self.model = Model(KEYS, seed=self.model.seed)
@@ -386,5 +387,3 @@ class StateMachine(RuleBasedStateMachine):
 
 StateMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
 TestStateMachine = StateMachine.TestCase
-
-assert ObjectStatus.MISS == 0

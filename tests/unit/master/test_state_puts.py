@@ -10,7 +10,6 @@ from cenote.api.rows import CommitStatus, ObjectStatus, PutStatus
 from cenote.master import commands as c
 from cenote.master.effects import Gone, GoneReason, Stored
 from cenote.master.state import StateConfig
-
 from unit.master.state_checks import check
 from unit.master.state_kit import KIB, Kit, checksum_of, new_node, read_hits, session_id
 

@@ -10,7 +10,6 @@ from cenote.api.rows import CommitStatus, PutStatus
 from cenote.master import commands as c
 from cenote.master.effects import InstructionsWaiting
 from cenote.master.state import StateConfig
-
 from unit.master.state_checks import check
 from unit.master.state_kit import KIB, FakeSegment, Kit, new_node, session_id
 
