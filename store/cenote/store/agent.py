@@ -137,6 +137,7 @@ class StoreAgent:
         self._instructions: list[pb.Instruction] = []
         self._cut_to_report: deque[bytes] = deque()
         self._stopping = threading.Event()
+        self._settled = threading.Event()
         self._logged_s = -_LOG_INTERVAL_S
         self._thread = threading.Thread(target=self._run, name="cenote-agent", daemon=True)
 
@@ -154,6 +155,11 @@ class StoreAgent:
         """Begin to look for the leader."""
         self._thread.start()
 
+    def wait_settled(self, timeout_s: float) -> bool:
+        """Wait, at most so long, until it attached or met with trouble; whether it is attached."""
+        self._settled.wait(timeout_s)
+        return self.stage is Stage.ATTACHED
+
     def stop(self, *, contents_survive: bool, timeout_s: float = 1.0) -> bool:
         """End the thread and detach where attached; whether the master knows of it.
 
@@ -162,6 +168,7 @@ class StoreAgent:
         """
         until_s = time.monotonic() + timeout_s
         self._stopping.set()
+        self._settled.set()
         self._close_link()
         if self._thread.ident is not None:
             self._thread.join(min(_JOIN_S, timeout_s / 2))
@@ -194,6 +201,8 @@ class StoreAgent:
                     self._on_end(action.error)
                 break
             action = self._core.handle(self._carry_out(action))
+            if isinstance(action, Pause | End) or self._core.stage is Stage.ATTACHED:
+                self._settled.set()
         self._close_link()
 
     def _carry_out(self, action: Action) -> Event:

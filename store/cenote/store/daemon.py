@@ -36,6 +36,8 @@ from .store_metrics import register_metrics
 __all__ = ["StoreDaemon", "read_boot_id"]
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_FIRST_MEMORY_S: Final = 1.0
+_FIRST_ATTACH_S: Final = 0.5
 _AGENT_STOP_S: Final = 0.8
 _SERVER_STOP_S: Final = 0.4
 _GRPC_STOP_S: Final = 0.3
@@ -100,6 +102,8 @@ class StoreDaemon:
         assert server.tcp_address is not None
         server.start()
         self._preparation = Preparation(segments.all(), self._on_too_little_memory)
+        # So that the master hears of a node with room, not of one that refuses what is put now.
+        await asyncio.to_thread(self._preparation.wait_first, _FIRST_MEMORY_S)
         fields: dict[str, object] = {
             "name": config.name,
             "data": f"tcp://{joined(*server.tcp_address)}",
@@ -115,7 +119,9 @@ class StoreDaemon:
         if config.grpc:
             fields["grpc"] = grpc = await self._start_grpc(segments, sessions, server)
             endpoints.append(common_pb2.Endpoint(kind=common_pb2.TRANSPORT_KIND_GRPC, address=grpc))
-        self._start_agent(segments, sessions, server, endpoints)
+        agent = self._start_agent(segments, sessions, server, endpoints)
+        # Whoever waits for this daemon may put to it then, if there is a master.
+        await asyncio.to_thread(agent.wait_settled, _FIRST_ATTACH_S)
         if config.metrics_listen:
             fields["metrics"] = self._start_metrics(segments, sessions, server)
         self._is_up = True
@@ -152,7 +158,7 @@ class StoreDaemon:
         sessions: SessionTable,
         server: DataServer,
         endpoints: Sequence[common_pb2.Endpoint],
-    ) -> None:
+    ) -> StoreAgent:
         config, files = self._config, self._files
         assert files is not None
         identity = AgentIdentity(
@@ -184,7 +190,7 @@ class StoreDaemon:
                 connections=counters.connections,
             )
 
-        self.agent = StoreAgent(
+        self.agent = agent = StoreAgent(
             identity,
             segments,
             sessions,
@@ -194,7 +200,8 @@ class StoreDaemon:
             is_preparing=self._is_preparing,
             on_end=self._fail,
         )
-        self.agent.start()
+        agent.start()
+        return agent
 
     async def _start_grpc(
         self, segments: LocalSegments, sessions: SessionTable, server: DataServer

@@ -49,6 +49,7 @@ class Preparation:
         chunk_bytes: int | None = None,
     ) -> None:
         self._on_failure = on_failure
+        self._segments = tuple(segments)
         self._chunk_bytes = chunk_bytes
         self._lock = threading.Condition()
         self._to_allocate = deque(segments)
@@ -70,6 +71,16 @@ class Preparation:
     def done(self) -> bool:
         """Whether nothing is left to do."""
         return not any(thread.is_alive() for thread in self._threads)
+
+    def wait_first(self, timeout_s: float) -> bool:
+        """Wait until there is some memory in each segment, at most so long; whether there is."""
+
+        def has_some() -> bool:
+            return all(segment.ready_bytes for segment in self._segments)
+
+        with self._lock:
+            self._lock.wait_for(lambda: self._stopping or self._failed or has_some(), timeout_s)
+        return has_some()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until all is done, at most so long; whether it is."""

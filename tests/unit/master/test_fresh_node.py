@@ -84,3 +84,14 @@ def test_replicas_on_a_fresh_node_do_not_empty_the_others(batch: int) -> None:
         statuses = kit.put(keys, SIZE, replicas=2, min_replicas=2)
         assert statuses == [PutStatus.GRANTED] * batch
     assert min(ratios(kit).values()) > 0.8
+
+
+def test_a_node_whose_memory_is_not_there_yet_is_full_and_not_too_small() -> None:
+    node = new_node(1, 8 * MIB, slots=512)
+    node.segments[0].ready_bytes = 0
+    kit = Kit().with_nodes(node).with_session()
+    assert kit.put([1], SIZE) == [PutStatus.NO_SPACE]
+    assert kit.put([2], 9 * MIB) == [PutStatus.TOO_LARGE]
+    node.segments[0].ready_bytes = 8 * MIB
+    kit.heartbeat(node)
+    assert kit.put([1], SIZE) == [PutStatus.GRANTED]

@@ -219,7 +219,7 @@ def test_it_can_be_stopped_while_it_starts(tmp_path: Path) -> None:
         await daemon.stop()
         return not start.cancelled()
 
-    for exponent in range(16):
+    for exponent in range(24):
         if asyncio.run(is_done_after(int(1.8**exponent))):
             break
     else:
