@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from cenote.cli.main import app
 from cluster import Cluster
 
 pytestmark = pytest.mark.integration
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
 
 
 def test_quickstart(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,3 +25,24 @@ def test_quickstart(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
         for _ in range(2):  # the second time everything is there already
             runpy.run_path(str(EXAMPLES / "quickstart.py"))
             assert capsys.readouterr().out == "3 of 4 blocks came from the pool, equal: True\n"
+
+
+def test_the_python_in_the_readme() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    with Cluster(stores=1) as cluster:
+        cluster.wait_alive(1)
+        found: dict[str, object] = {}
+        exec(code.replace("127.0.0.1:5110", cluster.lane), found)
+        assert found["hit"] == 3
+        assert np.array_equal(np.asarray(found["buffers"]), np.asarray(found["blocks"]))
+
+
+def test_the_commands_in_the_readme_exist() -> None:
+    text = (ROOT / "README.md").read_text()
+    named = set(re.findall(r"^ *cenote ([a-z]+)", text, re.MULTILINE))
+    for row in re.findall(r"^\| `cenote (.*?) \|", text, re.MULTILINE):
+        named |= set(re.findall(r"[a-z]+", row.replace("TRACE.jsonl", "")))
+    callbacks = [command.callback for command in app.registered_commands]
+    known = {callback.__name__ for callback in callbacks if callback is not None}
+    known |= {str(group.name) for group in app.registered_groups}
+    assert named == known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -20,8 +21,8 @@ _SMALL_BYTES: Final = 4096
 _SMALL_BATCH: Final = 256
 _LOOKUP_BATCH: Final = 512
 _LARGE_BATCH: Final = 16
-_WRITTEN_SHARE_MAX: Final = 8  # of the pool's capacity: 1/8 at most is written
-_WRITTEN_BYTES_MAX: Final = 2 << 30
+_WRITTEN_SHARE_MAX: Final = 8  # of the pool's capacity: 1/8 at most is taken
+_WRITTEN_BYTES_MAX: Final = 1 << 30
 _CALLS_MAX: Final = 100_000
 
 
@@ -38,7 +39,7 @@ def bench(
 ) -> int:
     """Measure latency and throughput of this pool from here, with one client.
 
-    Writes at most an eighth of the pool's capacity, and removes it again.
+    Takes at most an eighth of the pool's capacity, and gives it back.
     """
     from cenote.runtime.units import format_size, parse_size_bytes
 
@@ -99,10 +100,9 @@ class _Bench:
         self._seconds = seconds
         self._large_bytes = large_bytes
         self._word = secrets.token_bytes(8)
-        self._written: list[bytes] = []
-        budget = min(capacity_bytes // _WRITTEN_SHARE_MAX, _WRITTEN_BYTES_MAX)
-        # Three cases write, each a third of it.
-        self._budget_bytes = budget // 3
+        self._live: list[bytes] = []
+        self._named = 0
+        self._budget_bytes = min(capacity_bytes // _WRITTEN_SHARE_MAX, _WRITTEN_BYTES_MAX)
         self._large_count = min(_LARGE_BATCH, self._budget_bytes // large_bytes)
         if not self._large_count or self._budget_bytes < _SMALL_BATCH * _SMALL_BYTES:
             raise ResourceUnavailable(
@@ -136,41 +136,50 @@ class _Bench:
         return found
 
     def _clean_up(self) -> None:
-        for first in range(0, len(self._written), _LOOKUP_BATCH):
-            self._client.remove_batch(self._written[first : first + _LOOKUP_BATCH])
+        self._remove(self._live)
+        self._live = []
+
+    def _remove(self, keys: list[bytes]) -> None:
+        for first in range(0, len(keys), _LOOKUP_BATCH):
+            self._client.remove_batch(keys[first : first + _LOOKUP_BATCH])
+
+    def _new_keys(self, count: int, size_bytes: int) -> list[bytes]:
+        """Keys to put next. What was put before goes where it would be more than the budget."""
+        if (len(self._live) + count) * size_bytes > self._budget_bytes:
+            self._clean_up()
+        keys = [self._key(self._named + i) for i in range(count)]
+        self._named += count
+        self._live += keys
+        return keys
 
     def _key(self, number: int) -> bytes:
         return self._word + number.to_bytes(8, "little")
-
-    def _keys(self, count: int) -> list[bytes]:
-        """New ones, to be removed at the end."""
-        start = len(self._written)
-        keys = [self._key(start + i) for i in range(count)]
-        self._written += keys
-        return keys
 
     def _measure(
         self,
         operation: str,
         keys: int,
         size_bytes: int,
-        call: Callable[[int], object],
-        calls_max: int = _CALLS_MAX,
+        call: Callable[[Any], object],
+        prepare: Callable[[], object] = lambda: None,
     ) -> dict[str, Any]:
-        """Call until the time is over; the first call, which connects, does not count."""
+        """Call with what `prepare` gives until the time is over; only the calls are timed.
+
+        The first one, which may have to connect, does not count.
+        """
         from time import perf_counter
 
         import numpy as np
 
-        call(0)
+        call(prepare())
         times_s: list[float] = []
-        began_s = last_s = perf_counter()
-        while last_s - began_s < self._seconds and len(times_s) < max(1, calls_max - 1):
-            call(len(times_s) + 1)
-            now_s = perf_counter()
-            times_s.append(now_s - last_s)
-            last_s = now_s
-        total_s = last_s - began_s
+        end_s = perf_counter() + self._seconds
+        while not times_s or (perf_counter() < end_s and len(times_s) < _CALLS_MAX):
+            given = prepare()
+            began_s = perf_counter()
+            call(given)
+            times_s.append(perf_counter() - began_s)
+        total_s = sum(times_s)
         p50, p99 = np.percentile(np.array(times_s), (50, 99)) * 1e6
         return {
             "operation": operation,
@@ -195,39 +204,44 @@ class _Bench:
 
     def _put_one(self) -> dict[str, Any]:
         data = bytes(range(256)) * (_SMALL_BYTES // 256)
-
-        def call(_: int) -> None:
-            (key,) = self._keys(1)
-            self._client.put(key, data)
-
-        return self._measure("put", 1, _SMALL_BYTES, call, self._budget_bytes // _SMALL_BYTES)
+        return self._measure(
+            "put",
+            1,
+            _SMALL_BYTES,
+            lambda keys: self._client.put(keys[0], data),
+            lambda: self._new_keys(1, _SMALL_BYTES),
+        )
 
     def _get_one(self) -> dict[str, Any]:
-        keys, buffer = list(self._written), bytearray(_SMALL_BYTES)
-
-        def call(number: int) -> None:
-            self._client.get_into(keys[number % len(keys)], buffer)
-
-        return self._measure("get", 1, _SMALL_BYTES, call)
+        keys, buffer = itertools.cycle(self._live), bytearray(_SMALL_BYTES)
+        found = self._measure(
+            "get", 1, _SMALL_BYTES, lambda _: self._client.get_into(next(keys), buffer)
+        )
+        self._clean_up()
+        return found
 
     def _put_batch(self, count: int, size_bytes: int) -> dict[str, Any]:
         with self._client.alloc(count * size_bytes) as memory:
             memory.array[:] = 0x5A
             buffers = [memory[i * size_bytes : (i + 1) * size_bytes] for i in range(count)]
-
-            def call(_: int) -> None:
-                self._client.put_from_batch(self._keys(count), buffers).raise_for_errors()
-
-            calls_max = self._budget_bytes // (count * size_bytes)
-            return self._measure("put", count, size_bytes, call, calls_max)
+            return self._measure(
+                "put",
+                count,
+                size_bytes,
+                lambda keys: self._client.put_from_batch(keys, buffers).raise_for_errors(),
+                lambda: self._new_keys(count, size_bytes),
+            )
 
     def _get_batch(self, count: int, size_bytes: int) -> dict[str, Any]:
-        """Reads what the put case before it wrote, the newest first."""
-        keys = self._written[-count:]
+        """Reads what the put case before it wrote last, then removes all of it."""
+        keys = self._live[-count:]
         with self._client.alloc(count * size_bytes) as memory:
             buffers = [memory[i * size_bytes : (i + 1) * size_bytes] for i in range(count)]
-
-            def call(_: int) -> None:
-                self._client.get_into_batch(keys, buffers).raise_for_errors()
-
-            return self._measure("get", count, size_bytes, call)
+            found = self._measure(
+                "get",
+                count,
+                size_bytes,
+                lambda _: self._client.get_into_batch(keys, buffers).raise_for_errors(),
+            )
+        self._clean_up()
+        return found

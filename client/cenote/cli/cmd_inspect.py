@@ -102,7 +102,10 @@ def nodes(
     json: AsJson = False,
     deadline: DeadlineS = 5.0,
 ) -> None:
-    """The store daemons: state, use, traffic, addresses."""
+    """The store daemons: state, use, traffic, addresses.
+
+    Bytes that move over shared memory pass no daemon, so only those over TCP are counted.
+    """
     from .connect import open_admin
     from .output import print_json, print_table
 
@@ -114,7 +117,7 @@ def nodes(
     from cenote.runtime.units import format_duration, format_size
 
     print_table(
-        ["node", "id", "state", "used", "capacity", "read", "written", "sessions", "seen", "at"],
+        ["node", "id", "state", "used", "capacity", "tcp out", "tcp in", "sessions", "seen", "at"],
         (
             (
                 node["name"],

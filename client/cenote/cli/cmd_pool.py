@@ -94,7 +94,7 @@ def up(
 def _announce(pool: LocalPool, plan: PoolPlan, dram: str, *, ready_line: bool) -> None:
     from cenote.runtime.harness import ready_line as make_ready_line
 
-    from .output import note, print_pairs
+    from .output import counted, note, print_pairs
 
     if ready_line:
         fields = {"lane": pool.lane, "grpc": pool.grpc, "memory": pool.dram_directory}
@@ -109,7 +109,8 @@ def _announce(pool: LocalPool, plan: PoolPlan, dram: str, *, ready_line: bool) -
     print_pairs(pairs)
     if plan.lane_port != _PORT_DEFAULT:
         note(f"export CENOTE_MASTER={pool.lane} CENOTE_GRPC={pool.grpc}")
-    note(f"{plan.nodes} nodes of {dram} serve. Ctrl-C stops all. Try: cenote status")
+    daemons = counted(plan.nodes, "store daemon")
+    note(f"A master and {daemons} of {dram} serve. Ctrl-C stops all. Try: cenote status")
 
 
 def _watch(pool: LocalPool) -> int:
@@ -138,11 +139,18 @@ def _kept_memory(directory: Path) -> Path:
 
 
 def _detach(nodes: int, dram: str, directory: Path | None, port: int) -> int:
+    from cenote.api.errors import InvalidArgument
+
     from .daemons import Daemon, DaemonSpec
     from .output import note, print_pairs
 
+    if not port:
+        raise InvalidArgument(
+            "--detach needs a --port, by which `cenote down` finds the pool again",
+            remedy="leave --port out, or choose one",
+        )
     flags = {"nodes": nodes, "dram": dram, "dir": directory, "port": port}
-    spec = DaemonSpec("up", "cenote.cli.main", flags, before=("up", "--ready-line"))
+    spec = DaemonSpec(f"up-{port}", "cenote.cli.main", flags, before=("up", "--ready-line"))
     daemon = Daemon(spec, _runtime_directory(), environment=os.environ, outlive_parent=True)
     daemon.start()
     ready = daemon.wait_ready(_DETACH_TIMEOUT_S)
@@ -202,19 +210,20 @@ def _registered(port: int) -> Iterator[None]:
     """Be the one that `cenote down` on this port means."""
     from cenote.api.errors import ResourceUnavailable
 
-    path = _lock_path(port)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if not port:  # of several on free ports, none can be meant
+        yield
+        return
+    fd = os.open(_lock_path(port), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        if port:  # of several on free ports, none can be meant
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ResourceUnavailable(
-                    f"a pool of `cenote up` has port {port} already, pid {_pid_in(fd)}",
-                    remedy="stop it with `cenote down`, or choose another --port",
-                ) from None
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, str(os.getpid()).encode(), 0)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ResourceUnavailable(
+                f"a pool of `cenote up` has port {port} already, pid {_pid_in(fd)}",
+                remedy="stop it with `cenote down`, or choose another --port",
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
         yield
     finally:
         os.close(fd)

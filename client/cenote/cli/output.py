@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Bar",
+    "counted",
     "enum_name",
     "key_text",
     "note",
@@ -98,6 +99,11 @@ def _print(table: Table) -> None:
         console.print(table)
     lines = (line.rstrip() for line in captured.get().splitlines())
     sys.stdout.write("".join(f"{line}\n" for line in lines if line))
+
+
+def counted(count: int, thing: str) -> str:
+    """ "1 client", "2 clients"."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def note(text: str) -> None:

@@ -80,8 +80,9 @@ def print_report(report: dict[str, Any]) -> None:
     """The table."""
     from cenote.runtime.units import format_duration, format_size
 
-    from .output import print_pairs, print_table
+    from .output import counted, print_pairs, print_table
 
+    clients = counted(report["clients"], "client")
     print_pairs(
         [
             ("trace", f"{report['trace']}: {report['requests']} requests, {report['blocks']} blocks"
@@ -90,7 +91,7 @@ def print_report(report: dict[str, Any]) -> None:
                 f" {_percent(report['hit_rate_tokens'])} of tokens"),
             ("read", _moved(report["read_bytes"], report["read_gb_per_s"])),
             ("written", _moved(report["written_bytes"], report["write_gb_per_s"])),
-            ("time", f"{format_duration(report['wall_s'])} with {report['clients']} clients:"
+            ("time", f"{format_duration(report['wall_s'])} with {clients}:"
                 f" {_number(report['requests_per_s'])} requests/s,"
                 f" {_number(report['moved_gb_per_s'])} GB/s in all"),
             ("evicted", f"{report['evicted_objects']} objects,"
