@@ -17,6 +17,7 @@ from cenote.transport.base import Channel
 from .buffers import hash_pieces, new_bytes
 from .locations import LOCATION_STRUCT
 from .master_stub import METHODS, LaneMaster
+from .plan.budgets import attempt_budget_s
 from .plan.pieces import Pieces
 from .plan.state import Call, Space
 from .plan.steps import (
@@ -107,8 +108,9 @@ class BlockingDriver:
         channel = session.channels.get(node)
         if channel is None or size > length or node in state.suspects or state.now() > end_s:
             return 0
+        budget_s = attempt_budget_s(deadline_s, size, alternatives=True)
         try:
-            status, got = channel.read_one(segment, offset, size, address, deadline_s, True)
+            status, got = channel.read_one(segment, offset, size, address, budget_s, True)
         except BufferInUse:
             raise
         except CenoteError:  # the plan that asks the master meets it again, if it lasts

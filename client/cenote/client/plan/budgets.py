@@ -13,13 +13,17 @@ from cenote.api.errors import (
 )
 
 __all__ = [
+    "DECIDED_ATTEMPTS_MAX",
     "LEASE_SHARE",
     "PUT_ATTEMPTS_MAX",
     "READ_ATTEMPTS_MAX",
+    "SEAL_ATTEMPTS_MAX",
+    "SEAL_FAILURES_MAX",
     "attempt_budget_s",
     "backoff_s",
     "lease_ttl_ms",
     "node_failed",
+    "seal_budget_s",
 ]
 
 LEASE_SHARE: Final = 0.9
@@ -34,6 +38,16 @@ PUT_ATTEMPTS_MAX: Final = 5
 SEAL_ATTEMPTS_MAX: Final = 200
 """How often a seal is sent again while a slot table grows; the deadline ends it earlier."""
 
+SEAL_FAILURES_MAX: Final = 2
+"""How often a daemon may leave a seal unanswered. The decision stands, so it is asked twice."""
+
+DECIDED_ATTEMPTS_MAX: Final = 12
+"""How often a put that was decided, but sealed nowhere, asks for new space: for about 2.5 s, until
+the master has seen that the node is gone and gives the key another place."""
+
+_SEAL_BUDGET_S: Final = 0.3
+_SEAL_BUDGET_PER_ROW_S: Final = 20e-6
+_ALONE_SHARE: Final = 0.9
 _ATTEMPT_FLOOR_S: Final = 0.1
 _ATTEMPT_BYTES_PER_S: Final = 50e6
 _BACKOFF_FIRST_S: Final = 0.002
@@ -44,12 +58,18 @@ _TTL_SLACK_S: Final = 0.5
 def attempt_budget_s(remaining_s: float, size_bytes: int, *, alternatives: bool) -> float:
     """Time for one try at one node.
 
-    With another replica at hand: what a healthy but slow node needs (100 ms and 50 MB/s), so that a
-    frozen one leaves time for the other. Else all there is.
+    With something else to turn to: what a healthy but slow node needs (100 ms and 50 MB/s), so that
+    a frozen one leaves time for that. Else nearly all there is: what is left serves to answer.
     """
     if not alternatives:
-        return remaining_s
+        return remaining_s * _ALONE_SHARE
     return min(remaining_s, _ATTEMPT_FLOOR_S + size_bytes / _ATTEMPT_BYTES_PER_S)
+
+
+def seal_budget_s(remaining_s: float, rows: int, failures: int) -> float:
+    """Time for one try at one daemon, which has failed so often before."""
+    wanted_s = (_SEAL_BUDGET_S + rows * _SEAL_BUDGET_PER_ROW_S) * (1 + failures)
+    return max(min(remaining_s, wanted_s), 0.001)
 
 
 def backoff_s(attempt: int) -> float:

@@ -308,7 +308,8 @@ class Fetch:
             if where is not None:
                 extents, addresses, owner = extents[where], addresses[where], owner[where]
             size_bytes = int(extents["length"].sum())
-            budget_s = attempt_budget_s(remaining_s, size_bytes, alternatives=pick.alternatives)
+            alternatives = pick.alternatives or self._located.cached
+            budget_s = attempt_budget_s(remaining_s, size_bytes, alternatives=alternatives)
             parts.append(
                 Part(
                     node,
@@ -356,8 +357,10 @@ class Fetch:
             self._cut = True
         if isinstance(error, StaleEpoch | StaleLocation | SessionUnknown | GrantRevoked):
             self._state[rows[items.owner[where]]] = _AGAIN
-        elif node_failed(error) and self._call.remaining_s() > 0:
+        elif node_failed(error):
             self._call.node_failed(part.node_id, str(error))  # the rows stay open: next replica
+            if self._call.remaining_s() <= 0:
+                raise error
         else:
             raise error
 

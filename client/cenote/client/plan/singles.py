@@ -51,10 +51,12 @@ from .asking import ask_master
 from .budgets import (
     LEASE_SHARE,
     SEAL_ATTEMPTS_MAX,
+    SEAL_FAILURES_MAX,
     attempt_budget_s,
     backoff_s,
     lease_ttl_ms,
     node_failed,
+    seal_budget_s,
 )
 from .fetches import Located
 from .pieces import Pieces
@@ -114,6 +116,8 @@ def _ask(
     except NamespaceReset:
         raise
     except CenoteError:
+        if call.remaining_s() <= 0:
+            raise
         # The same request, with the same id: if it was executed, this asks for its reply.
         return (yield from ask_master(call, method, request_type.FromString(body), reply_type))
 
@@ -418,19 +422,25 @@ def _commit(
 def _seal(call: Call, node: int, batch: SealBatch) -> Plan[CenoteError | None]:
     """Why the daemon did not write the slot, in time; None where it did."""
     session_id = call.state.session_id
+    failures = 0
     for attempt in range(1, SEAL_ATTEMPTS_MAX + 1):
-        part = SealPart(node, batch, max(call.remaining_s(), 0.001))
+        part = SealPart(node, batch, seal_budget_s(call.remaining_s(), 1, failures))
         yield Seals([part])
-        if part.error is not None:
-            if isinstance(part.error, ClientClosed):
-                raise part.error
-            if isinstance(part.error, GrantRevoked) and attempt == 1:
+        error = part.error
+        if error is not None:
+            failures += 1
+            if isinstance(error, ClientClosed):
+                raise error
+            if isinstance(error, GrantRevoked) and failures == 1:
                 # Cut off: the decision stands, so it is sealed in another session.
                 yield Reopen(call.remaining_s(), session_too=True, cut_session_id=session_id)
                 continue
-            if node_failed(part.error):
-                call.node_failed(node, str(part.error))
-            return part.error
+            if not node_failed(error):
+                return error
+            call.node_failed(node, str(error))
+            if failures == SEAL_FAILURES_MAX or call.remaining_s() <= 0:
+                return error
+            continue
         assert part.statuses is not None
         status = int(part.statuses[0])
         if status == ItemStatus.OK:

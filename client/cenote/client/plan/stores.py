@@ -30,7 +30,14 @@ from cenote.transport.base import ItemStatus, SealBatch
 from cenote.v1 import master_pb2 as pb
 
 from .asking import ask_master
-from .budgets import SEAL_ATTEMPTS_MAX, attempt_budget_s, backoff_s, node_failed
+from .budgets import (
+    SEAL_ATTEMPTS_MAX,
+    SEAL_FAILURES_MAX,
+    attempt_budget_s,
+    backoff_s,
+    node_failed,
+    seal_budget_s,
+)
 from .pieces import Items, Pieces, Placement, cut_items, place_replicas, place_single
 from .state import Call, Grant, groups_by_node
 from .steps import Checksum, Hash, Move, Part, Pause, Plan, RefreshView, Reopen, SealPart, Seals
@@ -74,6 +81,7 @@ class Store:
         self._grant = Grant(reply.grant_id, call.state.session_id)
         self._cut = False
         """A daemon cut this session off."""
+        self._seal_failures = 0
         extents = np.frombuffer(reply.extents, EXTENT)
         with_tails = sizes if tails is None else sizes + tails
         self.replicas: I64
@@ -247,8 +255,10 @@ class Store:
             self._cut = True
         elif isinstance(error, StaleEpoch | StaleLocation | SessionUnknown):
             pass
-        elif node_failed(error) and self.call.remaining_s() > 0:
+        elif node_failed(error):
             self.call.node_failed(part.node_id, str(error))
+            if self.call.remaining_s() <= 0:
+                raise error
         else:
             raise error
         return part.unfenced
@@ -402,7 +412,7 @@ class Store:
         self, extents: I64, table: NDArray[np.void], epoch: int
     ) -> tuple[list[SealPart], list[I64]]:
         space = self.call.space
-        remaining_s = max(self.call.remaining_s(), 0.0)
+        remaining_s = self.call.remaining_s()
         parts: list[SealPart] = []
         members: list[I64] = []
         for node, where in groups_by_node(self.nodes[extents]):
@@ -412,7 +422,8 @@ class Store:
             else:
                 keys = b"".join([self.keys[row] for row in self.placement.owner[some].tolist()])
             batch = SealBatch(epoch, space.namespace_id, space.generation, rows.tobytes(), keys)
-            parts.append(SealPart(node, batch, remaining_s))
+            budget_s = seal_budget_s(remaining_s, len(some), self._seal_failures)
+            parts.append(SealPart(node, batch, budget_s))
             members.append(some)
         return parts, members
 
@@ -443,10 +454,21 @@ class Store:
         if isinstance(error, GrantRevoked) and not self._cut:
             self._cut = True  # the decision stands: seal it in another session
             return extents
-        self.lost[extents] = True
         if node_failed(error):
             self.call.node_failed(part.node_id, str(error))
+            if self._ask_once_more(extents):
+                return extents
+        self.lost[extents] = True
         return _NONE
+
+    def _ask_once_more(self, extents: I64) -> bool:
+        """Whether some object has too few replicas without these; no more than once."""
+        self._seal_failures += 1
+        if self._seal_failures >= SEAL_FAILURES_MAX or self.call.remaining_s() <= 0:
+            return False
+        lost = self._lost_replicas()
+        lost[self.placement.owner[extents], self.placement.replica[extents]] = True
+        return not self._enough(lost).all()
 
 
 def _fill(

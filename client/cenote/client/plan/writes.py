@@ -43,7 +43,7 @@ from cenote.api.types import Sameness
 from cenote.v1 import master_pb2 as pb
 
 from .asking import ask_master
-from .budgets import PUT_ATTEMPTS_MAX, backoff_s
+from .budgets import DECIDED_ATTEMPTS_MAX, PUT_ATTEMPTS_MAX, backoff_s
 from .pieces import Pieces
 from .state import Call, PutOptions, pick_digests
 from .steps import Pause, Plan
@@ -198,7 +198,9 @@ class _Writer:
 
     def put(self, todo: I64, started: pb.PutStartResponse | None = None) -> Plan[None]:
         """Put the keys at these positions."""
-        for attempt in range(PUT_ATTEMPTS_MAX):
+        for attempt in range(DECIDED_ATTEMPTS_MAX):
+            if attempt >= PUT_ATTEMPTS_MAX and not self.decided[todo].any():
+                break
             if attempt:
                 self.call.state.counters.retries += 1
                 yield Pause(backoff_s(attempt + 4))
@@ -217,7 +219,7 @@ class _Writer:
             todo,
             self.last
             or Unavailable(
-                f"not stored in {PUT_ATTEMPTS_MAX} attempts: decided, but sealed on no node",
+                "the put was decided, but no node sealed it",
                 remedy="put again; `cenote nodes` shows which daemons are in trouble",
             ),
         )
