@@ -122,6 +122,7 @@ class Housekeeper:
         return bool(
             state.released
             or state.failures
+            or state.view_seen > state.peers.view_version
             or self._session.aborts
             or any(space.touches or space.chain_touches for space in self._spaces())
         )
@@ -135,6 +136,9 @@ class Housekeeper:
         if now_s >= self._renew_at_s:
             self._renew()
         self.flush_aborts()
+        if self._session.state.view_seen > self._session.state.peers.view_version:
+            self._session.state.view_seen = 0
+            self._session.refresh_view(_CALL_S)
         self._flush_failures()
         self._flush_releases()
         if now_s >= self._touch_at_s:

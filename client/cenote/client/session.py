@@ -258,6 +258,8 @@ class Session:
             return
         self.state.limits.epoch = max(self.state.limits.epoch, epoch)
         self.state.peers = peers = Peers(view)
+        self.state.view_seen = 0
+        self.state.suspects.clear()  # something changed: whoever was away may be back
         for node_id, channel in list(self.channels.items()):
             before, now = old.nodes.get(node_id), peers.nodes.get(node_id)
             if now is None or (before is not None and _address_of(before) != _address_of(now)):

@@ -201,6 +201,22 @@ def test_a_new_view_reaches_the_client(master: FakeMaster, make_client: MakeClie
     wait_until(lambda: client._session.state.peers.view_version == 2, what="the view is fetched")
 
 
+def test_a_reply_tells_of_a_newer_view(master: FakeMaster, make_client: MakeClient) -> None:
+    client = make_client()
+    client.put("a", b"x")
+    client._session.state.suspect(1, "away")
+    assert client.get("a") is None
+    for use in (lambda: client.get("a"), lambda: client.put_batch(["b"], [b"x"])):
+        master.view_version += 1  # it came back
+        use()
+        wait_until(
+            lambda: client._session.state.peers.view_version == master.view_version,
+            what="the view is fetched",
+        )
+        assert client._session.state.suspects == {}
+        assert client.get("a") == b"x"
+
+
 def test_leases_of_long_reads_are_renewed(master: FakeMaster, make_client: MakeClient) -> None:
     client = make_client()
     client.put("a", b"x")

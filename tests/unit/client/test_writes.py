@@ -233,6 +233,18 @@ def test_no_node_at_all_is_an_error(client: Client, master: FakeMaster) -> None:
     assert client.get("a") is None
 
 
+def test_a_suspect_is_better_than_no_node(make_client: MakeClient) -> None:
+    master = FakeMaster(nodes=2)
+    client = make_client(of=master)
+    client._session.state.suspect(1, "a while ago")
+    assert client.put_batch(["a", "b"], [b"x"] * 2, replicas=2, min_replicas=2).stored_count == 2
+    assert master.calls["put_start"] == 2
+    client._session.state.suspect(1, "a while ago")
+    client._session.state.suspect(2, "a while ago")
+    assert client.put("c", b"x").stored
+    assert client.put("d", b"x", prefix=["a"]).stored
+
+
 def test_a_growing_slot_table_is_waited_for(client: Client, master: FakeMaster) -> None:
     master.nodes[1].seal_refusals = 3
     assert client.put_batch(["a", "b"], [b"x", b"y"]).stored_count == 2

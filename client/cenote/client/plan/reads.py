@@ -339,6 +339,7 @@ def acquire(
     )
     asked_s = call.now()
     reply = yield from ask_master(call, "acquire", request, pb.AcquireResponse)
+    call.state.see_view(reply.view_version)
     if not reply.lease.lease_id:
         return reply, None
     ttl_ms = reply.lease.ttl_ms

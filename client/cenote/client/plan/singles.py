@@ -142,6 +142,7 @@ def read_single(
     if news:
         body += b"\x1a" + varint(len(news)) + news
     reply = yield from _ask(call, "acquire", body, pb.AcquireRequest, pb.AcquireResponse)
+    state.see_view(reply.view_version)
     row = reply.objects
     if len(row) != _OBJECT_BYTES or row[31] == ObjectStatus.MISS:
         state.counters.misses += 1
@@ -326,6 +327,7 @@ def _start(
         parts += (b"\x42", varint(len(news)), news)
     body = b"".join(parts)
     reply = yield from _ask(call, "put_start", body, pb.PutStartRequest, pb.PutStartResponse)
+    state.see_view(reply.view_version)
     if len(reply.puts) != PUT_STRUCT.size:
         raise InternalError(f"put_start answered {len(reply.puts)} bytes for one key")
     return reply

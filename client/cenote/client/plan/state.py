@@ -239,6 +239,8 @@ class ClientState:
         self.limits = Limits()
         self.peers = Peers(common_pb2.ClusterView())
         self.counters = Counters()
+        self.view_seen = 0
+        """The newest cluster view that a reply spoke of."""
         self.released: deque[int] = deque()
         """Leases that nobody needs any more; bounded by what was acquired."""
         self.holds: dict[int, LeaseHold] = {}
@@ -338,6 +340,12 @@ class ClientState:
             tail = self._put_tails[options] = request.SerializeToString()
         return tail
 
+    def see_view(self, view_version: int) -> None:
+        """A reply spoke of this view; a newer one than ours is fetched in the background."""
+        if view_version > self.peers.view_version:
+            self.view_seen = max(self.view_seen, view_version)
+            self.wake()
+
     # ---- suspects ----------------------------------------------------------------------------
 
     def suspect(self, node_id: int, what: str) -> None:
@@ -368,7 +376,7 @@ class ClientState:
 class Call:
     """One call of a user: its deadline, its namespace, and what must be cleaned up after it."""
 
-    __slots__ = ("avoid", "deadline_s", "end_s", "grants", "now", "space", "state")
+    __slots__ = ("avoid", "deadline_s", "end_s", "failed", "grants", "now", "space", "state")
 
     def __init__(self, state: ClientState, space: Space, deadline_s: float) -> None:
         self.state = state
@@ -378,6 +386,8 @@ class Call:
         self.now = state.now
         self.avoid = state.avoided()
         """Nodes not to be used by this call."""
+        self.failed: set[int] = set()
+        """Those of them that failed in this very call."""
         self.grants: dict[int, Grant] = {}
         """Open grants: whoever drives the plan aborts what is left here when it ended."""
 
@@ -392,7 +402,15 @@ class Call:
 
     def node_failed(self, node_id: int, what: str) -> None:
         self.avoid.add(node_id)
+        self.failed.add(node_id)
         self.state.suspect(node_id, what)
+
+    def give_suspects_a_chance(self) -> bool:
+        """Avoid only what failed in this very call; whether that is fewer nodes."""
+        if self.avoid == self.failed:
+            return False
+        self.avoid = set(self.failed)
+        return True
 
     def avoided_ids(self) -> bytes:
         """Packed u32 for a request."""

@@ -56,6 +56,7 @@ I64 = NDArray[np.int64]
 _OPEN: Final = 0
 _STORED: Final = int(Outcome.STORED)
 
+_FOR_LACK_OF_NODES: Final = frozenset({PutStatus.NO_SPACE, PutStatus.REPLICAS_UNAVAILABLE})
 _REFUSALS: Final[dict[int, tuple[type[CenoteError], str]]] = {
     PutStatus.NO_SPACE: (NoSpace, "the pool has no room that could be freed now"),
     PutStatus.TOO_LARGE: (ObjectTooLarge, "the object is larger than the pool could ever hold"),
@@ -243,7 +244,9 @@ class _Writer:
             piggyback=call.state.piggyback(call.space),
             credentials=call.state.credentials,
         )
-        return (yield from ask_master(call, "put_start", request, pb.PutStartResponse))
+        reply = yield from ask_master(call, "put_start", request, pb.PutStartResponse)
+        call.state.see_view(reply.view_version)
+        return reply
 
     def _sort_answers(self, todo: I64, reply: pb.PutStartResponse) -> tuple[I64, I64]:
         """Give refused and existing keys their outcome; (granted, duplicate) indexes in `todo`."""
@@ -257,6 +260,8 @@ class _Writer:
         self.outcome.existed(there[~self.decided[there]], Sameness.UNKNOWN)
         self.outcome.stored(todo[statuses == PutStatus.DEDUPLICATED])
         for status in np.unique(statuses).tolist():
+            if status in _FOR_LACK_OF_NODES and self.call.give_suspects_a_chance():
+                continue  # started anew, on nodes that failed a while ago, too
             refusal = _REFUSALS.get(status)
             if refusal is not None:
                 kind, what = refusal
