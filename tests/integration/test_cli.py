@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import json
 import os
 import random
 import signal
 import socket
 import subprocess
+import termios
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -306,6 +309,42 @@ def test_no_arguments_show_the_help(cenote: Cenote) -> None:
     assert b"Usage" in result.out
     assert b"Exit codes" in result.out
     assert cenote("--version").out.startswith(b"cenote ")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "arguments", [["bench", "--seconds", "1"], ["put", "k", "-"], ["replay", "/dev/stdin"]]
+)
+def test_a_signal_ends_any_command(
+    cluster: Cluster, arguments: list[str], number: signal.Signals
+) -> None:
+    with start_cenote(
+        *arguments, environment=cluster.environment, stdin=subprocess.PIPE
+    ) as process:
+        if arguments[0] == "bench":
+            wait_until(lambda: bench_objects(cluster), timeout_s=20, what="the bench to put")
+        else:
+            assert process.stdin is not None
+            process.stdin.write(b"{")
+            process.stdin.flush()
+            wait_until(lambda: is_empty(process.stdin), what="it to read its input")
+        end_by(process, number)
+        assert process.stderr is not None
+        assert b"Traceback" not in process.stderr.read()
+    assert process.returncode == 128 + number
+    wait_until(lambda: not bench_objects(cluster), what="the bench to clean up")
+
+
+def bench_objects(cluster: Cluster) -> bool:
+    listed = json.loads(cluster.cli("namespaces", "--json").stdout)
+    return any(each["name"] == "cenote-bench" and each["objects"] for each in listed)
+
+
+def is_empty(pipe: Any) -> bool:
+    """Whether all that was written to a pipe was read."""
+    waiting = array.array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, waiting)
+    return not waiting[0]
 
 
 # ---- up and down -----------------------------------------------------------------------------

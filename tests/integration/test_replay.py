@@ -181,7 +181,7 @@ def test_an_interrupted_replay_reports_what_it_did(
         process.send_signal(number)
         out, err = process.communicate(timeout=10)
     assert time.monotonic() - began_s < 2.5
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     report = json.loads(out)
     assert report["interrupted"]
     assert (report["errors"], report["wrong_bytes"]) == (0, 0), err

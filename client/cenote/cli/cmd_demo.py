@@ -15,7 +15,6 @@ _DRAM_BYTES_MAX: Final = 256 << 20
 _DRAM_BYTES_MIN: Final = 24 << 20  # a long prompt of the sample has to fit
 _DRAM_STEP_BYTES: Final = 1 << 20
 _BLOCK_BYTES: Final = 64 << 10
-_INTERRUPTED: Final = 130
 
 
 def demo(
@@ -28,7 +27,7 @@ def demo(
     from .cmd_inspect import show_status
     from .cmd_replay import play_trace, verdict
     from .connect import open_admin
-    from .interrupts import Interrupts
+    from .interrupts import current_interrupts
     from .local_pool import PoolPlan, running_pool
     from .output import note
     from .replay.trace import load_trace
@@ -36,30 +35,29 @@ def demo(
 
     trace = load_trace(SAMPLE)
     plan = PoolPlan(nodes=_NODES, dram_bytes=_affordable_bytes())
-    interrupts = Interrupts()
-    with interrupts.catching():
-        note(f"Starting a master and {_NODES} store daemons of {plan.dram_bytes >> 20} MiB ...")
-        with running_pool(plan, interrupts) as pool, open_admin(pool.lane, pool.grpc, 5.0) as admin:
-            pool.wait_for_memory(admin)
-            note(f"Playing {len(trace)} requests of a chat service, blocks of 64 KiB ...")
-            report = play_trace(
-                trace,
-                pool.lane,
-                admin,
-                block_bytes=_BLOCK_BYTES,
-                clients=clients,
-                speed_up=None,
-                replicas=1,
-                warm=False,
-                transports=("shm", "tcp"),
-                deadline_s=30.0,
-            )
-            print_report(report)
-            note("The pool now:")
-            show_status(admin, as_json=False)
-            note("Stopping everything ...")
+    interrupts = current_interrupts()
+    note(f"Starting a master and {_NODES} store daemons of {plan.dram_bytes >> 20} MiB ...")
+    with running_pool(plan, interrupts) as pool, open_admin(pool.lane, pool.grpc, 5.0) as admin:
+        pool.wait_for_memory(admin)
+        note(f"Playing {len(trace)} requests of a chat service, blocks of 64 KiB ...")
+        report = play_trace(
+            trace,
+            pool.lane,
+            admin,
+            block_bytes=_BLOCK_BYTES,
+            clients=clients,
+            speed_up=None,
+            replicas=1,
+            warm=False,
+            transports=("shm", "tcp"),
+            deadline_s=30.0,
+        )
+        print_report(report)
+        note("The pool now:")
+        show_status(admin, as_json=False)
+        note("Stopping everything ...")
     note("Done; nothing is left of it. Next: cenote up, cenote --help, README.md")
-    return _INTERRUPTED if report["interrupted"] else verdict(report)
+    return interrupts.exit_code if report["interrupted"] else verdict(report)
 
 
 def _affordable_bytes() -> int:

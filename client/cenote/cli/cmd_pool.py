@@ -58,7 +58,7 @@ def up(
     """
     from cenote.runtime.units import parse_size_bytes
 
-    from .interrupts import Interrupts
+    from .interrupts import current_interrupts
     from .local_pool import PoolPlan, running_pool
     from .output import note
 
@@ -74,11 +74,10 @@ def up(
         dram_directory=None if directory is None else _kept_memory(directory),
         distinct_domains=True,
     )
-    interrupts = Interrupts()
     code = EXIT_OK
-    with interrupts.catching(), _registered(port):
+    with _registered(port):
         try:
-            with running_pool(plan, interrupts) as pool:
+            with running_pool(plan, current_interrupts()) as pool:
                 _announce(pool, plan, dram, ready_line=ready_line)
                 code = _watch(pool)
         except KeyboardInterrupt:

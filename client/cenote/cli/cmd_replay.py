@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from .local_pool import PoolPlan
 
 __all__ = ["play_trace", "replay"]
-
-_INTERRUPTED: Final = 130
 
 
 def replay(
@@ -59,14 +57,14 @@ def replay(
     """
     from cenote.runtime.units import parse_size_bytes
 
-    from .interrupts import Interrupts
+    from .interrupts import current_interrupts
     from .output import print_json
     from .replay.trace import load_trace
     from .replay_report import print_report
 
     block_bytes = parse_size_bytes(block_size)
     loaded = load_trace(trace, limit)
-    interrupts = Interrupts()
+    interrupts = current_interrupts()
     settings: dict[str, Any] = {
         "block_bytes": block_bytes,
         "clients": clients,
@@ -76,23 +74,15 @@ def replay(
         "transports": tuple(part.strip() for part in transport.split(",") if part.strip()),
         "deadline_s": deadline,
     }
-    with (
-        interrupts.catching(),
-        _where(
-            _plan(block_bytes, capacity_objects, nodes, replicas) if pool else None,
-            master,
-            grpc,
-            deadline,
-            interrupts,
-        ) as (lane, admin),
-    ):
+    plan = _plan(block_bytes, capacity_objects, nodes, replicas) if pool else None
+    with _where(plan, master, grpc, deadline, interrupts) as (lane, admin):
         report = play_trace(loaded, lane, admin, **settings)
     if json:
         print_json(report)
     else:
         print_report(report)
     if report["interrupted"]:
-        return _INTERRUPTED
+        return interrupts.exit_code
     return verdict(report)
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final, final
 
-__all__ = ["Interrupts"]
+__all__ = ["Interrupts", "current_interrupts"]
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -34,18 +34,31 @@ class Interrupts:
         """Cleaning up has begun: no more KeyboardInterrupt."""
         self.taken = True
 
+    @property
+    def exit_code(self) -> int:
+        """Of a command that a signal ended."""
+        return 128 + (self.number or signal.SIGINT)
+
     @contextmanager
     def catching(self) -> Iterator[None]:
         """Handle the signals inside the block, as before outside of it."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        global _current
+        outer, _current = _current, self
+        before = {
+            number: signal.signal(number, self._on_signal)
+            for number in _SIGNALS
+            # nohup and the like: who asked to survive the terminal's end does.
+            if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+        }
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+            _current = outer
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self.number = self.number or number
@@ -53,3 +66,11 @@ class Interrupts:
             self.hurry = True
         else:
             raise KeyboardInterrupt
+
+
+_current: Interrupts | None = None
+
+
+def current_interrupts() -> Interrupts:
+    """Those of the command that runs: `main` catches signals for all of them."""
+    return Interrupts() if _current is None else _current

@@ -12,11 +12,12 @@ import typer
 from . import cmd_bench, cmd_data, cmd_demo, cmd_inspect, cmd_ls, cmd_pool, cmd_replay
 from .cmd_namespaces import namespaces_app
 from .exits import EXIT_CODES_HELP, EXIT_OK, exit_code_of
+from .interrupts import Interrupts
 
 __all__ = ["app", "main"]
 
-_INTERRUPTED: Final = 130
 _BROKEN_PIPE: Final = 141
+_INTERRUPTED: Final = 130
 _PASS_THROUGH: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app = typer.Typer(
@@ -74,16 +75,20 @@ def root(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. Errors are one line on standard error."""
+    interrupts = Interrupts()
     try:
-        code = _run(arguments)
-        sys.stdout.flush()
-        return code
+        with interrupts.catching():
+            code = _run(arguments)
+            sys.stdout.flush()
+            # The argument parser makes of every KeyboardInterrupt what Ctrl-C ends in.
+            ended = interrupts.number and code == _INTERRUPTED
+            return interrupts.exit_code if ended else code
     except BrokenPipeError:  # `cenote ls | head`: whoever read has enough
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, sys.stdout.fileno())
         return _BROKEN_PIPE
-    except KeyboardInterrupt:
-        return _INTERRUPTED
+    except (KeyboardInterrupt, typer.Abort):
+        return interrupts.exit_code
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -98,8 +103,6 @@ def _run(arguments: Sequence[str] | None) -> int:
     except CenoteError as error:
         print(f"cenote: {_one_line(str(error))}", file=sys.stderr)
         return exit_code_of(error)
-    except typer.Abort:
-        return _INTERRUPTED
     except usage_errors as error:
         context = getattr(error, "ctx", None)
         where = context.command_path if context is not None else "cenote"
