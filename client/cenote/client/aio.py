@@ -18,10 +18,10 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack
 
 import numpy as np
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 from numpy.typing import NDArray
 
-from cenote.api.errors import CenoteError, ClientClosed, ProtocolError, Unavailable
+from cenote.api.errors import CenoteError, ClientClosed, Unavailable
 from cenote.api.keys import Key, KeySequence, digest_key, encode_key, encode_keys
 from cenote.api.master import MasterApi
 from cenote.api.types import AcquiredLease, ClientStats, MatchResult, PutResult
@@ -34,7 +34,7 @@ from .client import Client, ClientKeywords, Registration
 from .config import ClientConfig
 from .driver import BlockingDriver
 from .locations import LOCATION_STRUCT
-from .master_stub import METHODS, LaneMaster
+from .master_stub import METHODS, LaneMaster, decoded
 from .plan.state import Call
 from .plan.steps import (
     Ask,
@@ -142,10 +142,7 @@ class AsyncDriver:
             if error.maybe_executed and len(master.addresses) == 1:
                 raise
             answer = await self._in_pool([], master.call, number, body, max(left_s, 0.001))
-        try:
-            return reply_type.FromString(answer)
-        except DecodeError as error:
-            raise ProtocolError(f"the master's reply is no {reply_type.__name__}") from error
+        return decoded(reply_type, answer)
 
     async def _ask_many(self, step: AskMany) -> list[Message | CenoteError]:
         async def one(make: Callable[[], Message]) -> Message | CenoteError:
@@ -163,7 +160,12 @@ class AsyncDriver:
         if lane is None or target != self._lane_target:
             if lane is not None:
                 asyncio.get_running_loop().create_task(lane.close())
-            lane = self._lane = AsyncLaneClient(target[0], target[1], on_hello=master.greeted)
+            lane = self._lane = AsyncLaneClient(
+                target[0],
+                target[1],
+                on_hello=master.greeted,
+                connect_timeout_s=master.connect_timeout_s,
+            )
             self._lane_target = target
         return lane
 

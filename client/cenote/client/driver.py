@@ -16,7 +16,7 @@ from cenote.transport.base import Channel
 
 from .buffers import hash_pieces, new_bytes
 from .locations import LOCATION_STRUCT
-from .master_stub import METHODS, LaneMaster
+from .master_stub import METHODS, LaneMaster, decoded
 from .plan.budgets import attempt_budget_s
 from .plan.pieces import Pieces
 from .plan.state import Call, Space
@@ -138,7 +138,7 @@ class BlockingDriver:
         number, request_type, reply_type = METHODS[step.method]
         master = self._session.master
         if type(master) is LaneMaster:
-            return reply_type.FromString(master.call_lane(number, step.body, step.deadline_s))
+            return decoded(reply_type, master.call_lane(number, step.body, step.deadline_s))
         request = request_type.FromString(step.body)
         reply: Message = getattr(master, step.method)(request, step.deadline_s)
         return reply

@@ -14,7 +14,7 @@ from cenote.rpc.address import parse_address
 from cenote.rpc.lane_client import SPIN_POLLS_DEFAULT, LaneClient
 from cenote.v1 import master_pb2 as pb
 
-__all__ = ["METHODS", "LaneMaster"]
+__all__ = ["METHODS", "LaneMaster", "decoded"]
 
 M = TypeVar("M", bound=Message)
 
@@ -100,13 +100,12 @@ class LaneMaster:
         """`LaneClient.call` of the present leader: bytes in, bytes out, no retry."""
 
     def _make_lane(self, address: str) -> LaneClient:
-        lone = len(self._addresses) == 1
         return LaneClient(
             address,
             self._hello,
             on_hello=self.greeted,
             connections_max=self._connections_max,
-            connect_timeout_s=_LONE_CONNECT_TIMEOUT_S if lone else _CONNECT_TIMEOUT_S,
+            connect_timeout_s=self.connect_timeout_s,
             spin_polls=self._spin_polls,
         )
 
@@ -117,13 +116,18 @@ class LaneMaster:
 
     def greeted(self, body: bytes) -> None:
         """The reply to a connection's hello. Raises NotLeader on a standby."""
-        reply = _decoded(pb.HelloResponse, body)
+        reply = decoded(pb.HelloResponse, body)
         if not reply.is_leader:
             raise NotLeader("this master is a standby", leader=reply.leader)
         self._said = reply
         self._hellos += 1
         if self._on_hello is not None:
             self._on_hello(reply)
+
+    @property
+    def connect_timeout_s(self) -> float:
+        """How long one address is tried before the next."""
+        return _LONE_CONNECT_TIMEOUT_S if len(self._addresses) == 1 else _CONNECT_TIMEOUT_S
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -193,13 +197,13 @@ class LaneMaster:
         bodies = [request.SerializeToString() for request in requests]
         answers = self._lane.call_many(number, bodies, deadline_s)
         return [
-            answer if isinstance(answer, CenoteError) else _decoded(reply_type, answer)
+            answer if isinstance(answer, CenoteError) else decoded(reply_type, answer)
             for answer in answers
         ]
 
     def _send(self, method: str, request: Message, reply_type: type[M], deadline_s: float) -> M:
         number = METHODS[method][0]
-        return _decoded(reply_type, self.call(number, request.SerializeToString(), deadline_s))
+        return decoded(reply_type, self.call(number, request.SerializeToString(), deadline_s))
 
     # ---- MasterApi ---------------------------------------------------------------------------
 
@@ -292,7 +296,8 @@ class LaneMaster:
         return self._send("drain", request, pb.DrainResponse, deadline_s)
 
 
-def _decoded(reply_type: type[M], body: bytes) -> M:
+def decoded(reply_type: type[M], body: bytes) -> M:
+    """A reply's message. Raises ProtocolError."""
     try:
         return reply_type.FromString(body)
     except DecodeError as error:

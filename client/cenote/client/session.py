@@ -257,7 +257,7 @@ class Session:
         if view.view_version < old.view_version and epoch <= self.state.limits.epoch:
             return
         self.state.limits.epoch = max(self.state.limits.epoch, epoch)
-        self.state.peers = peers = Peers(view)
+        self.state.peers = peers = Peers(view, old)
         self.state.view_seen = 0
         self.state.suspects.clear()  # something changed: whoever was away may be back
         for node_id, channel in list(self.channels.items()):

@@ -87,7 +87,13 @@ class Peers:
 
     __slots__ = ("_table", "node_by_segment", "nodes", "view_version")
 
-    def __init__(self, view: common_pb2.ClusterView) -> None:
+    def __init__(self, view: common_pb2.ClusterView, before: Peers | None = None) -> None:
+        """`before`: the view so far. A master that was just restarted knows of nodes, and not yet
+        where they serve: until they attach to it, they are where they were."""
+        for node in view.nodes:
+            known = None if node.endpoints or before is None else before.nodes.get(node.node_id)
+            if known is not None:
+                node.endpoints.extend(known.endpoints)
         self.view_version = view.view_version
         self.nodes: dict[int, common_pb2.NodeView] = {node.node_id: node for node in view.nodes}
         self.node_by_segment: dict[int, int] = {
