@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from struct import Struct
 from time import monotonic
-from typing import Any, Final, NoReturn, final
+from typing import Final, NoReturn, final
 
 from cenote.api.errors import (
     CenoteError,
@@ -32,6 +32,7 @@ from cenote.api.errors import (
 )
 
 from . import wire
+from .gil import HELD_BYTES_MAX, RELEASES, held_poll, held_recv, held_send
 from .memory_access import MEMORY
 
 __all__ = [
@@ -41,16 +42,18 @@ __all__ = [
 ]
 
 SLACK_S: Final = 0.04
-STEP_BYTES: Final = 1 << 20
+STEP_BYTES: Final = 32 << 20
+SMALL_BYTES: Final = 32 << 10
+OUT_BYTES: Final = 64 << 10
+"""Small messages are put together in a buffer of each connection and sent in one call."""
 SPINS_IN_VAIN_MAX: Final = 4
 SPINS_SKIPPED: Final = 32
 BUFFER_BYTES: Final = 4 << 20
 _TIMEVAL: Final = Struct("@ll")
 _WAITALL: Final = socket.MSG_WAITALL
+_DONTWAIT: Final = int(socket.MSG_DONTWAIT)
+_DONTWAIT_NOSIGNAL: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _SOL: Final = socket.SOL_SOCKET
-
-_poll: Final[Any] = ctypes.PyDLL(None).poll
-_poll.argtypes = (ctypes.c_void_p, ctypes.c_ulong, ctypes.c_int)
 
 
 class _PollFd(ctypes.Structure):
@@ -87,11 +90,13 @@ class DataConnection:
 
     __slots__ = (
         "_deadline",
+        "_fd",
         "_look_at",
-        "_poll",
+        "_out",
         "_poll_address",
         "_poll_fd",
         "_reply",
+        "_reply_address",
         "_spins_in_vain",
         "_spins_to_skip",
         "_timeout_s",
@@ -99,9 +104,7 @@ class DataConnection:
         "call_id",
         "closing",
         "name",
-        "receive_some",
-        "send_parts",
-        "send_some",
+        "out_address",
         "sock",
         "spin_s",
     )
@@ -115,13 +118,15 @@ class DataConnection:
         self.call_id = 0
         self.closing = False
         self.begun_at = 0.0
-        self.receive_some = sock.recv_into
-        self.send_some = sock.send
-        self.send_parts = sock.sendmsg
+        self._out = (ctypes.c_char * OUT_BYTES)()
+        self.out_address = ctypes.addressof(self._out)
+        self._fd = sock.fileno()
         self._deadline = 0.0
         self._look_at = 0.0
         self._timeout_s = float("inf")
-        self._reply = memoryview(bytearray(wire.REPLY_ONE.size))
+        reply = (ctypes.c_char * wire.REPLY_ONE.size)()
+        self._reply = memoryview(reply).cast("B")
+        self._reply_address = ctypes.addressof(reply)
         self._poll_fd = _PollFd(sock.fileno(), select.POLLIN, 0)
         self._poll_address = ctypes.addressof(self._poll_fd)
 
@@ -176,10 +181,13 @@ class DataConnection:
     def receive(self, address: int, length: int) -> None:
         """Exactly `length` bytes to an address."""
         end = address + length
+        begun = monotonic()
+        if length <= SMALL_BYTES or RELEASES.cost_too_much(begun):
+            address += self._receive_held(address, min(length, HELD_BYTES_MAX))
         while address < end:
             step = min(STEP_BYTES, end - address)
             try:
-                got = self.receive_some(MEMORY[address : address + step], step, _WAITALL)
+                got = self.sock.recv_into(MEMORY[address : address + step], step, _WAITALL)
             except BlockingIOError:
                 self.stalled()
                 continue
@@ -188,14 +196,26 @@ class DataConnection:
             if not got:
                 self.lost("it was closed")
             address += got
+            RELEASES.note(begun, length)
             if address < end:
                 self.look_at_clock()
+                begun = monotonic()
+
+    def _receive_held(self, address: int, length: int) -> int:
+        """What has arrived already, without giving up the GIL."""
+        received = 0
+        while received < length:
+            got = held_recv(self._fd, address + received, length - received, _DONTWAIT)
+            if got <= 0:  # nothing yet, or an error that the next call will show
+                break
+            received += got
+        return received
 
     def receive_view(self, view: memoryview) -> None:
         """Exactly as many bytes as the view has."""
         while len(view):
             try:
-                got = self.receive_some(view, len(view), _WAITALL)
+                got = self.sock.recv_into(view, len(view), _WAITALL)
             except BlockingIOError:
                 self.stalled()
                 continue
@@ -226,23 +246,30 @@ class DataConnection:
     def send(self, address: int, length: int) -> None:
         """The bytes at an address."""
         end = address + length
+        begun = monotonic()
+        if length <= SMALL_BYTES or RELEASES.cost_too_much(begun):
+            step = min(length, HELD_BYTES_MAX)
+            address += max(0, held_send(self._fd, address, step, _DONTWAIT_NOSIGNAL))
         while address < end:
             step = min(STEP_BYTES, end - address)
             try:
-                address += self.send_some(MEMORY[address : address + step])
+                sent = self.sock.send(MEMORY[address : address + step])
             except BlockingIOError:
                 self.stalled()
                 continue
             except OSError as error:
                 self.explain(error)
+            address += sent
+            RELEASES.note(begun, sent)
             if address < end:
                 self.look_at_clock()
+                begun = monotonic()
 
     def send_views(self, views: Sequence[bytes | memoryview], flags: int = 0) -> None:
         """All the bytes of the views, at most 1024 of them."""
         while views:
             try:
-                sent = self.send_parts(views, (), flags)
+                sent = self.sock.sendmsg(views, (), flags)
             except BlockingIOError:
                 self.stalled()
                 continue
@@ -263,7 +290,9 @@ class DataConnection:
             self.spin()
         # With the first status, so that one call takes all that a reply to one item has.
         reply = self._reply
-        self.receive_view(reply)
+        got = held_recv(self._fd, self._reply_address, len(reply), _DONTWAIT)
+        if got != len(reply):
+            self.receive_view(reply[max(0, got) :])
         got_op, _, code, items, got_id, _, length, status = wire.REPLY_ONE.unpack(reply)
         if not 0 < length <= wire.REPLY_BYTES_MAX:
             raise ProtocolError(f"{self.name} answered with something that is no reply")
@@ -290,10 +319,10 @@ class DataConnection:
             self._spins_to_skip -= 1
             return
         address = self._poll_address
-        if _poll(address, 1, 0):
+        if held_poll(address, 1, 0):
             return
         end = monotonic() + self.spin_s
-        while not _poll(address, 1, 0):
+        while not held_poll(address, 1, 0):
             if monotonic() > end:
                 self._spins_in_vain += 1
                 if self._spins_in_vain >= SPINS_IN_VAIN_MAX:
@@ -336,7 +365,7 @@ class DataConnection:
 
     def is_quiet(self) -> bool:
         """Whether an idle connection is still good: nothing arrived, it was not closed."""
-        return not _poll(self._poll_address, 1, 0)
+        return not held_poll(self._poll_address, 1, 0)
 
     def shut_down(self) -> None:
         """Wake whoever waits on the socket; from any thread."""
@@ -347,7 +376,7 @@ class DataConnection:
     def close(self) -> None:
         """Afterwards nothing can arrive any more."""
         self.closing = True
-        self._poll_fd.fd = -1  # the number may soon be another file's
+        self._poll_fd.fd = self._fd = -1  # the number may soon be another file's
         with contextlib.suppress(OSError):
             self.sock.close()
 

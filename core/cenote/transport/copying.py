@@ -19,15 +19,16 @@ from time import monotonic, perf_counter
 from typing import Final, final
 
 import numpy as np
+import xxhash
 
 from cenote.api.errors import DeadlineExceeded
 
 from .base import U64Array
 from .memory_access import (
     HASH_STEP_BYTES,
+    MEMORY,
     SLICE_COPY_BYTES_MAX,
     breaks_between,
-    checksum_at,
     copy,
     copy_hashed,
     groups_of,
@@ -44,6 +45,8 @@ _LARGE_PIECE_BYTES: Final = 128 << 20
 """Between pieces the deadline is looked at. Very long copies (from 100 MiB with two cores and a
 large cache, from less elsewhere) are made by glibc around the cache, nearly twice as fast: as good
 as two threads. So they are cut only where there are more than two threads."""
+
+_digest: Final = xxhash.xxh3_64_intdigest
 
 Piece = tuple[int, int, int]
 
@@ -62,15 +65,9 @@ class _Work:
         self._error: Exception | None = None
 
     def run(self) -> None:
-        """Take pieces until none is left. Raises nothing: see `finish`."""
-        take = self._pieces.popleft
+        """Take pieces until none is left. Raises nothing but interrupts: see `finish`."""
         try:
-            while True:
-                try:
-                    piece = take()
-                except IndexError:
-                    return
-                self.do(*piece)
+            self.work_off(self._pieces.popleft)
         except Exception as error:  # whatever it was: `finish` raises it in the caller's thread
             self._error = error
             self.stop()
@@ -82,7 +79,8 @@ class _Work:
         """Let no further piece begin."""
         self._pieces.clear()
 
-    def do(self, first: int, second: int, third: int) -> None:
+    def work_off(self, take: Callable[[], Piece]) -> None:
+        """Do pieces until `take` raises IndexError."""
         raise NotImplementedError
 
     def look_at_clock(self) -> None:
@@ -100,10 +98,17 @@ class _Copies(_Work):
 
     __slots__ = ()
 
-    def do(self, first: int, second: int, third: int) -> None:
-        copy(first, second, third)
-        if third >= SLICE_COPY_BYTES_MAX:
-            self.look_at_clock()
+    def work_off(self, take: Callable[[], Piece]) -> None:
+        while True:
+            try:
+                target, source, length = take()
+            except IndexError:
+                return
+            if length < SLICE_COPY_BYTES_MAX:  # as in `copy`, without a call
+                MEMORY[target : target + length] = MEMORY[source : source + length]
+            else:
+                copy(target, source, length)
+                self.look_at_clock()
 
 
 @final
@@ -130,24 +135,29 @@ class _HashedCopies(_Work):
         self._lengths: list[int] = lengths.tolist()
         self._checksums = checksums
 
-    def do(self, first: int, second: int, third: int) -> None:
+    def work_off(self, take: Callable[[], Piece]) -> None:
         targets, sources, lengths = self._targets, self._sources, self._lengths
-        last = second
-        if last == first + 1:
-            self._checksums[first] = copy_hashed(
-                targets[first], sources[first], lengths[first], self._deadline
-            )
-            return
-        if third:
-            length = targets[last - 1] + lengths[last - 1] - targets[first]
-            copy(targets[first], sources[first], length)
-        else:
-            for i in range(first, last):
-                copy(targets[i], sources[i], lengths[i])
-        self._checksums[first:last] = [
-            checksum_at(targets[i], lengths[i]) for i in range(first, last)
-        ]
-        self.look_at_clock()
+        while True:
+            try:
+                first, last, joined = take()
+            except IndexError:
+                return
+            if last == first + 1:
+                self._checksums[first] = copy_hashed(
+                    targets[first], sources[first], lengths[first], self._deadline
+                )
+                continue
+            group = range(first, last)
+            if joined:
+                length = targets[last - 1] + lengths[last - 1] - targets[first]
+                copy(targets[first], sources[first], length)
+            else:
+                for i in group:
+                    copy(targets[i], sources[i], lengths[i])
+            self._checksums[first:last] = [
+                _digest(MEMORY[targets[i] : targets[i] + lengths[i]]) for i in group
+            ]
+            self.look_at_clock()
 
 
 def _copies(

@@ -7,12 +7,14 @@ call; checksums are taken in steps that stay in the cache.
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import monotonic
 from typing import Final
 
 import numpy as np
 import xxhash
 
 from .base import U64Array
+from .gil import RELEASES
 from .memory_access import (
     FEW_ITEMS,
     MEMORY,
@@ -29,6 +31,8 @@ SEND_STEP_BYTES: Final = 1 << 20
 """Small steps keep received bytes in the cache until they are hashed; sending in small steps would
 wake the receiver for each."""
 
+_HELD_STEP_BYTES: Final = 1 << 20
+"""Where giving up the GIL is costly: receiving several items at once does so."""
 _digest: Final = xxhash.xxh3_64_intdigest
 
 
@@ -49,6 +53,8 @@ def move_items(
     if len(lengths) <= FEW_ITEMS:
         _move_few(one, addresses.tolist(), lengths.tolist(), checksums, step_bytes)
         return
+    if RELEASES.cost_too_much(monotonic()):
+        step_bytes = max(step_bytes, _HELD_STEP_BYTES)
     breaks = breaks_between(addresses, lengths)
     if checksums is None:
         firsts, sizes = lay_side_by_side(breaks, lengths)

@@ -8,7 +8,7 @@ How copies are made, and why:
 
     below 64 KiB      slice assignment: half the call cost of ctypes.memmove, and nothing that long
                       needs the GIL released
-    larger            ctypes.memmove, which releases the GIL
+    larger            ctypes.memmove, which releases the GIL (unless that costs more: see `gil`)
     neighbours        pieces that lie back to back on both sides become one copy; batches usually
                       do, since the master allocates them so
     with checksums    in steps that stay in the second-level cache, each hashed after its copy
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from cenote.api.errors import DeadlineExceeded, InvalidArgument, StaleLocation
 
 from .base import ExtentArray, U8Array, U64Array
+from .gil import HELD_BYTES_MAX, RELEASES, held_memmove
 
 __all__ = [
     "FEW_ITEMS",
@@ -62,8 +63,13 @@ def copy(target: int, source: int, length: int) -> None:
     """Copy `length` bytes between two addresses."""
     if length < SLICE_COPY_BYTES_MAX:
         MEMORY[target : target + length] = MEMORY[source : source + length]
+        return
+    begun = monotonic()
+    if length <= HELD_BYTES_MAX and RELEASES.cost_too_much(begun):
+        held_memmove(target, source, length)
     else:
         _memmove(target, source, length)
+        RELEASES.note(begun, length)
 
 
 def checksum_at(address: int, length: int) -> int:
@@ -85,7 +91,7 @@ def copy_hashed(target: int, source: int, length: int, deadline: float) -> int:
     gap = source - target
     while target < end:
         step = min(HASH_STEP_BYTES, end - target)
-        _memmove(target, target + gap, step)
+        copy(target, target + gap, step)
         update(MEMORY[target : target + step])
         target += step
         if monotonic() > deadline:

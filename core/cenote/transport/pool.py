@@ -17,7 +17,8 @@ from cenote.v1 import store_pb2
 
 from . import wire
 from .base import SealBatch, SessionIdentity, U8Array
-from .connection import DataConnection
+from .connection import SMALL_BYTES, DataConnection
+from .memory_access import MEMORY
 from .opening import Target, connect, greet
 
 __all__ = ["ConnectionPool", "hello_for"]
@@ -236,6 +237,12 @@ class ConnectionPool:
             wire.OP_SEAL, 0, 0, count, call_id, batch.epoch, 0, length,
             batch.namespace_id, batch.generation,
         )  # fmt: skip
-        connection.send_views([head, rows, keys])
+        size = len(head) + len(rows) + len(keys)
+        if size <= SMALL_BYTES:
+            out = connection.out_address
+            MEMORY[out : out + size] = b"".join((head, rows, keys))
+            connection.send(out, size)
+        else:
+            connection.send_views([head, rows, keys])
         _, statuses = connection.receive_reply(wire.OP_SEAL, call_id, count)
         return np.frombuffer(statuses, np.uint8)

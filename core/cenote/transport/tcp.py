@@ -21,7 +21,7 @@ from cenote.v1 import common_pb2
 
 from . import wire
 from .base import ExtentArray, Region, SealBatch, SessionIdentity, U8Array, U64Array
-from .connection import DataConnection
+from .connection import SMALL_BYTES, DataConnection
 from .item_stream import RECEIVE_STEP_BYTES, SEND_STEP_BYTES, move_hashed, move_items
 from .memory_access import MEMORY, checksum_at
 from .opening import parse_host_port
@@ -74,15 +74,11 @@ class TcpChannel:
         connection = pool.take(now + deadline_s, now)
         try:
             call_id = connection.call_id = connection.call_id + 1 & 0xFFFF_FFFF
-            request = _pack_one(
+            out = connection.out_address
+            MEMORY[out : out + wire.HEAD_BYTES] = _pack_one(
                 wire.OP_READ, 0, 0, 1, call_id, 0, 0, wire.EXTENT_BYTES, segment, 0, offset, length
             )
-            try:
-                sent = connection.send_some(request)
-            except OSError:
-                sent = 0
-            if sent != wire.HEAD_BYTES:
-                connection.send_views([memoryview(request)[sent:]])
+            connection.send(out, wire.HEAD_BYTES)
             body, statuses = connection.receive_reply(wire.OP_READ, call_id, 1)
             if statuses[0]:
                 digest = 0
@@ -158,9 +154,16 @@ class TcpChannel:
                 wire.EXTENT_BYTES + length, segment, 0, offset, length,
             )  # fmt: skip
             digest = 0
-            if length <= SEND_STEP_BYTES:
-                payload = MEMORY[address : address + length]
-                connection.send_views([head, payload])
+            if length <= SMALL_BYTES:
+                out = connection.out_address
+                end = out + wire.HEAD_BYTES
+                MEMORY[out:end] = head
+                MEMORY[end : end + length] = MEMORY[address : address + length]
+                connection.send(out, wire.HEAD_BYTES + length)
+                if checksum:  # while the daemon is at it
+                    digest = checksum_at(address, length)
+            elif length <= SEND_STEP_BYTES:
+                connection.send_views([head, MEMORY[address : address + length]])
                 if checksum:
                     digest = checksum_at(address, length)
             else:
@@ -242,10 +245,17 @@ def _send_request(
     payload_bytes: int = 0,
 ) -> None:
     rows = np.ascontiguousarray(extents).view(np.uint8).data
+    size = wire.REQUEST_BYTES + len(rows)
     head = wire.REQUEST.pack(
         op, 0, 0, len(extents), call_id, epoch, grant_id, len(rows) + payload_bytes
     )
-    connection.send_views([head, rows], _MSG_MORE if payload_bytes else 0)
+    if payload_bytes:
+        connection.send_views([head, rows], _MSG_MORE)
+        return
+    out = connection.out_address
+    MEMORY[out : out + wire.REQUEST_BYTES] = head
+    MEMORY[out + wire.REQUEST_BYTES : out + size] = rows
+    connection.send(out, size)
 
 
 def _receive_items(

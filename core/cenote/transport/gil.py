@@ -1,0 +1,68 @@
+"""Giving up the GIL or not: what a system call costs beside a Python thread that never rests.
+
+A thread that gives up the GIL to copy or to receive lets others run meanwhile; but where one of
+them computes in Python, it has to wait for the interpreter's switch interval (5 ms) until it goes
+on. For a block in steps of some 100 KiB that would be hundreds of times 5 ms. So:
+
+- Small messages are sent and received with the GIL held (they take microseconds), and so is the
+  short wait for a reply (`DataConnection.spin`).
+- Where a step that gave it up took suspiciously long, the steps of the next moment keep it. The
+  interpreter then shares time fairly: after 5 ms it makes this thread give it up in between.
+
+Functions called through `ctypes.PyDLL` keep the GIL, those of `ctypes.CDLL` and `socket` don't.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from time import monotonic
+from typing import Any, Final, final
+
+__all__ = ["HELD_BYTES_MAX", "RELEASES", "held_memmove", "held_poll", "held_recv", "held_send"]
+
+HELD_BYTES_MAX: Final = 8 << 20
+"""The most that is copied with the GIL held at once: about a millisecond."""
+_SUSPICIOUS_S: Final = 0.004
+_SLOWEST_BYTES_PER_S: Final = 1e9
+_KEEP_S: Final = 0.25
+
+# Typed as Any on purpose: the stubs would make every call a checked cast.
+_libc: Final[Any] = ctypes.PyDLL(None)
+held_memmove: Final[Any] = _libc.memmove
+held_memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+held_memmove.restype = None
+held_poll: Final[Any] = _libc.poll
+held_poll.argtypes = (ctypes.c_void_p, ctypes.c_ulong, ctypes.c_int)
+held_recv: Final[Any] = _libc.recv
+held_recv.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+held_recv.restype = ctypes.c_ssize_t
+held_send: Final[Any] = _libc.send
+held_send.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+held_send.restype = ctypes.c_ssize_t
+
+
+@final
+class _Releases:
+    """What giving up the GIL has cost lately, in this process."""
+
+    __slots__ = ("_keep_until",)
+
+    def __init__(self) -> None:
+        self._keep_until = 0.0
+
+    def cost_too_much(self, now: float) -> bool:
+        """Whether a step of this moment should keep the GIL. `now` on the monotonic clock."""
+        return now < self._keep_until
+
+    def note(self, begun: float, length: int) -> None:
+        """A step that gave up the GIL at `begun` and moved `length` bytes is done.
+
+        One that waited for the network may look the same: then the network is slow, and holding the
+        GIL while copying what has arrived takes nothing from anybody.
+        """
+        now = monotonic()
+        if now - begun > _SUSPICIOUS_S + length / _SLOWEST_BYTES_PER_S:
+            self._keep_until = now + _KEEP_S
+
+
+RELEASES: Final = _Releases()
