@@ -105,9 +105,9 @@ def open_backend(url: str) -> MetadataBackend:
     from .file_backend import FileBackend
     from .memory_backend import MemoryBackend
 
-    scheme, _, rest = url.partition(":")
-    if scheme == "memory" and not rest:
+    if url == "memory:":
         return MemoryBackend()
+    scheme, _, rest = url.partition(":")
     if scheme == "file" and rest:
         path = rest.removeprefix("//")
         if path and "\0" not in path:

@@ -1,0 +1,81 @@
+"""The master's configuration: what is refused, and what the state gets of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cenote.api.errors import ConfigError
+from cenote.master.__main__ import _parser
+from cenote.master.config import ENV_PREFIX, MasterConfig, host_and_port
+from cenote.master.file_backend import FileBackend
+from cenote.master.memory_backend import MemoryBackend
+from cenote.master.metadata import open_backend
+from cenote.runtime.config import load_config
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("127.0.0.1:5110", ("127.0.0.1", 5110)),
+        ("[::1]:0", ("::1", 0)),
+        ("host:65535", ("host", 65535)),
+    ],
+)
+def test_addresses(address: str, expected: tuple[str, int]) -> None:
+    assert host_and_port(address, "listen") == expected
+
+
+@pytest.mark.parametrize("address", ["", "host", ":1", "host:", "host:x", "host:65536", "host:²"])
+def test_wrong_addresses_are_named(address: str) -> None:
+    with pytest.raises(ConfigError, match="--grpc"):
+        host_and_port(address, "grpc")
+
+
+def test_nothing_but_loopback_by_default() -> None:
+    config = MasterConfig()
+    assert {host_and_port(a, "x")[0] for a in (config.listen, config.grpc)} == {"127.0.0.1"}
+    assert config.socket == config.metrics_listen == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"listen": "x"}, "--listen"),
+        ({"grpc": "x"}, "--grpc"),
+        ({"metrics_listen": "x"}, "--metrics-listen"),
+        ({"socket": "here.sock"}, "no absolute path"),
+        ({"lease_ttl_s": 11.0}, "above --lease-ttl-max-s"),
+        ({"heartbeat_s": 3.0}, "less than two heartbeats"),
+        ({"leased_share_max": 1.5}, "more than 1"),
+        ({"sessions_max": 0}, "less than 1"),
+    ],
+)
+def test_what_does_not_go_together_is_named(fields: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_config(MasterConfig, env_prefix=ENV_PREFIX, env={}, overrides=fields)
+
+
+def test_flags_reach_the_state() -> None:
+    flags = ["--lease-ttl", "2s", "--lease-ttl-max-s", "8", "--session-ttl", "1m", "--lane", "h:1"]
+    options = vars(_parser().parse_args(flags))
+    assert options.pop("config") is None
+    config = load_config(MasterConfig, env_prefix=ENV_PREFIX, env={}, overrides=options)
+    state = config.state_config()
+    assert (config.listen, state.lease_ttl_default_s, state.lease_ttl_max_s) == ("h:1", 2.0, 8.0)
+    assert state.session_ttl_s == 60.0
+
+
+def test_metadata_urls(tmp_path: Path) -> None:
+    assert isinstance(open_backend("memory:"), MemoryBackend)
+    for url in (f"file:{tmp_path}", f"file://{tmp_path}"):
+        backend = open_backend(url)
+        assert isinstance(backend, FileBackend)
+        assert backend.name == f"file:{tmp_path}"
+
+
+@pytest.mark.parametrize("url", ["", "memory", "memory:x", "file:", "file://", "etcd://h:2379"])
+def test_wrong_metadata_urls_are_named(url: str) -> None:
+    with pytest.raises(ConfigError, match="names no metadata backend"):
+        open_backend(url)
