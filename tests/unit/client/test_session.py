@@ -20,6 +20,8 @@ from cenote.api.errors import (
     Unavailable,
 )
 from cenote.client import Client
+from cenote.client.plan.state import Peers
+from cenote.v1 import common_pb2
 from fake_pool import FakeMaster, FakeTransport
 from waiting import wait_until
 
@@ -215,6 +217,26 @@ def test_a_reply_tells_of_a_newer_view(master: FakeMaster, make_client: MakeClie
         )
         assert client._session.state.suspects == {}
         assert client.get("a") == b"x"
+
+
+def test_nodes_that_a_restarted_master_has_not_heard_of_yet_are_where_they_were() -> None:
+    where = common_pb2.Endpoint(kind=common_pb2.TRANSPORT_KIND_TCP, address="127.0.0.1:1")
+    view = common_pb2.ClusterView(
+        view_version=7, nodes=[common_pb2.NodeView(node_id=3, endpoints=[where])]
+    )
+    before = Peers(view)
+    restarted = common_pb2.ClusterView(
+        view_version=8,
+        nodes=[common_pb2.NodeView(node_id=3), common_pb2.NodeView(node_id=4)],
+    )
+    after = Peers(restarted, before)
+    assert list(after.nodes[3].endpoints) == [where]
+    assert not after.nodes[4].endpoints
+    moved = common_pb2.Endpoint(kind=common_pb2.TRANSPORT_KIND_TCP, address="127.0.0.1:2")
+    attached = common_pb2.ClusterView(
+        view_version=9, nodes=[common_pb2.NodeView(node_id=3, endpoints=[moved])]
+    )
+    assert list(Peers(attached, after).nodes[3].endpoints) == [moved]
 
 
 def test_leases_of_long_reads_are_renewed(master: FakeMaster, make_client: MakeClient) -> None:

@@ -326,7 +326,11 @@ def acquire(
     chain: bool = False,
     hold: bool = False,
 ) -> Plan[tuple[pb.AcquireResponse, LeaseHold | None]]:
-    """Locations of the keys' objects and a lease of them (None where none was given)."""
+    """Locations of the keys' objects and a lease of them (None where none was given).
+
+    The lease lasts `ttl_ms`, or as long as the master gives one.
+    """
+    ttl_ms = min(ttl_ms, call.state.limits.lease_ttl_max_ms or ttl_ms)
     request = pb.AcquireRequest(
         keys=call.key_batch(digests),
         ttl_ms=ttl_ms,

@@ -64,7 +64,10 @@ _REFUSALS: Final[dict[int, tuple[type[CenoteError], str]]] = {
         ReplicasUnavailable,
         "min_replicas can't be placed in as many failure domains",
     ),
-    PutStatus.QUOTA_EXCEEDED: (QuotaExceeded, "the namespace's or session's share is used up"),
+    PutStatus.QUOTA_EXCEEDED: (
+        QuotaExceeded,
+        "the share of the pool that one session may have under way is used up",
+    ),
     PutStatus.INVALID: (InternalError, "the master found this key's request invalid"),
 }
 
@@ -199,7 +202,8 @@ class _Writer:
 
     def put(self, todo: I64, started: pb.PutStartResponse | None = None) -> Plan[None]:
         """Put the keys at these positions."""
-        for attempt in range(DECIDED_ATTEMPTS_MAX):
+        attempt = 0
+        while attempt < DECIDED_ATTEMPTS_MAX:
             if attempt >= PUT_ATTEMPTS_MAX and not self.decided[todo].any():
                 break
             if attempt:
@@ -213,9 +217,12 @@ class _Writer:
             self._copy_duplicates(todo, duplicates)
             if np.count_nonzero(self.outcome.statuses) == len(self.keys):
                 return
-            todo = todo[self.outcome.statuses[todo] == _OPEN]
-            if not len(todo):
+            left = todo[self.outcome.statuses[todo] == _OPEN]
+            if not len(left):
                 return
+            if len(left) == len(todo) or not isinstance(self.last, QuotaExceeded):
+                attempt += 1  # else what was stored made room for more of a very large batch
+            todo = left
         self.outcome.fail(
             todo,
             self.last
@@ -263,7 +270,10 @@ class _Writer:
             if status in _FOR_LACK_OF_NODES and self.call.give_suspects_a_chance():
                 continue  # started anew, on nodes that failed a while ago, too
             refusal = _REFUSALS.get(status)
-            if refusal is not None:
+            if status == PutStatus.QUOTA_EXCEEDED and refusal is not None:
+                # What one session may have under way comes back with what is stored: left open.
+                self.last = refusal[0](refusal[1])
+            elif refusal is not None:
                 kind, what = refusal
                 self.outcome.fail(todo[statuses == status], kind(what))
         return (
