@@ -82,7 +82,8 @@ def place(pool: Pool, lengths: Lengths, replicas: int, min_replicas: int, wanted
     m = len(lengths)
     domains = placement.domains_for(wanted)
     if domains < min_replicas:
-        return _refused(m, PutStatus.REPLICAS_UNAVAILABLE)
+        there = len({s.node.domain for s in _alive_segments(pool, wanted)}) >= min_replicas
+        return _refused(m, PutStatus.NO_SPACE if there else PutStatus.REPLICAS_UNAVAILABLE)
     batch = _Batch(pool, lengths, min(replicas, domains), min_replicas, wanted)
     # A run is a small part of a segment, so that it neither fills nor empties one.
     run_units = min(pool.config.run_bytes // UNIT_BYTES, max(1, placement.smallest_units >> 6))
@@ -97,6 +98,17 @@ def place(pool: Pool, lengths: Lengths, replicas: int, min_replicas: int, wanted
             _place_run(batch, start, stop, True)
             start = stop
     return _assemble(batch)
+
+
+def _alive_segments(pool: Pool, wanted: Wanted) -> list[Segment]:
+    """Also those in which nothing may be reused yet, shortly after a restart of the master."""
+    return [
+        segment
+        for segment in pool.segments.by_id.values()
+        if segment.tier == wanted.tier
+        and segment.node.is_readable
+        and segment.node.node_id not in wanted.avoid_node_ids
+    ]
 
 
 def _refused(m: int, status: PutStatus) -> Placed:

@@ -86,8 +86,8 @@ class Segment:
 
     @property
     def capacity_units(self) -> int:
-        """What objects can use."""
-        return self.ready_units - self.retired_units
+        """What objects can use; nothing is known of that before the daemon attached."""
+        return max(0, self.ready_units - self.retired_units)
 
     @property
     def used_units(self) -> int:

@@ -1,0 +1,48 @@
+"""A restarted master's first moments: what it does not know yet, and what it says meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from cenote.api.rows import PutStatus
+from unit.master.state_kit import KIB, Kit, new_node, restarted
+
+
+@pytest.fixture
+def kit() -> Kit:
+    made = Kit().with_nodes(new_node(1), new_node(2, slots=4)).with_session(1)
+    made.put(list(range(8)), 2 * KIB)
+    made.heartbeats()
+    made.heartbeats()
+    return made
+
+
+def test_the_status_can_be_told_before_any_daemon_attached(kit: Kit) -> None:
+    """The capacity was negative then: slot tables had grown, of space that was not known of yet."""
+    assert any(s.retired_bytes for s in kit.state.segments(kit.now_s)), "no slot table has grown"
+    fresh = restarted(kit)
+    status = fresh.state.status(fresh.now_s)
+    assert status.capacity_bytes == 0
+    assert status.objects == 8
+    assert all(node.capacity_bytes == node.used_bytes == 0 for node in fresh.state.nodes(1000.0))
+    for node in kit.nodes.values():
+        fresh.attach(node)
+    after = fresh.state.status(fresh.now_s)
+    assert after.capacity_bytes == kit.state.status(kit.now_s).capacity_bytes
+
+
+def test_there_is_no_space_yet_rather_than_too_few_nodes(kit: Kit) -> None:
+    """`min_replicas` can be met, and will be in a moment: an error that says try again."""
+    fresh = restarted(kit, inherited_lease_wait_s=10.0).with_session(1)
+    assert fresh.put([100], KIB) == [PutStatus.NO_SPACE]
+    assert fresh.put([100], KIB, replicas=2, min_replicas=2) == [PutStatus.NO_SPACE]
+    assert fresh.put([100], KIB, replicas=3, min_replicas=3) == [PutStatus.REPLICAS_UNAVAILABLE]
+    for node in kit.nodes.values():
+        fresh.attach(node)
+    assert fresh.put([100], KIB) == [PutStatus.NO_SPACE]
+    for _ in range(21):
+        fresh.tick(0.5)
+        for node in kit.nodes.values():
+            fresh.heartbeat(node)
+    fresh.with_session(1)
+    assert fresh.put([100], KIB, replicas=2, min_replicas=2) == [PutStatus.GRANTED]
