@@ -31,6 +31,8 @@ LOAD_SLICE_S: Final = 0.02
 """Of a replay, between two looks at whether to stop."""
 PROBE_TIMEOUT_S: Final = 0.3
 PROBES_MAX: Final = 64
+LATE_S: Final = 0.25
+HEAR_S: Final = 0.05
 GC_INTERVAL_S: Final = 30.0
 GC_IDLE_CALLS_MAX: Final = 4
 """Calls since the last tick, at most, for a collection to begin."""
@@ -149,6 +151,10 @@ class MasterServer:
         while True:
             next_s = max(next_s + tick_s, time.monotonic())
             await asyncio.sleep(next_s - time.monotonic())
+            if time.monotonic() - next_s > LATE_S:
+                # The loop was busy (a large attach), or the machine asleep: hear what was sent
+                # meanwhile before anybody is taken for silent.
+                await asyncio.sleep(HEAR_S)
             began_s = time.monotonic()
             service.tick()
             self._ticks.note(time.monotonic() - began_s, late_s=began_s - next_s)
