@@ -45,11 +45,11 @@ DECIDED_ATTEMPTS_MAX: Final = 12
 """How often a put that was decided, but sealed nowhere, asks for new space: for about 2.5 s, until
 the master has seen that the node is gone and gives the key another place."""
 
-_SEAL_BUDGET_S: Final = 0.3
+_SEAL_BUDGET_S: Final = 0.5
 _SEAL_BUDGET_PER_ROW_S: Final = 20e-6
 _ALONE_SHARE: Final = 0.9
-_ATTEMPT_FLOOR_S: Final = 0.1
-_ATTEMPT_BYTES_PER_S: Final = 50e6
+_ATTEMPT_FLOOR_S: Final = 0.3
+_ATTEMPT_BYTES_PER_S: Final = 20e6
 _BACKOFF_FIRST_S: Final = 0.002
 _BACKOFF_MAX_S: Final = 0.25
 _TTL_SLACK_S: Final = 0.5
@@ -58,8 +58,8 @@ _TTL_SLACK_S: Final = 0.5
 def attempt_budget_s(remaining_s: float, size_bytes: int, *, alternatives: bool) -> float:
     """Time for one try at one node.
 
-    With something else to turn to: what a healthy but slow node needs (100 ms and 50 MB/s), so that
-    a frozen one leaves time for that. Else nearly all there is: what is left serves to answer.
+    With something else to turn to: what a healthy node on a busy machine needs (300 ms, 20 MB/s),
+    so that a frozen one leaves time for that. Else nearly all there is; the rest serves to answer.
     """
     if not alternatives:
         return remaining_s * _ALONE_SHARE

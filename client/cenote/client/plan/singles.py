@@ -354,7 +354,7 @@ def _store(
         return _Undone(None)
     # Until it is known that the write ended. Over shm it has when the call returns.
     grant.unfenced = node not in state.lease_proven
-    budget_s = attempt_budget_s(call.remaining_s(), size, alternatives=True)
+    budget_s = attempt_budget_s(call.remaining_s(), size, alternatives=call.has_other_nodes())
     write = MoveOne(node, segment, offset, size, address, budget_s, Checksum.ALWAYS, grant_id)
     try:
         item, checksum, _ = yield write

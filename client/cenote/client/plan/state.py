@@ -411,6 +411,10 @@ class Call:
         self.failed.add(node_id)
         self.state.suspect(node_id, what)
 
+    def has_other_nodes(self) -> bool:
+        """Whether a put could go elsewhere if one node failed."""
+        return len(self.state.peers.nodes) - len(self.avoid) > 1
+
     def give_suspects_a_chance(self) -> bool:
         """Avoid only what failed in this very call; whether that is fewer nodes."""
         if self.avoid == self.failed:

@@ -223,7 +223,9 @@ class Store:
                 node,
                 extents,
                 addresses,
-                budget_s=attempt_budget_s(remaining_s, size_bytes, alternatives=True),
+                budget_s=attempt_budget_s(
+                    remaining_s, size_bytes, alternatives=self.call.has_other_nodes()
+                ),
                 size_bytes=size_bytes,
                 checksum=checksum,
                 grant_id=self._grant.grant_id,

@@ -275,6 +275,8 @@ class _Writer:
                 self.last = refusal[0](refusal[1])
             elif refusal is not None:
                 kind, what = refusal
+                if status in _FOR_LACK_OF_NODES and self.last is not None:
+                    what += f"; before that in this call: {self.last.message}"
                 self.outcome.fail(todo[statuses == status], kind(what))
         return (
             everything[statuses == PutStatus.GRANTED],
