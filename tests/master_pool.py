@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 
 from cenote.api.keys import digest_key
-from cenote.api.rows import OBJECT, PUT
+from cenote.api.rows import OBJECT, PUT, SLOT
 from cenote.master.memory_backend import MemoryBackend, MemoryLog
 from cenote.master.metadata import MetadataBackend
 from cenote.master.service import MasterService
@@ -19,7 +19,7 @@ from cenote.runtime.clock import ManualClock
 from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
 
-__all__ = ["MIB", "MasterPool", "attach_request", "lane", "u32", "u64"]
+__all__ = ["MIB", "MasterPool", "attach_request", "inventory_of", "lane", "restarted", "u32", "u64"]
 
 MIB = 1 << 20
 SEED = 0x1234_5678_9ABC_DEF0
@@ -184,3 +184,27 @@ class MasterPool:
     def statuses(response: pb.AcquireResponse) -> Sequence[int]:
         found: list[int] = np.frombuffer(response.objects, OBJECT)["status"].tolist()
         return found
+
+
+def restarted(log: MemoryLog, **config: float) -> MasterPool:
+    """Another master over the same log; its session and namespace are opened."""
+    pool = MasterPool(MemoryBackend(log), bare=True, config=StateConfig(**config))  # type: ignore[arg-type]
+    pool.hello()
+    pool.namespace = pool.service.open_namespace(
+        pb.OpenNamespaceRequest(name="models", fingerprint=b"f"), 1.0
+    )
+    return pool
+
+
+def inventory_of(found: pb.AcquireResponse, pool: MasterPool, keys: Sequence[bytes]) -> bytes:
+    """Slot rows of objects of one extent each, as their daemon would have sealed them."""
+    objects = np.frombuffer(found.objects, "<u8").reshape(-1, 4)
+    extents = np.frombuffer(found.extents, "<u8").reshape(-1, 3)
+    rows = np.zeros(len(keys), SLOT)
+    rows["slot"] = np.arange(len(keys))
+    rows["offset"], rows["length"] = extents[:, 1], extents[:, 2]
+    rows["object_size"], rows["checksum"], rows["seq"] = objects[:, 0], objects[:, 1], objects[:, 2]
+    rows["digest"] = [np.void(pool.digest(key)) for key in keys]
+    rows["epoch"], rows["namespace_id"], rows["generation"] = 1, 1, 1
+    rows["extent_count"] = 1
+    return rows.tobytes()

@@ -6,25 +6,20 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from concurrent.futures import Future
 
-import numpy as np
 import pytest
 
 from cenote.api.errors import (
     DeadlineExceeded,
     InternalError,
-    InvalidArgument,
     ResourceUnavailable,
     SessionUnknown,
-    StaleEpoch,
 )
-from cenote.api.rows import SLOT, ObjectStatus, PutStatus
+from cenote.api.rows import ObjectStatus, PutStatus
 from cenote.master.memory_backend import MemoryBackend, MemoryLog
-from cenote.master.service import MasterService
-from cenote.master.state_config import StateConfig
 from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
-from master_pool import MasterPool, attach_request, lane, u64
-from waiting import loop_turns, wait_until_async
+from master_pool import MasterPool, attach_request, inventory_of, lane, restarted, u64
+from waiting import loop_turns
 
 JOURNALED = pb.PutOptions(durability=common_pb2.DURABILITY_JOURNALED)
 
@@ -275,16 +270,6 @@ def test_a_decision_that_cannot_be_written_down_ends_all_writing(
 # ---- restarts -------------------------------------------------------------------------------
 
 
-def restarted(log: MemoryLog, **config: float) -> MasterPool:
-    """Another master over the same log; its session and namespace are opened."""
-    pool = MasterPool(MemoryBackend(log), bare=True, config=StateConfig(**config))  # type: ignore[arg-type]
-    pool.hello()
-    pool.namespace = pool.service.open_namespace(
-        pb.OpenNamespaceRequest(name="models", fingerprint=b"f"), 1.0
-    )
-    return pool
-
-
 def test_a_restart_keeps_objects_and_namespaces_and_forgets_sessions(log: MemoryLog) -> None:
     pool = MasterPool(log=log)
     pool.put(b"a", b"b", b"c")
@@ -308,20 +293,6 @@ def test_an_object_outlives_any_number_of_restarts(log: MemoryLog) -> None:
         pool.service.close()
         pool = restarted(log)
         assert pool.exists(*(b"%d" % i for i in range(301))) == [1] * 300 + [0]
-
-
-def inventory_of(found: pb.AcquireResponse, pool: MasterPool, keys: Sequence[bytes]) -> bytes:
-    """Slot rows of objects of one extent each, as their daemon would have sealed them."""
-    objects = np.frombuffer(found.objects, "<u8").reshape(-1, 4)
-    extents = np.frombuffer(found.extents, "<u8").reshape(-1, 3)
-    rows = np.zeros(len(keys), SLOT)
-    rows["slot"] = np.arange(len(keys))
-    rows["offset"], rows["length"] = extents[:, 1], extents[:, 2]
-    rows["object_size"], rows["checksum"], rows["seq"] = objects[:, 0], objects[:, 1], objects[:, 2]
-    rows["digest"] = [np.void(pool.digest(key)) for key in keys]
-    rows["epoch"], rows["namespace_id"], rows["generation"] = 1, 1, 1
-    rows["extent_count"] = 1
-    return rows.tobytes()
 
 
 KEYS = [b"%d" % i for i in range(4)]
@@ -390,138 +361,3 @@ def test_after_an_orderly_end_with_a_hold_the_longest_lease_is_waited_out(log: M
     again.clock.advance_s(0.2)
     again.service.tick()
     assert grants(again)
-
-
-# ---- daemons --------------------------------------------------------------------------------
-
-
-def test_a_daemon_of_a_later_epoch_is_refused(pool: MasterPool) -> None:
-    with pytest.raises(StaleEpoch, match="attached to epoch 9") as caught:
-        pool.service.attach(attach_request(2, last_epoch=9), 1.0)
-    assert "`epoch`" in caught.value.remedy
-
-
-def test_an_inventory_comes_in_slices(log: MemoryLog) -> None:
-    keys = [b"%d" % i for i in range(5)]
-    pool = MasterPool(log=log)
-    pool.put(*keys)
-    inventory = inventory_of(pool.acquire(*keys), pool, keys)
-    pool.service.close()
-    again = restarted(log)
-    width = SLOT.itemsize
-    for a in (0, 2, 2):  # the second slice comes twice: its connection broke
-        part = inventory[a * width : (a + 2) * width]
-        reply = again.service.attach(attach_request(inventory=part, more=True), 1.0)
-        assert reply.node_id == 0
-    assert again.service.state.status(0).nodes_alive == 0
-    last = again.service.attach(attach_request(inventory=inventory[4 * width :]), 1.0)
-    assert last.node_id == 1
-    assert again.exists(*keys) == [1] * 5
-    assert again.service.state.status(0).nodes_alive == 1
-
-
-def test_slices_are_bounded_in_number_and_size(pool: MasterPool) -> None:
-    for number in range(10, 74):
-        pool.service.attach(attach_request(number, more=True), 1.0)
-    with pytest.raises(ResourceUnavailable, match="attaching already"):
-        pool.service.attach(attach_request(99, more=True), 1.0)
-    pool.clock.advance_s(61)
-    request = attach_request(99, more=True, inventory=bytes(SLOT.itemsize * 8192))
-    pool.service.attach(request, 1.0)
-    with pytest.raises(InvalidArgument, match="more rows than the 4096 slots"):
-        pool.service.attach(request, 1.0)
-
-
-def beat(service: MasterService, **fields: int) -> Awaitable[bytes] | bytes:
-    request = pb.HeartbeatRequest(node_id=1, epoch=service.epoch, **fields)  # type: ignore[arg-type]
-    return service.dispatch(lane(), pb.MASTER_METHOD_HEARTBEAT, request.SerializeToString(), 5000)
-
-
-def test_a_heartbeat_is_held_until_there_is_something_to_do(pool: MasterPool) -> None:
-    """A session that falls silent while it has a grant must be cut off by the daemon."""
-
-    async def scenario() -> None:
-        pool.put_start(b"a")
-        held = beat(pool.service, wait_ms=30_000)
-        assert not isinstance(held, bytes)
-        task = asyncio.ensure_future(held)
-        await loop_turns()
-        for _ in range(9):
-            pool.clock.advance_s(1)
-            pool.service.tick()
-            await loop_turns()
-            assert not task.done()
-        pool.clock.advance_s(2)
-        pool.service.tick()
-        reply = pb.HeartbeatResponse.FromString(await asyncio.wait_for(task, 5))
-        (instruction,) = reply.instructions
-        assert instruction.cut_sessions.session_ids == pool.session_id
-        again = beat(pool.service, wait_ms=30_000)
-        assert isinstance(again, bytes)  # not reported as done: told again at once
-        done = beat(pool.service, wait_ms=0, done_instruction=instruction.number)
-        assert isinstance(done, bytes)
-        assert not pb.HeartbeatResponse.FromString(done).instructions
-
-    asyncio.run(scenario())
-
-
-def test_a_held_heartbeat_ends_in_time_and_by_a_later_one(pool: MasterPool) -> None:
-    async def scenario() -> None:
-        held = beat(pool.service, wait_ms=20)
-        assert not isinstance(held, bytes)
-        assert pb.HeartbeatResponse.FromString(await asyncio.wait_for(held, 5)).epoch == 1
-        first = asyncio.ensure_future(_awaited(beat(pool.service, wait_ms=30_000)))
-        await loop_turns()
-        second = asyncio.ensure_future(_awaited(beat(pool.service, wait_ms=30_000)))
-        await asyncio.wait_for(first, 5)
-        assert not second.done()
-        pool.service.release_waiting()
-        await asyncio.wait_for(second, 5)
-
-    asyncio.run(scenario())
-
-
-async def _awaited(reply: Awaitable[bytes] | bytes) -> bytes:
-    return reply if isinstance(reply, bytes) else await reply
-
-
-def test_a_reported_node_is_probed_and_hidden_where_it_does_not_answer(pool: MasterPool) -> None:
-    probed: list[int] = []
-    pool.service.decider.on_probe = probed.append
-    pool.put(b"a")
-    report = pb.ReportFailureRequest(node_id=1, session_id=pool.session_id, what="timeout")
-    answer = pool.service.report_failure(report, 1.0)
-    assert answer.state == common_pb2.NODE_STATE_SUSPECT
-    assert probed == [1]
-    assert pool.service.endpoint_of(1, common_pb2.TRANSPORT_KIND_TCP) == "127.0.0.1:1"
-    pool.service.note_probe(1, True)
-    assert pool.exists(b"a") == [1]
-    pool.service.note_probe(1, False)
-    assert pool.exists(b"a") == [0]
-    assert pool.hello().cluster_view.nodes[0].state == common_pb2.NODE_STATE_DEAD
-    pool.service.heartbeat(pb.HeartbeatRequest(node_id=1, epoch=1), 1.0)
-    assert pool.exists(b"a") == [1]
-
-
-def test_a_detach_of_another_epoch_is_refused(pool: MasterPool) -> None:
-    with pytest.raises(StaleEpoch):
-        pool.service.detach(pb.DetachRequest(node_id=1, epoch=9), 1.0)
-    pool.put(b"a")
-    pool.service.detach(pb.DetachRequest(node_id=1, epoch=1, contents_survive=True), 1.0)
-    assert pool.exists(b"a") == [0]
-
-
-def test_grpc_calls_are_served_on_the_loop(pool: MasterPool) -> None:
-    async def scenario() -> None:
-        pool.put(b"a")
-        found = await pool.service.call(pb.ExistsRequest(keys=pool.batch(b"a")), 1.0)
-        assert isinstance(found, pb.ExistsResponse)
-        assert found.present == b"\1"
-        held = asyncio.ensure_future(
-            pool.service.call(pb.HeartbeatRequest(node_id=1, epoch=1, wait_ms=30_000), 10.0)
-        )
-        await wait_until_async(lambda: len(pool.service.polls), what="the heartbeat to be held")
-        pool.service.release_waiting()
-        assert isinstance(await asyncio.wait_for(held, 5), pb.HeartbeatResponse)
-
-    asyncio.run(scenario())
