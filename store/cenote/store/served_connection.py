@@ -430,25 +430,36 @@ class ServedConnection:
             keys_bytes, key_starts = int(key_ends[-1]), key_ends - key_lengths
         if keys_bytes != len(keys):
             raise ProtocolError(f"{len(keys)} bytes of keys for {keys_bytes}")
-        statuses = np.full(count, _STALE, np.uint8)
         self._changing_epoch = epoch
         with self._changing:
             self._io.stop_if_revoked()
             stale = epoch < self._segments.epoch
-            ids = rows["segment"]
-            for segment_id in () if stale else set(ids.tolist()):
-                segment = self._segments.by_id(segment_id)
-                if segment is None:
-                    continue
-                mine = ids == segment_id
-                if count == 1 or mine.all():
-                    statuses = segment.seal(epoch, namespace_id, generation, rows, keys, key_starts)
-                else:
-                    statuses[mine] = segment.seal(
-                        epoch, namespace_id, generation, rows[mine], keys, key_starts[mine]
-                    )
+            if not stale:
+                head = (epoch, namespace_id, generation)
+                statuses = self._seal_rows(head, rows, keys, key_starts)
         if stale:
             self._answer_stale(epoch)
             return
         self.counters.seals += count
         self._io.send_bytes(self._reply(0, count, count) + statuses.tobytes())
+
+    def _seal_rows(
+        self,
+        head: tuple[int, int, int],
+        rows: NDArray[np.void],
+        keys: memoryview,
+        key_starts: NDArray[np.int64],
+    ) -> U8Array:
+        ids = rows["segment"]
+        found = set(ids.tolist())
+        if len(found) == 1:
+            segment = self._segments.by_id(found.pop())
+            if segment is not None:
+                return segment.seal(*head, rows, keys, key_starts)
+        statuses = np.full(len(rows), _STALE, np.uint8)
+        for segment_id in found:
+            segment = self._segments.by_id(segment_id)
+            if segment is not None:
+                mine = ids == segment_id
+                statuses[mine] = segment.seal(*head, rows[mine], keys, key_starts[mine])
+        return statuses
