@@ -94,10 +94,16 @@ def _check(pool: Pool, command: PutStart, session: Session, n: int) -> None:
 
 
 def _wanted(pool: Pool, command: PutStart, session: Session, now_s: float) -> Wanted:
-    avoid = frozenset(pool.nodes.suspected_by(session.boot_id, now_s))
+    failed: frozenset[int] = frozenset()
     if command.avoid_node_ids is not None and len(command.avoid_node_ids):
-        avoid |= frozenset(command.avoid_node_ids.tolist())
-    return Wanted(command.tier or 1, session.boot_id if command.local_first else "", avoid)
+        failed = frozenset(command.avoid_node_ids.tolist())
+    suspects = frozenset(pool.nodes.suspected_by(session.boot_id, now_s))
+    local_boot_id = session.boot_id if command.local_first else ""
+    wanted = Wanted(command.tier or 1, local_boot_id, failed | suspects)
+    if suspects and pool.placement.domains_for(wanted) < max(1, command.min_replicas):
+        # Suspected is not failed: a busy host may suspect all of its nodes, and puts have to go on.
+        wanted.avoid_node_ids = failed
+    return wanted
 
 
 # ---- one key --------------------------------------------------------------------------------
