@@ -6,7 +6,6 @@ import numpy as np
 
 from cenote.api.rows import PutStatus
 from cenote.master import commands as c
-
 from unit.master.state_kit import Kit, new_node, session_id
 
 
