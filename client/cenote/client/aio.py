@@ -286,8 +286,17 @@ class AsyncNamespace:
         return await self._run(self._calls.get_batch(keys, chain, deadline_s))
 
     async def get_into(
-        self, key: Key, buffer: AnyBuffer, *, deadline_s: float | None = None
+        self,
+        key: Key,
+        buffer: AnyBuffer,
+        *,
+        lease: AcquiredLease | None = None,
+        deadline_s: float | None = None,
     ) -> int | None:
+        if lease is not None:
+            return (await self.get_into_batch([key], [buffer], lease=lease, deadline_s=deadline_s))[
+                0
+            ]
         if type(buffer) is list or type(buffer) is tuple:
             return await self._run(self._calls.get_scattered(key, buffer, deadline_s))
         one = encode_key(key)

@@ -116,13 +116,21 @@ class Namespace:
         return self._driver.run(*self._calls.get_batch(keys, chain, deadline_s))
 
     def get_into(
-        self, key: Key, buffer: AnyBuffer, *, deadline_s: float | None = None
+        self,
+        key: Key,
+        buffer: AnyBuffer,
+        *,
+        lease: AcquiredLease | None = None,
+        deadline_s: float | None = None,
     ) -> int | None:
         """Read the object into `buffer` (writable, large enough; or a list of buffers).
 
         Returns its size in bytes, None for a miss (the buffer's contents are undefined then).
-        Raises InvalidBuffer where it is too small, and what ended the call.
+        `lease`: see `get_into_batch`. Raises InvalidBuffer where it is too small, and what ended
+        the call.
         """
+        if lease is not None:
+            return self.get_into_batch([key], [buffer], lease=lease, deadline_s=deadline_s)[0]
         if type(buffer) is list or type(buffer) is tuple:
             return self._driver.run(*self._calls.get_scattered(key, buffer, deadline_s))
         one = encode_key(key)

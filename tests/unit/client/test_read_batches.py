@@ -54,6 +54,8 @@ def test_another_process_reads_under_a_lease(make_client: MakeClient, master: Fa
     some = ["key-7", "key-2"]
     assert list(worker.get_into_batch(some, block[:2], lease=moved)) == [100, 100]
     assert block[:2].tobytes() == values["key-7"] + values["key-2"]
+    assert worker.get_into("key-4", block[0], lease=moved) == 100
+    assert block[0].tobytes() == values["key-4"]
     assert master.calls["acquire"] == asked
     with pytest.raises(InvalidArgument, match="key 1 is not one of"):
         worker.get_into_batch(["key-0", "other"], block[:2], lease=moved)

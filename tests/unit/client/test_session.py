@@ -241,7 +241,7 @@ def test_nodes_that_a_restarted_master_has_not_heard_of_yet_are_where_they_were(
 
 def test_leases_of_long_reads_are_renewed(master: FakeMaster, make_client: MakeClient) -> None:
     client = make_client()
-    client.put("a", b"x")
+    client.put("a", b"x" * (100 << 10))  # smaller ones are read without a lease
     master.lease_ttl_ms = 200
 
     def renewed() -> None:
@@ -255,7 +255,7 @@ def test_leases_of_long_reads_are_renewed(master: FakeMaster, make_client: MakeC
 
     end_s = client._session.state.now() + 0.18
     master.nodes[1].on_copy = renewed
-    assert client.get("a") == b"x"
+    assert client.get("a") == b"x" * (100 << 10)
     request = master.requests["renew_session"][0]
     assert len(np.frombuffer(request.lease_ids, "<u8")) == 1
     assert client._session.state.holds == {}

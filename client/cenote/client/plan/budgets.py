@@ -24,6 +24,7 @@ __all__ = [
     "lease_ttl_ms",
     "node_failed",
     "seal_budget_s",
+    "transfer_s",
 ]
 
 LEASE_SHARE: Final = 0.9
@@ -63,7 +64,12 @@ def attempt_budget_s(remaining_s: float, size_bytes: int, *, alternatives: bool)
     """
     if not alternatives:
         return remaining_s * _ALONE_SHARE
-    return min(remaining_s, _ATTEMPT_FLOOR_S + size_bytes / _ATTEMPT_BYTES_PER_S)
+    return min(remaining_s, transfer_s(size_bytes))
+
+
+def transfer_s(size_bytes: int) -> float:
+    """What a healthy node on a busy machine may take to move so many bytes."""
+    return _ATTEMPT_FLOOR_S + size_bytes / _ATTEMPT_BYTES_PER_S
 
 
 def seal_budget_s(remaining_s: float, rows: int, failures: int) -> float:

@@ -57,6 +57,7 @@ from .budgets import (
     lease_ttl_ms,
     node_failed,
     seal_budget_s,
+    transfer_s,
 )
 from .fetches import Located
 from .pieces import Pieces
@@ -199,8 +200,8 @@ def _read_row(
         mode = Checksum.ALWAYS
     else:
         mode = Checksum.NEVER if verify == "lease" else Checksum.UNLESS_LEASED
-        if hold.end_s < call.end_s:
-            return None  # it is to be renewed meanwhile, as long reads are
+        if hold.end_s < min(call.end_s, call.now() + transfer_s(size)):
+            return None  # it is to be renewed meanwhile
     value = None
     if not address:
         value, address = yield AllocateOne(size)

@@ -25,7 +25,7 @@ from cenote.api.errors import (
     Unavailable,
     error_from_code,
 )
-from cenote.api.rows import EXTENT, PUT, PUT_STRUCT, SEAL, CommitStatus, PutStatus
+from cenote.api.rows import EXTENT, PUT, PUT_STRUCT, CommitStatus, PutStatus
 from cenote.transport.base import ItemStatus, SealBatch
 from cenote.v1 import master_pb2 as pb
 
@@ -39,6 +39,7 @@ from .budgets import (
     seal_budget_s,
 )
 from .pieces import Items, Pieces, Placement, cut_items, place_replicas, place_single
+from .seal_rows import seal_rows
 from .state import Call, Grant, groups_by_node
 from .steps import Checksum, Hash, Move, Part, Pause, Plan, RefreshView, Reopen, SealPart, Seals
 
@@ -356,7 +357,9 @@ class Store:
             open_ = rows
         else:
             open_ = np.flatnonzero(member[self.placement.owner] & ~self.lost)
-        table = self._seal_rows(open_, seq_of, checksums)
+        table = seal_rows(
+            self.placement, open_, seq_of, checksums, self.sizes, self.keys, self.digests
+        )
         for attempt in range(1, SEAL_ATTEMPTS_MAX + 1):
             parts, members = self._seal_parts(open_, table, epoch)
             yield Seals(parts)
@@ -382,33 +385,6 @@ class Store:
         enough = self._enough(self._lost_replicas())[rows]
         self.sealed = rows[enough]
         self.decided = rows[~enough]
-
-    def _seal_rows(self, extents: I64, seq_of: U64, checksums: U64) -> NDArray[np.void]:
-        placement = self.placement
-        digests = np.frombuffer(self.digests, "V16")
-        lengths = np.fromiter(map(len, self.keys), np.uint16, len(self.keys))
-        rows = np.zeros(len(extents), SEAL)
-        if placement.single and len(extents) == len(self.keys):
-            _fill(rows, placement.extents, seq_of, checksums, self.sizes, digests, lengths)
-        else:
-            owner = placement.owner[extents]
-            _fill(
-                rows,
-                placement.extents[extents],
-                seq_of[owner],
-                checksums[owner],
-                self.sizes[owner],
-                digests[owner],
-                lengths[owner],
-            )
-        if placement.single:
-            rows["extent_count"] = 1
-            return rows
-        rows["replica"] = placement.replica[extents]
-        index, count = _extent_numbers(placement)
-        rows["extent_index"] = index[extents]
-        rows["extent_count"] = count[extents]
-        return rows
 
     def _seal_parts(
         self, extents: I64, table: NDArray[np.void], epoch: int
@@ -471,32 +447,3 @@ class Store:
         lost = self._lost_replicas()
         lost[self.placement.owner[extents], self.placement.replica[extents]] = True
         return not self._enough(lost).all()
-
-
-def _fill(
-    rows: NDArray[np.void],
-    granted: NDArray[np.void],
-    seqs: U64,
-    checksums: U64,
-    sizes: I64,
-    digests: NDArray[np.void],
-    key_lengths: NDArray[np.uint16],
-) -> None:
-    """The columns of SEAL rows that are not mostly zero."""
-    for name in ("segment", "slot", "offset", "length"):
-        rows[name] = granted[name]
-    rows["seq"] = seqs
-    rows["checksum"] = checksums
-    rows["object_size"] = sizes
-    rows["digest"] = digests
-    rows["key_length"] = key_lengths
-
-
-def _extent_numbers(placement: Placement) -> tuple[I64, I64]:
-    """Per extent: its number within its replica, and how many that replica has."""
-    first = placement.start == 0
-    group = np.cumsum(first) - 1
-    starts = np.flatnonzero(first)
-    index: I64 = np.arange(len(first), dtype=np.int64) - starts[group]
-    count: I64 = np.bincount(group)[group]
-    return index, count
