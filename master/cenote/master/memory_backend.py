@@ -31,12 +31,16 @@ class MemoryLog:
 
 
 class MemoryBackend:
-    """See `MetadataBackend`. `refusal` may be set by a test."""
+    """See `MetadataBackend`. `refusal` may be set by a test.
+
+    `epoch_before`: the epoch to begin after. Daemons outlive a master that forgets, and refuse one
+    whose epoch is not above the last: hence the clock's seconds where a real process uses this.
+    """
 
     name = "memory:"
 
-    def __init__(self, log: MemoryLog | None = None) -> None:
-        self._log = MemoryLog() if log is None else log
+    def __init__(self, log: MemoryLog | None = None, *, epoch_before: int = 0) -> None:
+        self._log = MemoryLog(epoch=epoch_before) if log is None else log
         self._keeps = log is not None
         self._open = False
         self._last_entry = 0

@@ -7,6 +7,7 @@ A backend starts an epoch, gives back what was appended before, and takes more. 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -106,7 +107,7 @@ def open_backend(url: str) -> MetadataBackend:
     from .memory_backend import MemoryBackend
 
     if url == "memory:":
-        return MemoryBackend()
+        return MemoryBackend(epoch_before=int(time.time()))
     scheme, _, rest = url.partition(":")
     if scheme == "file" and rest:
         path = rest.removeprefix("//")
