@@ -1,0 +1,300 @@
+"""Clients: the real SDK in a simulated process, and what its user does with it."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import numpy as np
+
+from cenote.api.errors import CenoteError, ClientClosed, InternalError, ProtocolError
+from cenote.api.types import AcquiredLease, GetStatus
+from cenote.client.client import Client
+from cenote.client.config import ClientConfig, make_config
+from sim.data_path import SimShm, SimTcp
+from sim.loop import Party, Violation
+from sim.masters import SimMaster
+from sim.oracle import PutRecord
+
+if TYPE_CHECKING:
+    from sim.world import World
+
+__all__ = ["ClientProcess", "key_bytes"]
+
+NAMESPACE: Final = "a"
+FINGERPRINT: Final = b"f"
+SIZES: Final = (16, 40, 200, 900, 1024, 4096, 5000, 9000, 30_000)
+LATE_S: Final = 0.1
+"""So much later than its deadline a call may end."""
+
+
+def key_bytes(key: int) -> bytes:
+    """Every fifth key is too long for a slot."""
+    name = b"key-%d" % key
+    return name.ljust(90, b".") if key % 5 == 4 else name
+
+
+@cache
+def config_of(deadline_s: float) -> ClientConfig:
+    overrides: dict[str, object] = {"namespace": NAMESPACE, "deadline_s": deadline_s}
+    return make_config("master:1", overrides)
+
+
+@dataclass
+class Hold:
+    """A lease that the user keeps for a while."""
+
+    lease: AcquiredLease
+    keys: list[int]
+    began_s: float
+
+
+class ClientProcess:
+    """One life of a client; its user does one thing after the other, in one or two tasks."""
+
+    def __init__(self, world: World, party: Party, host: str, number: int) -> None:
+        self.world = world
+        self.party = party
+        self.host = host
+        self.number = number
+        self.client: Client | None = None
+        self.calls = 0
+        self.errors: dict[str, int] = {}
+        self.leases: list[Hold] = []
+        self.pauses = 0
+        self.boot_id = world.boot_id_of(host)
+
+    # ---- life -----------------------------------------------------------------------------------
+
+    def run(self, users: int) -> None:
+        """The process's first task."""
+        while self.client is None:
+            try:
+                self.client = self._connect()
+            except CenoteError as error:
+                self._note("connect", error)
+                self.world.loop.sleep(0.05)
+        for user in range(users):
+            self.world.loop.spawn(self.party, f"user{user}", self._use)
+
+    def _connect(self) -> Client:
+        world, party = self.world, self.party
+        config = config_of(world.loop.dice.choice((0.4, 1.0, 3.0)))
+        transports = [SimShm(world, party, self._boot), SimTcp(world, party, self._boot)]
+        if world.loop.dice.random() < 0.2:
+            del transports[0]
+        client = Client.__new__(Client)
+        client._start(
+            config,
+            FINGERPRINT,
+            lambda hello, greeted: cast("Any", SimMaster(world, party, hello, greeted)),
+            cast("Any", transports),
+        )
+        party.on_death.append(lambda: self._abandon(client))
+        world.loop.note(
+            party.name, f"is open, session {client.session.identity.session_id.hex()[:6]}"
+        )
+        return client
+
+    def _boot(self) -> str:
+        return self.boot_id
+
+    @staticmethod
+    def _abandon(client: Client) -> None:
+        client.session.refusal = ClientClosed("the process died")  # or its destructor complains
+
+    def _use(self) -> None:
+        dice, loop = self.world.loop.dice, self.world.loop
+        while not self.world.calm:
+            loop.sleep(dice.expovariate(1 / 0.08))
+            self.do(dice.choice(ACTIONS))
+
+    def do(self, action: Callable[[ClientProcess], None]) -> bool:
+        """One call of the user; False where it ended with a typed error."""
+        loop = self.world.loop
+        began_s, pauses = loop.now_s, self.pauses
+        self.calls += 1
+        name = action.__name__
+        try:
+            action(self)
+        except (InternalError, ProtocolError, AssertionError, ValueError, TypeError) as error:
+            if isinstance(error, Violation):
+                raise
+            raise Violation(
+                f"{name} of {self.party.name} failed with {error!r}\n{traceback.format_exc()}"
+            ) from error
+        except CenoteError as error:
+            self._note(name, error)
+            ended_well = False
+        else:
+            ended_well = True
+        assert self.client is not None
+        took_s = loop.now_s - began_s
+        limit_s = self.client.config.deadline_s * {"lease": 3, "view": 2}.get(name, 1)
+        if took_s > limit_s + LATE_S + self.world.slack_s and pauses == self.pauses:
+            raise Violation(
+                f"{name} of {self.party.name} took {took_s:.3f} s, {limit_s} is its limit"
+            )
+        return ended_well
+
+    def _note(self, what: str, error: CenoteError) -> None:
+        self.errors[error.reason] = self.errors.get(error.reason, 0) + 1
+        self.world.loop.note(self.party.name, f"{what}: {error.reason}: {error.message[:90]}")
+
+    # ---- help for actions -----------------------------------------------------------------------
+
+    @property
+    def sdk(self) -> Client:
+        assert self.client is not None
+        return self.client
+
+    def some_keys(self, most: int) -> list[int]:
+        dice = self.world.loop.dice
+        first = dice.randrange(self.world.keys)
+        if dice.random() < 0.5:  # a chain
+            return [(first + i) % self.world.keys for i in range(dice.randint(1, most))]
+        return dice.sample(range(self.world.keys), dice.randint(1, min(most, self.world.keys)))
+
+    def new_put(self, key: int, min_replicas: int) -> PutRecord:
+        dice, oracle = self.world.loop.dice, self.world.oracle
+        size = dice.choice(SIZES[: self.world.sizes]) + dice.choice((0, 0, 7))
+        return oracle.new_put(key, self.number, size, min_replicas)
+
+    def note(self, text: str) -> None:
+        self.world.loop.note(self.party.name, text)
+
+
+# ---- what users do ------------------------------------------------------------------------------
+
+
+def _replicas(me: ClientProcess) -> tuple[int, int]:
+    return me.world.loop.dice.choice(((1, 1), (1, 1), (2, 1), (2, 2)))
+
+
+def put(me: ClientProcess) -> None:
+    (key,) = me.some_keys(1)
+    replicas, min_replicas = _replicas(me)
+    record = me.new_put(key, min_replicas)
+    me.note(f"put {record.serial} of key {key}, {len(record.value)} B x {replicas}")
+    result = me.sdk.put(key_bytes(key), record.value, replicas=replicas, min_replicas=min_replicas)
+    me.note(f"put {record.serial}: {result.status.name}")
+    if result.stored:
+        me.world.oracle.put_acked(record)
+
+
+def put_batch(me: ClientProcess) -> None:
+    keys = me.some_keys(6)
+    replicas, min_replicas = _replicas(me)
+    records = [me.new_put(key, min_replicas) for key in keys]
+    me.note(f"puts {records[0].serial}.. of keys {keys} x {replicas}")
+    results = me.sdk.put_batch(
+        [key_bytes(key) for key in keys],
+        [record.value for record in records],
+        replicas=replicas,
+        min_replicas=min_replicas,
+        chain=me.world.loop.dice.random() < 0.5,
+    )
+    me.note(f"puts {records[0].serial}..: {[r.status.name for r in results]}")
+    for record, result in zip(records, results, strict=True):
+        if result.stored:
+            me.world.oracle.put_acked(record)
+
+
+def get(me: ClientProcess) -> None:
+    (key,) = me.some_keys(1)
+    began_s = me.world.loop.now_s
+    value = me.sdk.get(key_bytes(key))
+    me.note(f"got key {key}: {'-' if value is None else int.from_bytes(value[4:8], 'little')}")
+    me.world.oracle.read(key, value, began_s)
+
+
+def get_into(me: ClientProcess) -> None:
+    (key,) = me.some_keys(1)
+    buffer = bytearray(40_000)
+    began_s = me.world.loop.now_s
+    size = me.sdk.get_into(key_bytes(key), buffer)
+    me.world.oracle.read(key, None if size is None else bytes(buffer[:size]), began_s)
+
+
+def get_batch(me: ClientProcess) -> None:
+    keys = me.some_keys(6)
+    began_s = me.world.loop.now_s
+    chain = me.world.loop.dice.random() < 0.3
+    values = me.sdk.get_batch([key_bytes(key) for key in keys], chain=chain)
+    me.note(f"got keys {keys}: {[v and int.from_bytes(v[4:8], 'little') for v in values]}")
+    for key, value in zip(keys, values, strict=True):
+        me.world.oracle.read(key, value, began_s)
+
+
+def _read_under(me: ClientProcess, hold: Hold) -> None:
+    buffers = [np.zeros(40_000, np.uint8) for _ in hold.keys]
+    results = me.sdk.get_into_batch([key_bytes(k) for k in hold.keys], buffers, lease=hold.lease)
+    for i, key in enumerate(hold.keys):
+        if results.statuses[i] == GetStatus.HIT:
+            value = buffers[i][: int(results.sizes[i])].tobytes()
+            me.world.oracle.read(key, value, hold.began_s)
+
+
+def lease(me: ClientProcess) -> None:
+    keys = sorted(set(me.some_keys(4)))
+    began_s = me.world.loop.now_s
+    taken = me.sdk.acquire([key_bytes(k) for k in keys], ttl_s=me.world.loop.dice.choice((0.2, 2)))
+    hold = Hold(taken, keys, began_s)
+    try:
+        if me.world.loop.dice.random() < 0.5:
+            me.world.loop.sleep(0.1)
+        _read_under(me, hold)
+    finally:
+        me.sdk.release(taken)
+
+
+def view(me: ClientProcess) -> None:
+    """Memory that is seen in place stays what it is for as long as the view is open."""
+    keys = sorted(set(me.some_keys(3)))
+    loop = me.world.loop
+    began_s = loop.now_s
+    with me.sdk.view([key_bytes(k) for k in keys]) as views:
+        for key, seen in zip(keys, views, strict=True):
+            me.world.oracle.read(key, None if seen is None else bytes(seen), began_s)
+        if me.sdk.config.deadline_s >= 1:
+            loop.sleep(min(0.3, loop.dice.expovariate(1 / 0.1)))
+        for key, seen in zip(keys, views, strict=True):
+            me.world.oracle.read(key, None if seen is None else bytes(seen), began_s)
+        del seen
+
+
+def exists(me: ClientProcess) -> None:
+    keys = me.some_keys(6)
+    if len(keys) == 1:
+        me.sdk.exists(key_bytes(keys[0]))
+    elif me.world.loop.dice.random() < 0.5:
+        me.sdk.exists_batch([key_bytes(k) for k in keys])
+    else:
+        me.sdk.match([key_bytes(k) for k in keys])
+
+
+def remove(me: ClientProcess) -> None:
+    keys = sorted(set(me.some_keys(3)))
+    began_s = me.world.loop.now_s
+    me.note(f"remove keys {keys}")
+    me.sdk.remove_batch([key_bytes(k) for k in keys])
+    me.note(f"removed keys {keys}")
+    for key in keys:
+        me.world.oracle.removed(key, began_s)
+
+
+def pin(me: ClientProcess) -> None:
+    keys = [key_bytes(k) for k in me.some_keys(2)]
+    if me.world.loop.dice.random() < 0.5:
+        me.sdk.pin(keys, ttl_s=me.world.loop.dice.choice((None, 0.5)))
+    else:
+        me.sdk.unpin(keys)
+
+
+ACTIONS: Final = (
+    *(put,) * 5, *(put_batch,) * 4, *(get,) * 4, get_into, *(get_batch,) * 3,
+    lease, lease, view, exists, exists, remove, pin,
+)  # fmt: skip

@@ -1,0 +1,719 @@
+"""Data connections and the two transports: bytes land piece by piece, in virtual time.
+
+*TCP*: what is under way keeps landing when the client has given up or died, until the daemon closes
+the connection. *shm*: the client's own hand copies; it stops when its process dies, and can be
+stopped in the middle for as long as you like.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from cenote.api.errors import (
+    CenoteError,
+    ClientClosed,
+    DeadlineExceeded,
+    GrantRevoked,
+    InvalidArgument,
+    StaleEpoch,
+    StaleLocation,
+    Unavailable,
+)
+from cenote.api.rows import EXTENT, SEAL
+from cenote.transport.base import (
+    ExtentArray,
+    Region,
+    SealBatch,
+    SessionIdentity,
+    U8Array,
+    U64Array,
+)
+from cenote.v1 import common_pb2
+from sim.loop import Party, Signal
+from sim.stores import SegmentFile, StoreProcess
+
+if TYPE_CHECKING:
+    from sim.world import World
+
+__all__ = ["DataConnection", "SimShm", "SimTcp", "Write"]
+
+_STALE: Final = StaleLocation.code
+_INVALID: Final = InvalidArgument.code
+PIECE_BYTES: Final = (64, 512, 4096)
+NO_EPOCH: Final = 1 << 32
+
+
+class Write:
+    """Bytes on their way into segments. The oracle knows all that have begun and not ended."""
+
+    def __init__(self, who: str, grant_id: int, pieces: list[tuple[SegmentFile, int, int]]) -> None:
+        self.who = who
+        self.grant_id = grant_id
+        self.pieces = pieces
+        """(file, offset, length) still to come, first one last."""
+
+    def may_touch(self, file: SegmentFile, first: int, end: int) -> bool:
+        return any(f is file and o < end and o + n > first for f, o, n in self.pieces)
+
+
+class DataConnection:
+    """A greeted connection, both ends. `cenote.store.sessions.SessionConnection` for the daemon."""
+
+    def __init__(self, world: World, party: Party, store: StoreProcess, session_id: bytes) -> None:
+        self.world = world
+        self.party = party
+        self.store = store
+        self.session_id = session_id
+        self.farewell: CenoteError | None = None
+        """Why the daemon closed it, as the client will learn."""
+        self.closed = False
+        """By the daemon: nothing that arrives has any effect."""
+        self.given_up = False
+        """By the client."""
+        self.calls: dict[Signal, None] = {}
+        self.write: Write | None = None
+        self.epoch = NO_EPOCH
+        party.on_death.append(self.client_gone)
+
+    # ---- the daemon's end -----------------------------------------------------------------------
+
+    def revoke(self) -> None:
+        self._close(GrantRevoked("this session was cut off"))
+
+    def writes_of_older(self, epoch: int) -> bool:
+        return self.write is not None and self.epoch < epoch
+
+    def wait_quiet(self, timeout_s: float) -> bool:
+        return self.write is None
+
+    def daemon_died(self) -> None:
+        self._close(Unavailable("the daemon is gone"), told=False)
+
+    def _close(self, farewell: CenoteError, *, told: bool = True) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self.farewell = farewell
+        self.end_write()
+        self.store.connections.pop(self, None)
+        loop = self.world.loop
+        if told:
+            loop.after(0.0, lambda: self.store.sessions.leave(self.session_id, self), None)
+        for signal in list(self.calls):
+            delay_s = self.world.network.delay_s()
+            loop.after(delay_s, partial(signal.set, farewell), self.party)
+
+    def end_write(self) -> None:
+        if self.write is not None:
+            self.world.oracle.write_ended(self.write)
+            self.write = None
+            self.epoch = NO_EPOCH
+
+    # ---- the client's end -----------------------------------------------------------------------
+
+    def client_gone(self) -> None:
+        """Closed by its process's end, or after an error. What lies in buffers may still arrive."""
+        if self.given_up:
+            return
+        self.given_up = True
+        loop = self.world.loop
+        if self.write is None or loop.dice.random() < 0.4:
+            loop.after(
+                self.world.network.delay_s(),
+                lambda: self._close(Unavailable("closed by the client")),
+                self.store.party,
+            )
+
+    def call(self, act: Callable[[Callable[[Any], None]], None], until_s: float) -> Any:
+        """`act(reply)` happens at the daemon; what it replies. In a task of the client."""
+        world, loop = self.world, self.world.loop
+        store = self.store
+        signal = Signal(loop)
+
+        def reply(value: Any) -> None:
+            world.network.send(
+                store.host.name, self.party.name, self.party, lambda: signal.set(value)
+            )
+
+        def arrive() -> None:
+            if not self.closed:
+                act(reply)
+
+        if self.closed:
+            raise self.farewell or Unavailable("the connection is closed")
+        self.calls[signal] = None
+        store.ask(self.party.name, arrive)
+        if not store.party.alive:
+            loop.after(world.network.delay_s(), lambda: signal.set(_gone()), self.party)
+        ended = signal.wait(max(0.0, until_s - loop.now_s))
+        self.calls.pop(signal, None)
+        if not ended:
+            self.client_gone()
+            raise DeadlineExceeded(f"{store.host.name} did not finish before the deadline")
+        if isinstance(signal.value, CenoteError):
+            self.client_gone()  # whatever it is, the connection is discarded
+            raise type(signal.value)(signal.value.message)
+        return signal.value
+
+
+def _gone() -> CenoteError:
+    return Unavailable("the daemon is gone")
+
+
+def open_connection(
+    world: World, party: Party, host_name: str, identity: SessionIdentity, until_s: float
+) -> DataConnection:
+    """Connect and greet. Raises Unavailable, DeadlineExceeded, GrantRevoked."""
+    loop = world.loop
+    store = world.hosts[host_name].process
+    if store is None or not store.party.alive:
+        loop.sleep(world.network.delay_s())
+        raise Unavailable(f"nobody listens at {host_name}")
+    connection = DataConnection(world, party, store, identity.session_id)
+
+    def greet(reply: Callable[[Any], None]) -> None:
+        try:
+            store.sessions.admit(identity.session_id, connection)
+        except CenoteError as error:
+            reply(error)
+            return
+        store.connections[connection] = None
+        reply(True)
+
+    connection.call(greet, until_s)
+    return connection
+
+
+def _cut_pieces(world: World, found: list[tuple[SegmentFile, int, int]]) -> list[Any]:
+    """Pieces of what is moved, the first one last."""
+    step = world.loop.dice.choice(PIECE_BYTES)
+    pieces = [
+        (file, at, min(step, offset + length - at))
+        for file, offset, length in found
+        for at in range(offset, offset + length, step)
+    ]
+    return pieces[::-1]
+
+
+def seal_at(store: StoreProcess, batch: SealBatch) -> Any:
+    """What `ServedConnection` does with a SEAL: statuses, or StaleEpoch."""
+    rows = np.frombuffer(batch.rows, SEAL)
+    statuses = np.full(len(rows), _STALE, np.uint8)
+    if batch.epoch < store.segments.epoch:
+        return StaleEpoch(f"sealed in epoch {batch.epoch}, this is {store.segments.epoch}")
+    ends = np.cumsum(rows["key_length"], dtype=np.int64)
+    starts = ends - rows["key_length"]
+    for segment_id in np.unique(rows["segment"]).tolist():
+        segment = store.segments.by_id(segment_id)
+        if segment is None:
+            continue
+        mine = rows["segment"] == segment_id
+        try:
+            statuses[mine] = segment.seal(
+                batch.epoch,
+                batch.namespace_id,
+                batch.generation,
+                rows[mine],
+                memoryview(batch.keys),
+                starts[mine],
+            )
+        except StaleEpoch as error:
+            return error
+    return statuses
+
+
+class _Channel:
+    """What both kinds of channels do alike."""
+
+    verifies_by_lease = False
+
+    def __init__(
+        self, world: World, party: Party, node: common_pb2.NodeView, identity: SessionIdentity
+    ) -> None:
+        self.world = world
+        self.party = party
+        self.node_id = node.node_id
+        self.host_name = node.name
+        self.identity = identity
+        self._idle: list[DataConnection] = []
+        self._every: list[DataConnection] = []
+        self._closed = False
+
+    def _take(self, until_s: float) -> DataConnection:
+        if self._closed:
+            raise ClientClosed("the channel is closed")
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.closed:
+                return connection
+        connection = open_connection(self.world, self.party, self.host_name, self.identity, until_s)
+        self._every.append(connection)
+        if self._closed:
+            connection.client_gone()
+            raise ClientClosed("the channel is closed")
+        return connection
+
+    def _call(self, make: Callable[[DataConnection], Any], deadline_s: float) -> Any:
+        """`make(connection)` is what happens at the daemon, with a connection of one's own."""
+        self.world.step()
+        until_s = self.world.loop.now_s + deadline_s
+        connection = self._take(until_s)
+        try:
+            value = connection.call(make(connection), until_s)
+        except CenoteError as error:
+            if self._closed:
+                raise ClientClosed("the channel was closed during the call") from error
+            raise
+        self._idle.append(connection)
+        self.world.step()
+        return value
+
+    def seal(self, batch: SealBatch, deadline_s: float) -> U8Array:
+        def make(connection: DataConnection) -> Any:
+            def act(reply: Callable[[Any], None]) -> None:
+                reply(seal_at(connection.store, batch))
+
+            return act
+
+        with self.world.sealing(self.host_name, batch):
+            return cast("U8Array", self._call(make, deadline_s))
+
+    def read_one(
+        self,
+        segment: int,
+        offset: int,
+        length: int,
+        address: int,
+        deadline_s: float,
+        checksum: bool,
+    ) -> tuple[int, int]:
+        extents = np.array([(segment, 0, offset, length)], EXTENT)
+        sums = np.zeros(1, np.uint64) if checksum else None
+        statuses = self.read(extents, np.array([address], np.uint64), deadline_s, sums)
+        return int(statuses[0]), 0 if sums is None else int(sums[0])
+
+    def write_one(
+        self,
+        segment: int,
+        offset: int,
+        length: int,
+        address: int,
+        grant_id: int,
+        deadline_s: float,
+        checksum: bool,
+    ) -> tuple[int, int]:
+        extents = np.array([(segment, 0, offset, length)], EXTENT)
+        sums = np.zeros(1, np.uint64) if checksum else None
+        statuses = self.write(extents, np.array([address], np.uint64), grant_id, deadline_s, sums)
+        return int(statuses[0]), 0 if sums is None else int(sums[0])
+
+    def read(
+        self, extents: ExtentArray, addresses: U64Array, deadline_s: float, checksums: Any = None
+    ) -> U8Array:
+        raise NotImplementedError
+
+    def write(
+        self,
+        extents: ExtentArray,
+        addresses: U64Array,
+        grant_id: int,
+        deadline_s: float,
+        checksums: Any = None,
+    ) -> U8Array:
+        raise NotImplementedError
+
+    def view(self, segment: int, offset: int, length: int) -> memoryview | None:
+        return None
+
+    def close(self) -> None:
+        self._closed = True
+        for connection in self._every:
+            for signal in list(connection.calls):
+                signal.set(ClientClosed("the channel was closed during the call"))
+            connection.client_gone()
+        self._idle.clear()
+
+
+def _sums(addresses: U64Array, extents: ExtentArray, checksums: Any) -> None:
+    if checksums is not None:
+        for i, (address, length) in enumerate(
+            zip(addresses.tolist(), extents["length"].tolist(), strict=True)
+        ):
+            checksums[i] = xxh3_64_intdigest(ctypes.string_at(address, length))
+
+
+class TcpChannel(_Channel):
+    """See the module; `epoch` as in `cenote.transport.tcp.TcpChannel`."""
+
+    def __init__(self, *arguments: Any, epoch: int) -> None:
+        super().__init__(*arguments)
+        self.epoch = epoch
+
+    @staticmethod
+    def _locate(
+        store: StoreProcess, extents: ExtentArray
+    ) -> tuple[U8Array, list[tuple[SegmentFile, int, int] | None]]:
+        statuses = np.zeros(len(extents), np.uint8)
+        found: list[tuple[SegmentFile, int, int] | None] = []
+        for i, (segment_id, _, offset, length) in enumerate(extents.tolist()):
+            segment = cast("Any", store.segments.by_id(segment_id))
+            if segment is None:
+                statuses[i] = _STALE
+            elif not length or offset + length > segment.ready_bytes:
+                statuses[i] = _INVALID
+            found.append(None if statuses[i] else (segment.file, offset, length))
+        return statuses, found
+
+    def read(
+        self, extents: ExtentArray, addresses: U64Array, deadline_s: float, checksums: Any = None
+    ) -> U8Array:
+        def make(connection: DataConnection) -> Any:
+            def act(reply: Callable[[Any], None]) -> None:
+                statuses, found = self._locate(connection.store, extents)
+                pieces = _cut_pieces(self.world, [f for f in found if f is not None])
+                self._send(connection, pieces, bytearray(), lambda data: reply((statuses, data)))
+
+            return act
+
+        statuses, data = self._call(make, deadline_s)
+        at = 0
+        for i, length in enumerate(extents["length"].tolist()):
+            if not statuses[i]:
+                ctypes.memmove(int(addresses[i]), bytes(data[at : at + length]), length)
+                at += length
+        _sums(addresses, extents, checksums)
+        return cast("U8Array", statuses)
+
+    def _send(
+        self,
+        connection: DataConnection,
+        pieces: list[Any],
+        data: bytearray,
+        then: Callable[[bytearray], None],
+    ) -> None:
+        """The daemon sends piece by piece: what it reads later may have changed meanwhile."""
+        if connection.closed or connection.given_up:
+            return
+        if not pieces:
+            then(data)
+            return
+        file, offset, length = pieces.pop()
+        data += file.data[offset : offset + length].tobytes()
+        self.world.loop.after(
+            self.world.piece_delay_s(),
+            lambda: self._send(connection, pieces, data, then),
+            connection.store.party,
+        )
+
+    def write(
+        self,
+        extents: ExtentArray,
+        addresses: U64Array,
+        grant_id: int,
+        deadline_s: float,
+        checksums: Any = None,
+    ) -> U8Array:
+        payload = b"".join(
+            ctypes.string_at(address, length)
+            for address, length in zip(addresses.tolist(), extents["length"].tolist(), strict=True)
+        )
+        _sums(addresses, extents, checksums)
+        epoch = self.epoch
+
+        def make(connection: DataConnection) -> Any:
+            return lambda reply: self._begin(connection, extents, payload, grant_id, epoch, reply)
+
+        return cast("U8Array", self._call(make, deadline_s))
+
+    def _begin(
+        self,
+        connection: DataConnection,
+        extents: ExtentArray,
+        payload: bytes,
+        grant_id: int,
+        epoch: int,
+        reply: Callable[[Any], None],
+    ) -> None:
+        store = connection.store
+        if epoch < store.segments.epoch:
+            reply(StaleEpoch(f"a change of epoch {epoch}; this is {store.segments.epoch}"))
+            return
+        statuses, found = self._locate(store, extents)
+        chunks: list[bytes] = []
+        at = 0
+        for place, length in zip(found, extents["length"].tolist(), strict=True):
+            if place is not None:
+                chunks.append(payload[at : at + length])
+            at += length
+        pieces = _cut_pieces(self.world, [f for f in found if f is not None])
+        connection.write = Write(connection.party.name, grant_id, pieces)
+        connection.epoch = epoch
+        self.world.oracle.write_begun(connection.write)
+        self._land(connection, connection.write, b"".join(chunks), 0, lambda: reply(statuses))
+
+    def _land(
+        self,
+        connection: DataConnection,
+        write: Write,
+        payload: bytes,
+        at: int,
+        then: Callable[[], None],
+    ) -> None:
+        """One piece arrives, and the next is on its way."""
+        if connection.closed or connection.write is not write:
+            return
+        if not write.pieces:
+            connection.end_write()
+            if connection.given_up:
+                connection._close(Unavailable("closed by the client"))
+            then()
+            return
+        delay_s = self.world.piece_delay_s()
+        if self.world.network.is_cut(connection.party.name, connection.store.host.name):
+            self.world.loop.after(
+                delay_s + 0.05,
+                lambda: self._land(connection, write, payload, at, then),
+                connection.store.party,
+            )
+            return
+        file, offset, length = write.pieces.pop()
+        self.world.oracle.landed(write, file, offset, length)
+        file.data[offset : offset + length] = np.frombuffer(payload, np.uint8, length, at)
+        self.world.loop.after(
+            delay_s,
+            lambda: self._land(connection, write, payload, at + length, then),
+            connection.store.party,
+        )
+
+
+class ShmChannel(_Channel):
+    """See the module. Mappings are counted at the file, as the kernel counts its locks."""
+
+    verifies_by_lease = True
+
+    def __init__(self, *arguments: Any, epoch: int) -> None:
+        super().__init__(*arguments)
+        self.epoch = epoch
+        self._maps: dict[int, SegmentFile] = {}
+        self._ready: dict[int, int] = {}
+        self._held: dict[SegmentFile, None] = {}
+        self._users = 0
+        self._watched: DataConnection | None = None
+        self.party.on_death.append(self._unmap)
+
+    def open(self, deadline_s: float) -> None:
+        until_s = self.world.loop.now_s + deadline_s
+        self._watched = self._take(until_s)
+        self._map(self._watched, until_s)
+
+    def _map(self, connection: DataConnection, until_s: float) -> None:
+        """The daemon passes descriptors: from then on the kernel knows this session's mark."""
+
+        def act(reply: Callable[[Any], None]) -> None:
+            found = {}
+            for segment in connection.store.sim_segments:
+                found[segment.segment_id] = (segment.file, segment.ready_bytes)
+                if segment.file not in self._held:
+                    self._held[segment.file] = None
+                    segment.file.mapped_by[self.identity.session_id] += 1
+            reply(found)
+
+        try:
+            found = connection.call(act, until_s)
+        except CenoteError:
+            if not self._maps:
+                self._unmap()
+            raise
+        if self._closed:
+            self._unmap()
+            raise ClientClosed("the channel is closed")
+        self._maps = {i: file for i, (file, _) in found.items() if i}
+        self._ready = {i: ready for i, (_, ready) in found.items()}
+
+    def _unmap(self) -> None:
+        for file in self._held:
+            file.mapped_by[self.identity.session_id] -= 1
+        self._held.clear()
+        self._maps = {}
+
+    def _locate(
+        self, extents: ExtentArray, until_s: float
+    ) -> tuple[U8Array, list[tuple[SegmentFile, int, int] | None]]:
+        for again in (False, True):
+            statuses = np.zeros(len(extents), np.uint8)
+            found: list[tuple[SegmentFile, int, int] | None] = []
+            for i, (segment_id, _, offset, length) in enumerate(extents.tolist()):
+                file = self._maps.get(segment_id)
+                if file is None:
+                    statuses[i] = _STALE
+                elif not length or offset + length > self._ready[segment_id]:
+                    statuses[i] = _INVALID
+                found.append(None if statuses[i] else (cast("Any", file), offset, length))
+            if again or not statuses.any():
+                break
+            connection = self._take(until_s)
+            self._map(connection, until_s)
+            self._idle.append(connection)
+        return statuses, found
+
+    def _check_not_cut(self) -> None:
+        watched = self._watched
+        if watched is None or self._closed:
+            raise ClientClosed("the channel is closed")
+        if watched.closed:
+            farewell = watched.farewell or Unavailable("the daemon is gone")
+            raise type(farewell)(farewell.message)
+
+    def read(
+        self, extents: ExtentArray, addresses: U64Array, deadline_s: float, checksums: Any = None
+    ) -> U8Array:
+        world, loop = self.world, self.world.loop
+        world.step()
+        if self._closed:
+            raise ClientClosed("the channel is closed")
+        until_s = loop.now_s + deadline_s
+        self._users += 1
+        try:
+            statuses, found = self._locate(extents, until_s)
+            for place, address in zip(found, addresses.tolist(), strict=True):
+                self._copy_out(place, address, until_s)
+        finally:
+            self._leave()
+        _sums(addresses, extents, checksums)
+        world.step()
+        return statuses
+
+    def _copy_out(
+        self, place: tuple[SegmentFile, int, int] | None, address: int, until_s: float
+    ) -> None:
+        if place is None:
+            return
+        base = place[1]
+        for file, offset, length in reversed(_cut_pieces(self.world, [place])):
+            ctypes.memmove(
+                address + offset - base, file.data[offset : offset + length].tobytes(), length
+            )
+            self._stroke(until_s)
+
+    def write(
+        self,
+        extents: ExtentArray,
+        addresses: U64Array,
+        grant_id: int,
+        deadline_s: float,
+        checksums: Any = None,
+    ) -> U8Array:
+        world, loop = self.world, self.world.loop
+        world.step()
+        until_s = loop.now_s + deadline_s
+        self._check_not_cut()
+        self._users += 1
+        write: Write | None = None
+        try:
+            statuses, found = self._locate(extents, until_s)
+            places = [f for f in found if f is not None]
+            write = Write(self.party.name, grant_id, _cut_pieces(world, places))
+            world.oracle.write_begun(write)
+            world.step()
+            payload = b"".join(
+                ctypes.string_at(address, place[2])
+                for address, place in zip(addresses.tolist(), found, strict=True)
+                if place is not None
+            )
+            at = 0
+            while write.pieces:
+                file, offset, length = write.pieces.pop()
+                world.oracle.landed(write, file, offset, length)
+                file.data[offset : offset + length] = np.frombuffer(payload, np.uint8, length, at)
+                at += length
+                self._stroke(until_s)
+        finally:
+            if write is not None:
+                world.oracle.write_ended(write)
+            self._leave()
+        _sums(addresses, extents, checksums)
+        world.step()
+        return statuses
+
+    def _stroke(self, until_s: float) -> None:
+        """Between two pieces of a copy the process may be stopped, and the clock is looked at."""
+        loop = self.world.loop
+        if loop.dice.random() < 0.3:
+            loop.sleep(self.world.piece_delay_s())
+        if loop.now_s > until_s:
+            raise DeadlineExceeded("the copy took too long")
+
+    def _leave(self) -> None:
+        self._users -= 1
+        if self._closed and not self._users:
+            self._unmap()
+
+    def view(self, segment: int, offset: int, length: int) -> memoryview | None:
+        file = self._maps.get(segment)
+        if file is None or not 0 <= offset <= self._ready[segment] - length:
+            return None
+        return memoryview(cast("Any", file.data))[offset : offset + length].toreadonly()
+
+    def close(self) -> None:
+        super().close()
+        if not self._users:
+            self._unmap()
+
+
+class _Transport:
+    def __init__(self, world: World, party: Party, boot_id: Callable[[], str]) -> None:
+        self._world = world
+        self._party = party
+        self._boot_id = boot_id
+        self._channels: list[Any] = []
+
+    def register(self, address: int, length: int, keeper: object) -> Region:
+        return Region(address, length, keeper)
+
+    def deregister(self, region: Region) -> None:
+        pass
+
+    def close(self) -> None:
+        for channel in self._channels:
+            channel.close()
+
+
+class SimTcp(_Transport):
+    kind = common_pb2.TRANSPORT_KIND_TCP
+
+    def reachable(self, node: common_pb2.NodeView, identity: SessionIdentity) -> bool:
+        return True
+
+    def connect(
+        self, node: common_pb2.NodeView, identity: SessionIdentity, epoch: int, deadline_s: float
+    ) -> TcpChannel:
+        channel = TcpChannel(self._world, self._party, node, identity, epoch=epoch)
+        until_s = self._world.loop.now_s + deadline_s
+        channel._idle.append(channel._take(until_s))
+        self._channels.append(channel)
+        return channel
+
+
+class SimShm(_Transport):
+    kind = common_pb2.TRANSPORT_KIND_SHM
+
+    def reachable(self, node: common_pb2.NodeView, identity: SessionIdentity) -> bool:
+        return bool(node.boot_id) and node.boot_id == identity.boot_id
+
+    def connect(
+        self, node: common_pb2.NodeView, identity: SessionIdentity, epoch: int, deadline_s: float
+    ) -> ShmChannel:
+        channel = ShmChannel(self._world, self._party, node, identity, epoch=epoch)
+        try:
+            channel.open(deadline_s)
+        except BaseException:
+            channel.close()
+            raise
+        self._channels.append(channel)
+        return channel

@@ -1,0 +1,316 @@
+"""What goes wrong, when, and for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from cenote.store.slot_format import SLOT_BYTES, SLOT_RECORD, STATE_SEALED
+from sim.data_path import seal_at
+from sim.loop import Party
+from sim.masters import MASTER
+from sim.network import Weather
+
+if TYPE_CHECKING:
+    from sim.stores import SegmentFile, StoreHost
+    from sim.world import World
+
+__all__ = ["ALL_FAULTS", "Faults"]
+
+MEAN_INTERVAL_S: Final = 0.35
+PAUSES_S: Final = (0.02, 0.2, 0.6, 1.5, 3.0)
+
+ALL_FAULTS: Final = frozenset(
+    {
+        "cut",
+        "weather",
+        "pause",
+        "client-crash",
+        "store-crash",
+        "store-stop",
+        "store-reboot",
+        "segment-loss",
+        "torn-slot",
+        "flipped-slot",
+        "master-crash",
+        "master-stop",
+        "compact",
+        "reset",
+    }
+)
+"""All kinds but `power`: the master's machine fails, and the journal's unsynced end is lost."""
+
+
+class Faults:
+    """See the module. Kinds that are not chosen do not happen."""
+
+    def __init__(self, world: World, kinds: frozenset[str]) -> None:
+        self._world = world
+        self._kinds = kinds
+        self._over = False
+        self.count = 0
+        every: dict[str, tuple[int, Callable[[], None]]] = {
+            "cut": (3, self._cut),
+            "weather": (3, self._weather),
+            "pause": (6, self._pause),
+            "client-crash": (3, self._client_crash),
+            "store-crash": (2, self._store_crash),
+            "store-stop": (1, self._store_stop),
+            "store-reboot": (1, self._store_reboot),
+            "segment-loss": (1, self._segment_loss),
+            "master-crash": (2, self._master_crash),
+            "master-stop": (1, self._master_stop),
+            "power": (2, self._power),
+            "reset": (1, world.reset_namespace),
+        }
+        self._every = every
+        # Each run has its own mixture: some faults often, some never. What is left out changes
+        # nothing about the others.
+        dice = world.loop.dice
+        self._weights = [weight * dice.choice((0, 1, 1, 3)) for weight, _ in every.values()]
+        if "power" not in kinds:
+            self._weights[list(every).index("power")] = 0
+        self._interval_s = MEAN_INTERVAL_S * dice.choice((0.5, 1, 3))
+
+    def begin(self) -> None:
+        if any(self._weights):
+            self._world.loop.after(self._next_s(), self._strike)
+
+    def end(self) -> None:
+        self._over = True
+
+    def _next_s(self) -> float:
+        return self._world.loop.dice.expovariate(1 / self._interval_s)
+
+    def _strike(self) -> None:
+        if self._over:
+            return
+        kind = self._world.loop.dice.choices(list(self._every), self._weights)[0]
+        if kind in self._kinds:
+            self.count += 1
+            self._every[kind][1]()
+        self._world.loop.after(self._next_s(), self._strike)
+
+    def _later(self, seconds: float, act: Callable[[], None]) -> None:
+        """Unless all faults have ended by then, which mends everything."""
+
+        def unless_over() -> None:
+            if not self._over:
+                act()
+
+        self._world.loop.after(seconds, unless_over)
+
+    def _span_s(self, most: float) -> float:
+        dice = self._world.loop.dice
+        return most * dice.random() ** 2 + 0.01
+
+    # ---- network and time -----------------------------------------------------------------------
+
+    def _names(self) -> list[str]:
+        return [MASTER, *self._world.hosts, *self._world.clients]
+
+    def _cut(self) -> None:
+        dice = self._world.loop.dice
+        one, other = dice.sample(self._names(), 2)
+        seconds = self._span_s(3.0)
+        self._world.loop.note("network", f"{one} | {other} for {seconds:.3f} s")
+        self._world.network.cut(one, other, seconds)
+
+    def _weather(self) -> None:
+        dice, network = self._world.loop.dice, self._world.network
+        network.weather = weather = Weather(
+            loss=dice.choice((0, 0.02, 0.2)),
+            doubled=dice.choice((0, 0.1)),
+            late=dice.choice((0, 0.1, 0.5)),
+            late_s=dice.choice((0.005, 0.05, 1.0)),
+            broken=dice.choice((0, 0.1)),
+        )
+        seconds = self._span_s(2.0)
+        self._world.loop.note("network", f"{weather} for {seconds:.3f} s")
+
+        def over() -> None:
+            if network.weather is weather:
+                network.weather = Weather()
+
+        self._world.loop.after(seconds, over)
+
+    def _parties(self) -> list[Party]:
+        world = self._world
+        found = [client.party for client in world.clients.values() if client.party.alive]
+        for host in world.hosts.values():
+            if host.process is not None and host.process.party.alive:
+                found.append(host.process.party)
+        if world.master is not None and world.loop.dice.random() < 0.5:
+            found.append(world.master.party)
+        return found
+
+    def _pause(self) -> None:
+        world = self._world
+        parties = self._parties()
+        if not parties:
+            return
+        party = world.loop.dice.choice(parties)
+        seconds = world.loop.dice.choice(PAUSES_S) * (0.5 + world.loop.dice.random())
+        world.loop.note(party.name, f"is stopped for {seconds:.3f} s")
+        client = world.clients.get(party.name)
+        if client is not None:
+            client.pauses += 1
+        world.loop.pause(party)
+        world.loop.after(seconds, lambda: world.loop.unpause(party))
+
+    # ---- clients --------------------------------------------------------------------------------
+
+    def _client_crash(self) -> None:
+        world = self._world
+        alive = [name for name, client in world.clients.items() if client.party.alive]
+        if not alive:
+            return
+        self._kill_client(world.loop.dice.choice(alive))
+
+    def _kill_client(self, name: str) -> None:
+        world = self._world
+        client = world.clients[name]
+        world.loop.note(name, "is killed")
+        world.loop.kill(client.party)
+        successor = f"c{100 + world.new_number()}"
+        self._later(self._span_s(1.0), lambda: world.start_client(successor, client.host))
+
+    # ---- stores ---------------------------------------------------------------------------------
+
+    def _some_host(self) -> StoreHost | None:
+        world = self._world
+        alive = [
+            host
+            for host in world.hosts.values()
+            if host.process is not None and host.process.party.alive
+        ]
+        return world.loop.dice.choice(alive) if alive else None
+
+    def _kill_store(self, host: StoreHost) -> None:
+        world = self._world
+        assert host.process is not None
+        self._tear(host)
+        world.loop.note(host.name, "is killed")
+        world.loop.kill(host.process.party)
+        host.process = None
+        if "flipped-slot" in self._kinds and world.loop.dice.random() < 0.1:
+            self._flip(host)
+
+    def _store_crash(self) -> None:
+        host = self._some_host()
+        if host is not None:
+            self._kill_store(host)
+            self._later(self._span_s(3.0), lambda: self._world.start_store(host))
+
+    def _store_stop(self) -> None:
+        """SIGTERM: it takes leave, and comes back."""
+        host, world = self._some_host(), self._world
+        if host is None or host.process is None:
+            return
+        process = host.process
+        world.loop.note(host.name, "stops")
+
+        def stop() -> None:
+            process.agent.stop(contents_survive=True)
+            world.loop.after(0.0, lambda: world.loop.kill(process.party))
+
+        world.loop.spawn(process.party, "stop", stop)
+        self._later(1.5 + self._span_s(2.0), lambda: world.start_store(host))
+
+    def _store_reboot(self) -> None:
+        """The host goes down, with all that is on it."""
+        host, world = self._some_host(), self._world
+        if host is None:
+            return
+        self._kill_store(host)
+        world.loop.note(host.name, "reboots: its memory is lost")
+        for file in host.files:
+            file.is_lost = True
+        host.files = []
+        host.boot += 1
+        for name, client in list(world.clients.items()):
+            if client.host == host.name and client.party.alive:
+                self._kill_client(name)
+        self._later(self._span_s(2.0), lambda: world.start_store(host))
+
+    def _segment_loss(self) -> None:
+        """A daemon dies, and one of its segments does not survive."""
+        host, world = self._some_host(), self._world
+        if host is None or len(host.files) < 2:
+            return
+        self._kill_store(host)
+        index = world.loop.dice.randrange(len(host.files))
+        host.files[index].is_lost = True
+        host.files[index] = world.new_file(host, index)
+        world.loop.note(host.name, f"loses segment {index}")
+        self._later(self._span_s(2.0), lambda: world.start_store(host))
+
+    def _tear(self, host: StoreHost) -> None:
+        """What the daemon was about to seal is written in part."""
+        world = self._world
+        pending = world.pending_seals.get(host.name)
+        if "torn-slot" not in self._kinds or not pending or world.loop.dice.random() < 0.5:
+            return
+        assert host.process is not None
+        before = [(file, bytes(file.table)) for file in host.files]
+        seal_at(host.process, world.loop.dice.choice(pending))
+        for file, old in before:
+            if old == file.table:
+                continue
+            new = bytes(file.table)
+            changed = [i for i in range(0, len(new), SLOT_BYTES) if new[i:][:192] != old[i:][:192]]
+            torn = world.loop.dice.choice(changed)
+            # Slots before it are whole, those behind it untouched.
+            cut = torn + 8 * world.loop.dice.randrange(1, SLOT_BYTES // 8)
+            file.table[:] = new[:cut] + old[cut:]
+            world.loop.note(host.name, f"a slot is torn: {torn // SLOT_BYTES}")
+            self._note_damage(file, old[torn:][:SLOT_BYTES])
+
+    def _flip(self, host: StoreHost) -> None:
+        """A bit of a sealed slot is not what it was."""
+        dice = self._world.loop.dice
+        file = dice.choice(host.files)
+        records = np.frombuffer(bytes(file.table), SLOT_RECORD)
+        sealed = np.flatnonzero(records["state"] == STATE_SEALED)
+        if len(sealed):
+            slot = int(dice.choice(sealed.tolist()))
+            self._note_damage(file, records[slot : slot + 1].tobytes())
+            file.table[slot * SLOT_BYTES + dice.randrange(SLOT_BYTES)] ^= 1 << dice.randrange(8)
+            self._world.loop.note(host.name, f"a bit of slot {slot} flips")
+
+    @staticmethod
+    def _note_damage(file: SegmentFile, old: bytes) -> None:
+        record = np.frombuffer(old, SLOT_RECORD)[0]
+        file.damaged.add((int(record["epoch"]), int(record["seq"])))
+
+    # ---- the master -----------------------------------------------------------------------------
+
+    def _master_down(self, *, orderly: bool, power: bool = False) -> None:
+        world = self._world
+        if world.master is None or (orderly and world.master.party.paused):
+            return
+        world.end_master(orderly=orderly)
+        if power:
+            world.oracle.power_failed = True
+            lost = world.log.lose_power(lambda n: world.loop.dice.randint(0, n))
+            world.loop.note(MASTER, f"its machine loses power: {lost} records are gone")
+        if "compact" in self._kinds and world.loop.dice.random() < 0.3:
+            world.loop.note(MASTER, "the journal is compacted")
+            world.log.compact()
+
+        def again() -> None:
+            if world.master is None:
+                world.start_master()
+
+        self._later(self._span_s(1.5), again)
+
+    def _master_crash(self) -> None:
+        self._master_down(orderly=False)
+
+    def _master_stop(self) -> None:
+        self._master_down(orderly=True)
+
+    def _power(self) -> None:
+        self._master_down(orderly=False, power=True)

@@ -1,0 +1,268 @@
+"""What a process finds around it, in virtual time: clock, threads, locks, queues, dice.
+
+The production modules name these things as `time`, `threading`, `secrets` and so on; `inhabited`
+puts the simulated ones in their place for as long as a simulation runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from queue import Empty
+from typing import Any
+
+import cenote.client.client
+import cenote.client.driver
+import cenote.client.housekeeping
+import cenote.client.session
+import cenote.store.agent
+import cenote.store.sessions
+from sim.loop import Loop, Signal, Task
+
+__all__ = ["SimEvent", "SimLock", "inhabited"]
+
+
+class SimTime:
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    def monotonic(self) -> float:
+        return self._loop.local_clock_s()
+
+    def sleep(self, seconds: float) -> None:
+        self._loop.sleep(seconds)
+
+
+class SimLock:
+    """`threading.Lock`, or with `again` an RLock."""
+
+    def __init__(self, loop: Loop, *, again: bool = False) -> None:
+        self._loop = loop
+        self._again = again
+        self._owner: Task | None = None
+        self._depth = 0
+        self._waiting: deque[Signal] = deque()
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        loop = self._loop
+        until_s = loop.now_s + timeout if timeout >= 0 else float("inf")
+        while self._depth:
+            if self._again and self._owner is loop.task:
+                break
+            left_s = until_s - loop.now_s
+            if not blocking or left_s <= 0:
+                return False
+            signal = Signal(loop)
+            self._waiting.append(signal)
+            signal.wait(left_s)
+        self._owner = loop.task
+        self._depth += 1
+        return True
+
+    def release(self) -> None:
+        self._depth -= 1
+        while not self._depth and self._waiting:
+            signal = self._waiting.popleft()
+            if not signal.is_set:
+                signal.set()
+                break
+
+    def locked(self) -> bool:
+        return self._depth > 0
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class SimEvent:
+    """`threading.Event`."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._signal = Signal(loop)
+
+    def set(self) -> None:
+        self._signal.set()
+
+    def is_set(self) -> bool:
+        return self._signal.is_set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self._signal.wait(timeout)
+
+
+class SimThread:
+    """`threading.Thread`: a task of the party that starts it."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        target: Callable[..., None],
+        name: str = "",
+        args: tuple[Any, ...] = (),
+        daemon: bool = False,
+    ) -> None:
+        self._loop = loop
+        self._target = target
+        self._args = args
+        self.name = name
+        self.ident: int | None = None
+        self._ended: Signal | None = None
+
+    def start(self) -> None:
+        self.ident = 1
+        party = self._loop.present_party()
+        self._ended = self._loop.spawn(party, self.name, lambda: self._target(*self._args))
+
+    def join(self, timeout: float | None = None) -> None:
+        if self._ended is not None:
+            self._ended.wait(timeout)
+
+    def is_alive(self) -> bool:
+        return self._ended is None or not self._ended.is_set
+
+
+class SimThreading:
+    """The module `threading`, as far as it is used."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._main = SimThread(loop, lambda: None)
+
+    def Lock(self) -> SimLock:
+        return SimLock(self._loop)
+
+    def RLock(self) -> SimLock:
+        return SimLock(self._loop, again=True)
+
+    def Event(self) -> SimEvent:
+        return SimEvent(self._loop)
+
+    def Thread(self, **options: Any) -> SimThread:
+        return SimThread(self._loop, **options)
+
+    def current_thread(self) -> object:
+        return self._loop.task
+
+    def main_thread(self) -> SimThread:
+        return self._main
+
+
+class SimQueue:
+    """`queue.SimpleQueue`."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._items: deque[Any] = deque()
+        self._signal = Signal(loop)
+
+    def put(self, item: Any) -> None:
+        self._items.append(item)
+        self._signal.set()
+
+    def get(self, timeout: float | None = None) -> Any:
+        if not self._items:
+            if self._signal.is_set:
+                self._signal = Signal(self._loop)
+            self._signal.wait(timeout)
+        if not self._items:
+            raise Empty
+        return self._items.popleft()
+
+
+class SimFuture:
+    """`concurrent.futures.Future`."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._ended = Signal(loop)
+
+    def done(self) -> bool:
+        return self._ended.is_set
+
+    def cancel(self) -> bool:
+        return False
+
+    def settle(self, value: Any, error: BaseException | None) -> None:
+        self._ended.set((value, error))
+
+    def result(self, timeout: float | None = None) -> Any:
+        self._ended.wait(timeout)
+        value, error = self._ended.value
+        if error is not None:
+            raise error
+        return value
+
+
+class SimExecutor:
+    """`ThreadPoolExecutor`; as many threads as are wanted."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    def submit(self, run: Callable[..., Any], *arguments: Any) -> SimFuture:
+        future = SimFuture(self._loop)
+
+        def body() -> None:
+            try:
+                future.settle(run(*arguments), None)
+            except Exception as error:  # whatever it is goes to whoever asks for the result
+                future.settle(None, error)
+
+        self._loop.spawn(self._loop.present_party(), "pool", body)
+        return future
+
+    def shutdown(self, wait: bool = True, cancel_futures: bool = False) -> None:
+        pass
+
+
+class SimSecrets:
+    """The module `secrets`, with loaded dice."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    def token_bytes(self, count: int) -> bytes:
+        return self._loop.dice.randbytes(count)
+
+
+@contextlib.contextmanager
+def inhabited(
+    loop: Loop, boot_id: Callable[[], str], is_mapped: Callable[[Any, bytes], bool]
+) -> Iterator[None]:
+    """Production code lives in `loop` meanwhile.
+
+    `boot_id()`: of the host that the present task runs on. `is_mapped(segment, session id)`: what
+    the kernel would tell a daemon.
+    """
+    clock, threads = SimTime(loop), SimThreading(loop)
+    session, store_sessions = cenote.client.session, cenote.store.sessions
+    keeping, agent = cenote.client.housekeeping, cenote.store.agent
+    places: list[tuple[Any, str, Any]] = [
+        (module, "time", clock)
+        for module in (cenote.client.client, cenote.client.driver, keeping, session, agent)
+    ]
+    places += [(module, "threading", threads) for module in (keeping, session, agent)]
+    places += [
+        (keeping, "SimpleQueue", lambda: SimQueue(loop)),
+        (session, "ThreadPoolExecutor", lambda *_, **__: SimExecutor(loop)),
+        (session, "secrets", SimSecrets(loop)),
+        (session, "boot_id", boot_id),
+        (session, "clock_id", boot_id),
+        (store_sessions, "monotonic", clock.monotonic),
+        (store_sessions, "is_mapped", is_mapped),
+    ]
+    before = [(module, name, getattr(module, name)) for module, name, _ in places]
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    for module, name, value in places:
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
+        logging.disable(level)

@@ -1,0 +1,405 @@
+"""What must hold: who may write where, which bytes may be read, what may be lost.
+
+The oracle sees what the master decides (its effects and grants), every byte that lands in a
+segment, and what each call of a client was answered. It knows nothing of how they work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from cenote.api.errors import CenoteError
+from cenote.api.rows import EXTENT, PUT, UNIT_BYTES, PutStatus
+from cenote.master.effects import Effect, Gone, GoneReason, NamespaceOpened, SegmentGone, Stored
+from cenote.master.pool import Pool
+from cenote.store.slot_format import SLOT_BYTES, SLOT_RECORD, STATE_SEALED
+from sim.loop import Violation
+from unit.master.state_checks import check
+
+if TYPE_CHECKING:
+    from sim.data_path import Write
+    from sim.masters import MasterProcess
+    from sim.stores import SegmentFile
+    from sim.world import World
+
+__all__ = ["Oracle", "PutRecord"]
+
+CHECK_EVERY: Final = 40
+"""Commands between two looks at everything that the master has."""
+BLOCK_BYTES: Final = 16
+Version = tuple[int, int]
+"""(epoch, seq)."""
+
+
+def make_value(serial: int, key: int, client: int, size: int) -> bytes:
+    """Bytes of which each block of 16 says which put, key, client, and place it is of."""
+    count = -(-size // BLOCK_BYTES)
+    blocks = np.empty((count, 2), "<u8")
+    blocks[:, 0] = serial << 32 | key << 16 | client
+    blocks[:, 1] = np.arange(count, dtype=np.uint64) + np.uint64(size << 32)
+    return blocks.tobytes()[:size]
+
+
+def origin_of(block: bytes) -> str:
+    """Which put such a block is of, for people."""
+    if len(block) < 8 or not any(block):
+        return "nothing that was put"
+    word = int.from_bytes(block[:8], "little")
+    return f"put {word >> 32} of key {word >> 16 & 0xFFFF} by client {word & 0xFFFF}"
+
+
+@dataclass(eq=False)
+class PutRecord:
+    """One call's attempt to put one value."""
+
+    serial: int
+    key: int
+    client: int
+    value: bytes
+    min_replicas: int = 1
+    acked: bool = False
+    versions: list[Version] = field(default_factory=list)
+
+
+@dataclass
+class Removal:
+    number: int
+    """Of the master's decisions."""
+    acked_s: float
+    """After this, no read may begin that sees what was decided before."""
+
+
+class Oracle:
+    """See the module. Raises Violation where something happened that must not."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.puts: dict[int, PutRecord] = {}
+        self._by_checksum: dict[int, PutRecord] = {}
+        self._numbers: dict[Version, int] = {}
+        """Version -> the number of its decision."""
+        self._decisions = 0
+        self._placed: dict[Version, list[tuple[SegmentFile, int, int]]] = {}
+        """Version -> (file, slot, replica) of each extent."""
+        self.gone: dict[Version, GoneReason] = {}
+        self._versions_of: dict[tuple[bytes, int], Version] = {}
+        """(digest, seq) -> version."""
+        self._removed_at: dict[bytes, list[tuple[int, float]]] = {}
+        self._resets: list[tuple[int, float]] = []
+        self.removals: dict[int, list[Removal]] = {}
+        """By key."""
+        self._grants: dict[int, int] = {}
+        self._writes: dict[Write, None] = {}
+        self._commands = 0
+        self.reads = self.hits = self.acks = self.lost = 0
+        self.power_failed = False
+        self.digests: dict[int, set[bytes]] = {}
+        """By key, in all generations."""
+
+    # ---- the master -----------------------------------------------------------------------------
+
+    def master_started(self, master: MasterProcess) -> None:
+        decider = master.service.decider
+        apply, take = decider.apply, decider._take
+        pool = decider.state._pool
+
+        def watched(command: Any) -> Any:
+            before = _fingerprint(pool)
+            try:
+                return apply(command)
+            except CenoteError as error:
+                if _fingerprint(pool) != before:
+                    raise Violation(
+                        f"{type(command).__name__} raised {error!r} and changed something:\n"
+                        f"{before}\n{_fingerprint(pool)}"
+                    ) from error
+                raise
+
+        def taken(effects: list[Effect]) -> None:
+            self._take(master, effects)
+            take(effects)
+
+        decider.apply = watched  # type: ignore[method-assign]
+        decider._take = taken  # type: ignore[method-assign]
+        self._check(master)
+
+    @contextlib.contextmanager
+    def watching(self, who: str, master: MasterProcess) -> Iterator[None]:
+        """The master carries something out."""
+        yield
+        self._commands += 1
+        if self._commands % CHECK_EVERY == 0:
+            self._check(master)
+
+    def _check(self, master: MasterProcess) -> None:
+        check(master.service.state)
+
+    def _file(self, pool: Pool, segment_id: int) -> SegmentFile | None:
+        segment = pool.segments.by_id.get(segment_id)
+        return None if segment is None else self._world.files[segment.incarnation]
+
+    def _take(self, master: MasterProcess, effects: list[Effect]) -> None:
+        pool = master.service.state._pool
+        stored_later = {
+            digest.tobytes()
+            for effect in effects
+            if isinstance(effect, Stored)
+            for digest in effect.digests
+        }
+        forgotten = [e.segment_id for e in effects if isinstance(e, SegmentGone)]
+        for effect in effects:
+            if isinstance(effect, Stored):
+                self._stored(pool, effect)
+            elif isinstance(effect, Gone):
+                self._gone(pool, effect, stored_later, forgotten)
+            elif isinstance(effect, NamespaceOpened):
+                self._decisions += 1
+                self._world.learn_seed(effect.digest_seed)
+                if effect.generation > 1:
+                    self._resets.append((self._decisions, self._world.loop.now_s))
+
+    def _stored(self, pool: Pool, effect: Stored) -> None:
+        at = 0
+        for i, digest in enumerate(effect.digests):
+            placed = effect.placed[at : at + int(effect.extent_counts[i])]
+            at += len(placed)
+            version = (effect.epoch, int(effect.seqs[i]))
+            put = self._by_checksum.get(int(effect.checksums[i]))
+            if put is None:
+                raise Violation(f"version {version} has the checksum of nothing that was put")
+            if digest.tobytes() not in self.digests.get(put.key, ()):
+                raise Violation(f"version {version} has the digest of another key")
+            self._decisions += 1
+            self.gone.pop(version, None)
+            files = self._world.files
+            self._placed[version] = [
+                (files[pool.segments.by_id[segment].incarnation], slot, replica)
+                for segment, slot, _, _, replica, _ in placed.tolist()
+            ]
+            if version not in self._numbers:
+                self._numbers[version] = self._decisions
+                put.versions.append(version)
+                self._versions_of[digest.tobytes(), version[1]] = version
+
+    def _gone(
+        self, pool: Pool, effect: Gone, stored_later: set[bytes], forgotten: list[int]
+    ) -> None:
+        self._decisions += 1
+        now_s = self._world.loop.now_s
+        for digest, seq in zip(effect.digests, effect.seqs.tolist(), strict=True):
+            name = digest.tobytes()
+            if effect.reason == GoneReason.REMOVED:
+                self._removed_at.setdefault(name, []).append((self._decisions, now_s))
+            version = self._versions_of.get((name, seq))
+            if version is None:
+                continue
+            self.gone[version] = effect.reason
+            if effect.reason == GoneReason.LOST:
+                self.lost += 1
+                if name not in stored_later:
+                    self._check_loss(version, forgotten)
+
+    def _check_loss(self, version: Version, forgotten: list[int]) -> None:
+        """An acknowledged object is lost with all the daemons that held it, and not otherwise."""
+        put = next((p for p in self.puts.values() if version in p.versions), None)
+        if put is None or not put.acked:
+            return
+        survives = self.surviving_replicas(version, forgotten)
+        if survives:
+            raise Violation(
+                f"put {put.serial} of key {put.key}, version {version}, was acknowledged and is"
+                f" lost, though its replicas {sorted(survives)} are there"
+            )
+
+    def surviving_replicas(self, version: Version, forgotten: list[int] | None = None) -> set[int]:
+        """Replicas whose slots are all sealed in memory that was not lost."""
+        alive: dict[int, bool] = {}
+        for file, slot, replica in self._placed[version]:
+            good = (
+                not file.is_lost
+                and version not in file.damaged
+                and file.segment_id not in (forgotten or ())
+                and _is_sealed(file, slot, version)
+            )
+            alive[replica] = alive.get(replica, True) and good
+        return {replica for replica, good in alive.items() if good}
+
+    # ---- writers --------------------------------------------------------------------------------
+
+    def granted(self, master: MasterProcess, request: Any, reply: Any) -> None:
+        """The master granted space: nobody else may still write there."""
+        if not reply.grant_id or reply.grant_id in self._grants:
+            return
+        number = self._grants[reply.grant_id] = len(self._grants) + 1
+        pool = master.service.state._pool
+        puts = np.frombuffer(reply.puts, PUT)
+        assert (puts["extents"][puts["status"] != PutStatus.GRANTED] == 0).all()
+        for segment_id, _, offset, length in np.frombuffer(reply.extents, EXTENT).tolist():
+            file = self._file(pool, segment_id)
+            assert file is not None
+            end = offset + -(-length // UNIT_BYTES) * UNIT_BYTES
+            for write in self._writes:
+                if write.may_touch(file, offset, end):
+                    raise Violation(
+                        f"[{offset}, {end}) of {file.name} was granted"
+                        f" ({reply.grant_id & 0xFFFFFFFFFF}) while {write.who} is writing there"
+                        f" under grant {write.grant_id & 0xFFFFFFFFFF}"
+                        f" of epoch {write.grant_id >> 40}"
+                    )
+            file.owner[offset // UNIT_BYTES : end // UNIT_BYTES] = number
+
+    def write_begun(self, write: Write) -> None:
+        self._writes[write] = None
+
+    def write_ended(self, write: Write) -> None:
+        self._writes.pop(write, None)
+
+    def landed(self, write: Write, file: SegmentFile, offset: int, length: int) -> None:
+        """Bytes reach a segment."""
+        number = self._grants.get(write.grant_id, -1)
+        units = file.owner[offset // UNIT_BYTES : -(-(offset + length) // UNIT_BYTES)]
+        if (units != number).any():
+            raise Violation(
+                f"{write.who} wrote [{offset}, {offset + length}) of {file.name} under grant"
+                f" {write.grant_id & 0xFFFFFFFFFF} of epoch {write.grant_id >> 40}, which another"
+                " was granted since"
+            )
+
+    # ---- calls of clients -----------------------------------------------------------------------
+
+    def new_put(self, key: int, client: int, size: int, min_replicas: int) -> PutRecord:
+        serial = len(self.puts) + 1
+        value = make_value(serial, key, client, size)
+        put = self.puts[serial] = PutRecord(serial, key, client, value, min_replicas)
+        self._by_checksum[xxh3_64_intdigest(value)] = put
+        return put
+
+    def put_acked(self, put: PutRecord) -> None:
+        """The client was told that it is stored."""
+        self.acks += 1
+        put.acked = True
+        alive = [v for v in put.versions if v not in self.gone]
+        if not put.versions:
+            raise Violation(f"put {put.serial} was acknowledged and never decided")
+        for version in alive:
+            survive = self.surviving_replicas(version)
+            really_lost = any(
+                file.is_lost or version in file.damaged for file, _, _ in self._placed[version]
+            )
+            wanted = min(put.min_replicas, len({r for _, _, r in self._placed[version]}))
+            if len(survive) < wanted and not really_lost:
+                raise Violation(
+                    f"put {put.serial} of key {put.key} was acknowledged with replicas"
+                    f" {sorted(survive)} sealed, {wanted} were wanted"
+                )
+
+    def removed(self, key: int, began_s: float) -> None:
+        """A client was told that the key is removed."""
+        numbers = [
+            number
+            for digest in self.digests.get(key, ())
+            for number, at_s in self._removed_at.get(digest, ())
+            if at_s >= began_s
+        ]
+        if not numbers:
+            raise Violation(f"the removal of key {key} was acknowledged and never decided")
+        self.removals.setdefault(key, []).append(Removal(min(numbers), self._world.loop.now_s))
+
+    def reset(self, began_s: float) -> None:
+        """The namespace was reset: as if all keys had been removed."""
+        numbers = [number for number, at_s in self._resets if at_s >= began_s]
+        for key in self.digests:
+            removal = Removal(min(numbers), self._world.loop.now_s)
+            self.removals.setdefault(key, []).append(removal)
+
+    def read(self, key: int, value: bytes | memoryview | None, began_s: float) -> None:
+        """A client read this, in a call (or under a lease) that began then."""
+        self.reads += 1
+        if value is None:
+            return
+        self.hits += 1
+        data = bytes(value)
+        put = self.puts.get(int.from_bytes(data[4:8], "little"))
+        if put is None or put.value != data:
+            raise Violation(self._wrong_bytes(key, put, data))
+        if put.key != key:
+            raise Violation(f"key {key} gave the bytes of key {put.key} (put {put.serial})")
+        if not put.versions:
+            raise Violation(f"key {key} gave the bytes of put {put.serial}, never decided")
+        latest = max(self._numbers[version] for version in put.versions)
+        for removal in self.removals.get(key, ()):
+            patience_s = self._world.location_ttl_ms / 1000 * 1.1
+            if latest < removal.number and began_s > removal.acked_s + patience_s:
+                raise Violation(
+                    f"key {key} gave the bytes of put {put.serial} to a read that began"
+                    f" {began_s - removal.acked_s:.3f} s after its removal was acknowledged"
+                )
+
+    def _wrong_bytes(self, key: int, put: PutRecord | None, data: bytes) -> str:
+        expected = b"" if put is None else put.value
+        for at in range(0, len(data), BLOCK_BYTES):
+            block = data[at : at + BLOCK_BYTES]
+            if block != expected[at : at + BLOCK_BYTES]:
+                what = f"put {put.serial}" if put else "something"
+                return (
+                    f"wrong bytes under key {key}: {what}, but at {at} of {len(data)}"
+                    f" {origin_of(block)}"
+                )
+        return f"wrong bytes under key {key}: {len(data)} of {len(expected)} bytes"
+
+    # ---- at the end -----------------------------------------------------------------------------
+
+    def expected(self) -> dict[int, PutRecord]:
+        """By key: what was acknowledged and must be readable now."""
+        found: dict[int, PutRecord] = {}
+        best: dict[int, int] = {}
+        for put in self.puts.values():
+            for version in put.versions:
+                if not put.acked or version in self.gone:
+                    continue
+                if not self.surviving_replicas(version):
+                    continue
+                number = self._numbers[version]
+                if any(r.number > number for r in self.removals.get(put.key, ())):
+                    continue
+                if number > best.get(put.key, 0):
+                    best[put.key], found[put.key] = number, put
+        return found
+
+
+def _is_sealed(file: SegmentFile, slot: int, version: Version) -> bool:
+    if slot >= file.slots:
+        return False
+    record = np.frombuffer(file.table, SLOT_RECORD, 1, slot * SLOT_BYTES)[0]
+    return bool(
+        record["state"] == STATE_SEALED and (int(record["epoch"]), int(record["seq"])) == version
+    )
+
+
+def _fingerprint(pool: Pool) -> tuple[Any, ...]:
+    """Cheap, and different whenever a command did something that matters."""
+    return (
+        pool.objects.live_count,
+        pool.objects.used_rows,
+        pool.last_seq,
+        tuple((s.free_units, s.slots.free, s.slots.total) for s in pool.segments.by_id.values()),
+        len(pool.leases),
+        pool.leased_bytes,
+        len(pool.grants),
+        pool.grants.units,
+        pool.grants.keys,
+        len(pool.sessions.by_id),
+        len(pool.orphans),
+        pool.orphans.units,
+        pool.pinned_bytes,
+        pool.condemned_rows,
+        len(pool.namespaces.by_id),
+        pool.view_counter,
+        len(pool.effects),
+    )

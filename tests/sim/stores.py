@@ -1,0 +1,226 @@
+"""Store daemons: the real slot tables, sessions and agent over memory that outlives them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.api.errors import CenoteError, InvalidArgument
+from cenote.api.rows import EXTENT, UNIT_BYTES
+from cenote.runtime.memory import address_of
+from cenote.store.agent import AgentIdentity, StoreAgent
+from cenote.store.dram import DramSegment
+from cenote.store.ranges import RangeSet
+from cenote.store.segments import LocalSegments
+from cenote.store.sessions import SessionTable
+from cenote.store.slot_format import SLOT_BYTES
+from cenote.store.slots import SlotTable
+from cenote.v1 import common_pb2
+from cenote.v1 import master_pb2 as pb
+from sim.loop import Party
+from sim.masters import StoreLink
+
+if TYPE_CHECKING:
+    from sim.world import World
+
+__all__ = ["SegmentFile", "SimSegment", "StoreHost", "StoreProcess"]
+
+SLOTS_FIRST: Final = 48
+
+
+@dataclass(eq=False)
+class SegmentFile:
+    """What of a segment outlives its daemon: data, slot table, header."""
+
+    name: str
+    incarnation: bytes
+    size_bytes: int
+    data: NDArray[np.uint8]
+    table: bytearray
+    slots: int = SLOTS_FIRST
+    ready_bytes: int = 0
+    last_epoch: int = 0
+    node_id: int = 0
+    segment_id: int = 0
+    retired: list[tuple[int, int]] = field(default_factory=list)
+    owner: NDArray[np.int64] = field(init=False)
+    """Per unit: the number of the grant that it was given in last (the oracle's)."""
+    mapped_by: Counter[bytes] = field(default_factory=Counter)
+    """Session -> mappings."""
+    is_lost: bool = False
+    damaged: set[tuple[int, int]] = field(default_factory=set)
+    """Versions whose slot was torn or flipped."""
+
+    def __post_init__(self) -> None:
+        self.owner = np.zeros(self.size_bytes // UNIT_BYTES, np.int64)
+
+
+class SimSegment:
+    """What `DramSegment` is, without files. One per life of its daemon."""
+
+    def __init__(self, file: SegmentFile, index: int) -> None:
+        self.file = file
+        self.index = index
+        self.segment_id = file.segment_id
+        self.tier = int(common_pb2.TIER_DRAM)
+        self.incarnation = file.incarnation
+        self.size_bytes = file.size_bytes
+        self.ready_bytes = file.ready_bytes
+        self.view = memoryview(cast("Any", file.data))
+        self.address = address_of(file.data)
+        self.fd = -1
+        self.header = file
+        self._retired = RangeSet(file.retired)
+        self.table = SlotTable(
+            self._slots_memory(), self.view, unit_bytes=UNIT_BYTES, limit_bytes=file.ready_bytes
+        )
+        self.table.set_bounds(file.ready_bytes, self._retired)
+        self.table.fence(file.last_epoch)
+        self.table.recover()
+
+    def _slots_memory(self) -> memoryview:
+        return memoryview(self.file.table)[: self.file.slots * SLOT_BYTES]
+
+    def info(self, *, retired: bool = True) -> pb.SegmentInfo:
+        given_up = self.file.retired if retired else []
+        ranges = np.zeros(len(given_up), EXTENT)
+        for i, given in enumerate(given_up):
+            ranges[i] = (self.segment_id, 0, *given)
+        return pb.SegmentInfo(
+            node_segment_index=self.index,
+            tier=common_pb2.TIER_DRAM,
+            incarnation=self.incarnation,
+            size_bytes=self.size_bytes,
+            ready_bytes=self.ready_bytes,
+            unit_bytes=UNIT_BYTES,
+            slots=self.table.slots,
+            retired_extents=ranges.tobytes(),
+        )
+
+    def seal(self, *arguments: Any) -> NDArray[np.uint8]:
+        return self.table.seal(*arguments)
+
+    def fence(self, epoch: int) -> None:
+        self.file.last_epoch = max(self.file.last_epoch, epoch)
+        self.table.fence(epoch)
+
+    def attached(self, node_id: int, segment_id: int) -> None:
+        self.segment_id = self.file.segment_id = segment_id
+        self.file.node_id = node_id
+
+    def make_ready(self, ready_bytes: int) -> None:
+        """More of the memory is backed now."""
+        self.ready_bytes = self.file.ready_bytes = ready_bytes
+        self.table.set_bounds(ready_bytes, self._retired)
+
+    def retire(self, offset: int, length: int, slots: int) -> bool:
+        """As `DramSegment.retire`."""
+        if self._retired.covers(offset, length):
+            return False
+        inside = 0 < length <= self.ready_bytes - offset and offset >= 0
+        if not inside or offset % UNIT_BYTES or length % UNIT_BYTES:
+            raise InvalidArgument(f"[{offset}, +{length}) can't be given up: no range of units")
+        if self._retired.overlaps(offset, length):
+            raise InvalidArgument(f"[{offset}, +{length}) can't be given up twice")
+        file = self.file
+        file.slots = max(file.slots, min(slots, file.slots + length // SLOT_BYTES))
+        file.retired.append((offset, length))
+        self._retired = self._retired.added(offset, length)
+        self.table.set_bounds(self.ready_bytes, self._retired)
+        file.data[offset : offset + length] = 0
+        self.table.grow(self._slots_memory())
+        return True
+
+
+@dataclass(eq=False)
+class StoreHost:
+    """A host with memory for one daemon. `boot` counts its reboots."""
+
+    name: str
+    files: list[SegmentFile] = field(default_factory=list)
+    node_uuid: bytes = b""
+    boot: int = 1
+    process: StoreProcess | None = None
+
+    @property
+    def boot_id(self) -> str:
+        return f"{self.name}.{self.boot}"
+
+
+class StoreProcess:
+    """One life of a daemon. To be made in a task of its party."""
+
+    def __init__(self, world: World, host: StoreHost, party: Party, number: int) -> None:
+        self.world = world
+        self.host = host
+        self.party = party
+        segments = [SimSegment(file, i) for i, file in enumerate(host.files)]
+        self.segments = LocalSegments(cast("list[DramSegment]", segments))
+        self.sim_segments = segments
+        self.sessions = SessionTable(self.segments)
+        self.connections: dict[Any, None] = {}
+        """Open data connections."""
+        self.address = f"{host.name}:{number}"
+        credentials = common_pb2.Credentials()
+        hello = pb.HelloRequest(
+            session_id=world.loop.dice.randbytes(16),
+            client_name=host.name,
+            boot_id=host.boot_id,
+            process_id=number,
+            observer=True,
+        )
+        self.agent = StoreAgent(
+            AgentIdentity(
+                node_name=host.name,
+                node_uuid=host.node_uuid,
+                boot_id=host.boot_id,
+                failure_domain="",
+                process_id=number,
+                server_version="",
+                endpoints=(
+                    common_pb2.Endpoint(kind=common_pb2.TRANSPORT_KIND_TCP, address=self.address),
+                    common_pb2.Endpoint(
+                        kind=common_pb2.TRANSPORT_KIND_SHM, address=f"/{host.name}"
+                    ),
+                ),
+                credentials=credentials,
+            ),
+            self.segments,
+            self.sessions,
+            ["master"],
+            connect=lambda _: StoreLink(world, party, hello),
+            stats=pb.NodeStats,
+            is_preparing=self._is_preparing,
+            on_end=self._on_end,
+            jitter=world.loop.dice.random,
+        )
+        party.on_death.append(self._died)
+        self.agent.start()
+        if self._is_preparing():
+            world.loop.after(world.loop.dice.random() * 2, self._prepare, party)
+
+    def _is_preparing(self) -> bool:
+        return any(s.ready_bytes < s.size_bytes for s in self.sim_segments)
+
+    def _prepare(self) -> None:
+        for segment in self.sim_segments:
+            step = segment.size_bytes // 4 // UNIT_BYTES * UNIT_BYTES
+            segment.make_ready(min(segment.size_bytes, segment.ready_bytes + step))
+        if self._is_preparing():
+            self.world.loop.after(self.world.loop.dice.random(), self._prepare, self.party)
+
+    def _on_end(self, error: CenoteError) -> None:
+        raise AssertionError(f"the daemon gave up: {error!r}")
+
+    def _died(self) -> None:
+        for connection in list(self.connections):
+            connection.daemon_died()
+
+    def ask(self, source: str, act: Callable[[], None]) -> None:
+        """A message to this daemon."""
+        self.world.network.send(source, self.host.name, self.party, act)

@@ -1,0 +1,441 @@
+"""One simulated cluster: its parts, its life, and what it must have come to at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from cenote.api.errors import CenoteError, Unavailable
+from cenote.api.keys import digest_key
+from cenote.api.rows import UNIT_BYTES
+from cenote.master.state_config import StateConfig
+from cenote.store.agent_core import Failed
+from cenote.store.slot_format import SLOT_BYTES
+from cenote.transport.base import SealBatch
+from sim.clients import NAMESPACE, ClientProcess, key_bytes
+from sim.faults import ALL_FAULTS, Faults
+from sim.loop import START_S, Loop, Party, Violation
+from sim.machine import inhabited
+from sim.masters import MASTER, RESET, LaneConnection, MasterProcess, SimLog
+from sim.network import Network
+from sim.oracle import Oracle
+from sim.stores import SLOTS_FIRST, SegmentFile, StoreHost, StoreProcess
+
+__all__ = ["Options", "Report", "World", "simulate"]
+
+ACTIVE_S: Final = 8.0
+RECOVERY_S: Final = 6.0
+FAREWELL_S: Final = 5.0
+KIB: Final = 1 << 10
+EVERY_KEY: Final = 80
+
+
+@dataclass(frozen=True)
+class Options:
+    seed: int
+    steps: int = 1 << 40
+    """Events before the faults end; a run that fails earlier ends earlier."""
+    faults: frozenset[str] = ALL_FAULTS
+    active_s: float = ACTIVE_S
+
+
+@dataclass
+class Report:
+    seed: int
+    failure: str
+    """Empty where all went well."""
+    events: int
+    virtual_s: float
+    trace: list[str]
+    fingerprint: int
+    counts: dict[str, int]
+
+    @property
+    def reproduction(self) -> str:
+        return f"python tests/sim/run.py --seed {self.seed}"
+
+
+class World:
+    """See the module."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.loop = loop = Loop(options.seed)
+        dice = loop.dice
+        self.hosts = {
+            f"h{i}": StoreHost(f"h{i}") for i in range(1, dice.choice((1, 2, 2, 3, 3)) + 1)
+        }
+        self.boots: dict[str, int] = {}
+        self.client_hosts: dict[str, str] = {}
+        self.network = Network(loop, self.host_of)
+        self.files: dict[bytes, SegmentFile] = {}
+        self.oracle = Oracle(self)
+        self.log = SimLog()
+        self.master: MasterProcess | None = None
+        self.clients: dict[str, ClientProcess] = {}
+        self.calm = False
+        self.slack_s = 0.0
+        self.keys = dice.choice((4, 8, 16, 40))
+        self.sizes = dice.choice((4, 7, 9))
+        self.haste = dice.choice((0.0, 0.02, 0.1))
+        """How often a task is stopped for a moment between two steps."""
+        self.slowness_s = dice.choice((20e-6, 200e-6, 2e-3))
+        self.location_ttl_ms = dice.choice((100, 500))
+        self.seeds: set[int] = set()
+        self.pending_seals: dict[str, list[SealBatch]] = {}
+        self.segment_bytes = dice.choice((32, 64, 128)) * KIB
+        self.state_config = StateConfig(
+            objects_max=4096,
+            session_ttl_s=2.0,
+            lease_ttl_default_s=0.5,
+            lease_ttl_max_s=2.0,
+            node_dead_s=1.0,
+            node_forget_s=8.0,
+            suspect_s=0.5,
+            adoption_window_s=30.0,
+            session_granted_share_max=0.5,
+            run_bytes=dice.choice((4 * KIB, 1024 * KIB)),
+        )
+        self._processes = 0
+        self.faults = Faults(self, options.faults)
+
+    # ---- names and places ---------------------------------------------------------------------
+
+    def host_of(self, name: str) -> str:
+        return self.client_hosts.get(name, name)
+
+    def boot_id_of(self, host: str) -> str:
+        known = self.hosts.get(host)
+        return f"{host}.1" if known is None else known.boot_id
+
+    def new_party(self, name: str) -> Party:
+        dice = self.loop.dice
+        return Party(name, dice.uniform(-500, 5000), dice.uniform(0.99, 1.01))
+
+    def new_number(self) -> int:
+        self._processes += 1
+        return self._processes
+
+    def learn_seed(self, seed: int) -> None:
+        if seed in self.seeds:
+            return
+        self.seeds.add(seed)
+        for key in range(EVERY_KEY):
+            self.oracle.digests.setdefault(key, set()).add(digest_key(key_bytes(key), seed))
+
+    # ---- small chances ------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """A process may be stopped between any two steps."""
+        if self.haste and self.loop.dice.random() < self.haste:
+            self.loop.sleep(self.loop.dice.expovariate(1 / 0.005))
+
+    def piece_delay_s(self) -> float:
+        return self.loop.dice.expovariate(1 / self.slowness_s)
+
+    @contextlib.contextmanager
+    def sealing(self, host: str, batch: SealBatch) -> Iterator[None]:
+        pending = self.pending_seals.setdefault(host, [])
+        pending.append(batch)
+        try:
+            yield
+        finally:
+            pending.remove(batch)
+
+    def accepts_connections(self, address: str, asker: str) -> bool:
+        host = self.hosts[address.partition(":")[0]]
+        process = host.process
+        alive = process is not None and process.party.alive and process.address == address
+        return alive and not self.network.is_cut(asker, host.name)
+
+    # ---- processes ----------------------------------------------------------------------------
+
+    def start_master(self) -> None:
+        party = self.new_party(MASTER)
+        master = MasterProcess(self, self.log, party)
+        self.master = master
+        master.start()
+
+    def end_master(self, *, orderly: bool) -> None:
+        master = self.master
+        if master is None:
+            return
+        if orderly:
+            master.service.close()
+        self.loop.note(MASTER, "stops" if orderly else "is killed")
+        self.loop.kill(master.party)
+        self.log.in_use = False
+        self.master = None
+        for signal in list(master.open_calls):
+            error = Unavailable("the master is gone")
+            error.maybe_executed = True
+            self.loop.after(self.network.delay_s(), partial(signal.set, error))
+
+    def new_file(self, host: StoreHost, index: int) -> SegmentFile:
+        dice = self.loop.dice
+        size = self.segment_bytes
+        file = SegmentFile(
+            f"{host.name}[{index}]",
+            dice.randbytes(16),
+            size,
+            np.zeros(size, np.uint8),
+            bytearray((SLOTS_FIRST + size // SLOT_BYTES) * SLOT_BYTES),
+        )
+        file.ready_bytes = dice.choice((size, size, size // 2)) // UNIT_BYTES * UNIT_BYTES
+        self.files[file.incarnation] = file
+        return file
+
+    def start_store(self, host: StoreHost) -> None:
+        if host.process is not None and host.process.party.alive:
+            return
+        if not host.files:
+            host.node_uuid = self.loop.dice.randbytes(16)
+            count = self.loop.dice.choice((1, 1, 2))
+            host.files = [self.new_file(host, i) for i in range(count)]
+        party = self.new_party(host.name)
+        number = self.new_number()
+
+        def begin() -> None:
+            process = StoreProcess(self, host, party, number)
+            host.process = process
+            _watch_agent(process)
+
+        self.loop.note(host.name, f"starts as process {number}")
+        self.loop.spawn(party, "start", begin)
+
+    def start_client(self, name: str, host: str) -> None:
+        self.client_hosts[name] = host
+        party = self.new_party(name)
+        client = ClientProcess(self, party, host, int(name[1:]))
+        self.clients[name] = client
+        users = self.loop.dice.choice((1, 1, 2))
+        self.loop.spawn(party, "main", lambda: client.run(users))
+
+    # ---- life ---------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        dice = self.loop.dice
+        self.start_master()
+        for host in self.hosts.values():
+            self.start_store(host)
+        places = [*self.hosts, "x1"]
+        for number in range(1, dice.choice((2, 3, 4)) + 1):
+            self.start_client(f"c{number}", dice.choice(places))
+
+    def recover(self) -> None:
+        """All faults end, and everything that is dead begins again."""
+        self.calm = True
+        self.loop.note("world", "all faults end")
+        self.faults.end()
+        self.network.heal()
+        if self.master is None:
+            self.start_master()
+        self.loop.unpause(self._master().party)
+        for host in self.hosts.values():
+            if host.process is None or not host.process.party.alive:
+                self.start_store(host)
+            else:
+                self.loop.unpause(host.process.party)
+        for client in self.clients.values():
+            self.loop.unpause(client.party)
+
+    def _master(self) -> MasterProcess:
+        assert self.master is not None
+        return self.master
+
+    def living_clients(self) -> list[ClientProcess]:
+        return [c for c in self.clients.values() if c.party.alive and c.client is not None]
+
+    def run(self) -> None:
+        loop = self.loop
+        self.start()
+        self.faults.begin()
+        end_s = START_S + self.options.active_s
+        loop.run(end_s, self.options.steps)
+        self.recover()
+        loop.run(loop.now_s + RECOVERY_S)
+        self._check_contents()
+        self._check_liveness()
+        for client in self.living_clients():
+            loop.spawn(client.party, "close", client.sdk.close)
+        loop.run(loop.now_s + FAREWELL_S)
+        self._check_rest()
+
+    def reset_namespace(self) -> None:
+        """An administrator's command."""
+        began_s = self.loop.now_s
+
+        def reply(answer: bytes | CenoteError) -> None:
+            if not isinstance(answer, CenoteError):
+                self.oracle.reset(began_s)
+
+        master = self.master
+        if master is not None:
+            self.loop.note("admin", "resets the namespace")
+            connection = LaneConnection()
+            self.loop.after(
+                0.0,
+                lambda: master.receive(connection, RESET, NAMESPACE.encode(), reply, "admin"),
+                master.party,
+            )
+
+    # ---- the end ------------------------------------------------------------------------------
+
+    def _in_task(self, client: ClientProcess, act: Any, seconds: float) -> None:
+        ended = self.loop.spawn(client.party, "check", act)
+        until_s = self.loop.now_s + seconds
+        while not ended.is_set and self.loop.now_s < until_s:
+            self.loop.run(min(until_s, self.loop.now_s + 0.05))
+        if not ended.is_set:
+            raise Violation(f"{client.party.name} hangs after all faults have ended")
+
+    def _check_contents(self) -> None:
+        """What was acknowledged is there, seen from each client."""
+        for client in self.living_clients():
+
+            def look(client: ClientProcess = client) -> None:
+                for key in list(self.oracle.expected()):
+                    self._look(client, key)
+
+            self._in_task(client, look, 60.0)
+
+    def _look(self, client: ClientProcess, key: int) -> None:
+        value: bytes | None = None
+        began_s = self.loop.now_s
+        for _ in range(3):
+            expected = self.oracle.expected().get(key)
+            if expected is None:
+                return
+            try:
+                value = client.sdk.get(key_bytes(key))
+            except CenoteError as error:
+                client.note(f"key {key}: {error!r}")
+                self.loop.sleep(0.3)
+                continue
+            self.oracle.read(key, value, began_s)
+            if value is not None:
+                return
+            self.loop.sleep(0.3)
+        if self.oracle.expected().get(key) is expected and expected is not None:
+            raise Violation(
+                f"put {expected.serial} of key {key} (versions {expected.versions}) was"
+                f" acknowledged, and {client.party.name} can't read it after all faults have ended"
+            )
+
+    def _check_liveness(self) -> None:
+        """Every client can put and get again."""
+        for client in self.living_clients():
+
+            def prove(client: ClientProcess = client) -> None:
+                key = self.keys + client.number % 40
+                last: object = None
+                for _ in range(4):
+                    record = self.oracle.new_put(key, client.number, 3000, 1)
+                    began_s = self.loop.now_s
+                    try:
+                        result = client.sdk.put(key_bytes(key), record.value)
+                        if result.stored:
+                            self.oracle.put_acked(record)
+                        value = client.sdk.get(key_bytes(key))
+                    except CenoteError as error:
+                        last = error
+                        client.note(f"liveness: {error!r}")
+                        self.loop.sleep(0.5)
+                        continue
+                    self.oracle.read(key, value, began_s)
+                    if value is not None:
+                        return
+                    last = f"{result.status.name}, and then a miss"
+                    self.loop.sleep(0.5)
+                raise Violation(
+                    f"{client.party.name} can't put and get after all faults have ended: {last!r}"
+                )
+
+            self._in_task(client, prove, 60.0)
+
+    def _check_rest(self) -> None:
+        """Nobody is left who holds anything."""
+        master = self._master()
+        pool = master.service.state._pool
+        self.oracle._check(master)
+        left = {
+            "quarantined units": pool.orphans.units,
+            "orphans": len(pool.orphans),
+            "leases": len(pool.leases),
+            "grants": len(pool.grants),
+            "sessions": len([s for s in pool.sessions.by_id.values() if not s.observer]),
+            "condemned objects": pool.condemned_rows,
+        }
+        found = {what: count for what, count in left.items() if count}
+        if found:
+            raise Violation(f"all faults have ended and all clients are closed, but: {found}")
+        for host in self.hosts.values():
+            assert host.process is not None
+            if not host.process.agent._core.is_attached:
+                raise Violation(f"{host.name} is not attached after all faults have ended")
+
+
+def _watch_agent(process: StoreProcess) -> None:
+    """A bug in the daemon's agent is tried again there, and fails the run here."""
+    core = process.agent._core
+    handle = core.handle
+
+    def watched(event: Any) -> Any:
+        failed = isinstance(event, Failed) and event.error.reason == "InternalError"
+        if failed and not process.agent._stopping.is_set():
+            raise Violation(f"the agent of {process.host.name} failed: {event.error}")
+        return handle(event)
+
+    core.handle = watched  # type: ignore[method-assign]
+
+
+def simulate(options: Options) -> Report:
+    """Run one seed."""
+    world = World(options)
+    loop = world.loop
+
+    def is_mapped(segment: Any, session_id: bytes) -> bool:
+        return bool(segment.file.mapped_by[session_id] > 0)
+
+    def boot_id() -> str:
+        return world.boot_id_of(world.host_of(loop.present_party().name))
+
+    failure = ""
+    with inhabited(loop, boot_id, is_mapped):
+        try:
+            world.run()
+        except Violation as violation:
+            failure = str(violation)
+        except Exception:  # a bug anywhere, of which the report tells all that is known
+            failure = traceback.format_exc()
+        finally:
+            for client in list(world.clients.values()):
+                loop.kill(client.party)
+            for host in world.hosts.values():
+                if host.process is not None:
+                    loop.kill(host.process.party)
+    oracle = world.oracle
+    counts = {
+        "calls": sum(c.calls for c in world.clients.values()),
+        "acks": oracle.acks,
+        "hits": oracle.hits,
+        "reads": oracle.reads,
+        "lost": oracle.lost,
+        "faults": world.faults.count,
+        "evicted": 0 if world.master is None else world.master.service.state.counters.evicted,
+    }
+    return Report(
+        options.seed,
+        failure,
+        loop.events,
+        loop.now_s - START_S,
+        list(loop.log),
+        loop.fingerprint,
+        counts,
+    )
