@@ -423,3 +423,29 @@ def start_program(
         **options,
     }
     return subprocess.Popen([*command, "programs", name, *arguments], **settings)
+
+
+def start_module(module: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    """Start `python -m MODULE ARGUMENTS` as `Daemon` would, but with its output in pipes."""
+    settings: dict[str, Any] = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "env": clean_environment(),
+        **options,
+    }
+    command = [sys.executable, "-m", "cenote.cli.child", str(os.getpid()), module]
+    return subprocess.Popen([*command, *arguments], **settings)
+
+
+def run_module(
+    module: str, *arguments: str, timeout_s: float = READY_TIMEOUT_S
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a daemon that is to end by itself; killed after `timeout_s`."""
+    with start_module(module, *arguments) as process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess([module, *arguments], process.returncode, out, err)

@@ -85,10 +85,7 @@ class Calls:
         """A call that ends `deadline_s` from now. Raises ClientClosed and ForkedClient."""
         session = self.session
         session.check()
-        if deadline_s is None:
-            deadline_s = self.config.deadline_s
-        else:
-            deadline_s = duration_s(deadline_s, "deadline_s")
+        deadline_s = self.config.deadline_s if deadline_s is None else _deadline_s(deadline_s)
         return Call(session.state, self.space, deadline_s)
 
     # ---- puts --------------------------------------------------------------------------------
@@ -328,12 +325,20 @@ def _only(plan: Plan[PutResults]) -> Plan[PutResult]:
 
 
 def duration_s(value: float, name: str) -> float:
-    """`value` as seconds. Raises InvalidArgument, and DeadlineExceeded where it is not positive."""
+    """`value` as seconds, more than 0. Raises InvalidArgument."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise InvalidArgument(f"{name} is a number of seconds, not {value!r}")
     if value <= 0:
-        raise DeadlineExceeded(f"{name} is {value!r}: there is no time for the call")
+        raise InvalidArgument(f"{name} is more than 0 seconds, not {value!r}")
     return float(value)
+
+
+def _deadline_s(value: float) -> float:
+    """A call's time. Raises InvalidArgument, and DeadlineExceeded where none is left of it: callers
+    hand on what remains of a deadline of their own."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
+        raise DeadlineExceeded(f"deadline_s is {value!r}: there is no time for the call")
+    return duration_s(value, "deadline_s")
 
 
 def _pieces(
@@ -353,15 +358,18 @@ def _pieces(
     return column_pieces(addresses, lengths, count)
 
 
+def _check_copies(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 8:
+        raise InvalidArgument(f"{name} is an int of 1 to 8, not {value!r}")
+
+
 def put_options_of(config: ClientConfig, options: PutKeywords) -> PutOptions:
     """The options of one put. Raises InvalidArgument."""
     replicas = options.get("replicas", config.replicas)
-    given_min = options.get("min_replicas")
+    _check_copies("replicas", replicas)
     # The client's default must not turn an explicit replicas=1 into an error.
-    min_replicas = min(config.min_replicas, replicas) if given_min is None else given_min
-    for name, value in (("replicas", replicas), ("min_replicas", min_replicas)):
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 8:
-            raise InvalidArgument(f"{name} is an int of 1 to 8, not {value!r}")
+    min_replicas = options.get("min_replicas", min(config.min_replicas, replicas))
+    _check_copies("min_replicas", min_replicas)
     if min_replicas > replicas:
         raise InvalidArgument(f"min_replicas={min_replicas} is more than replicas={replicas}")
     durability = options.get("durability", config.durability)

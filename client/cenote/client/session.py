@@ -23,6 +23,7 @@ from cenote.api.errors import (
     CenoteError,
     ClientClosed,
     DeadlineExceeded,
+    InvalidArgument,
     NotLeader,
     Unavailable,
 )
@@ -272,6 +273,8 @@ class Session:
 
         Raises FingerprintMismatch where it exists with another fingerprint.
         """
+        if not isinstance(name, str):
+            raise InvalidArgument(f"a namespace's name is a str, not {type(name).__name__}")
         with self._space_lock:
             space = self.spaces.get(name)
         if space is not None and space.fingerprint == fingerprint:
