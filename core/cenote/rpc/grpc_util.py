@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -24,6 +25,7 @@ from cenote.api.errors import (
     InternalError,
     InvalidArgument,
     PermissionDenied,
+    ProtocolError,
     ProtocolVersionMismatch,
     ResourceUnavailable,
     Unauthenticated,
@@ -167,9 +169,35 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         }[handler.request_streaming, handler.response_streaming]
         return make(
             guarded,
-            request_deserializer=handler.request_deserializer,
+            request_deserializer=_guard_parser(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
+
+
+class _NoMessage:
+    """Stands for a request that could not be parsed, until the call can be told so."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def error(self, method: str) -> ProtocolError:
+        return ProtocolError(
+            f"the request of {method} is no message of its kind ({self.length} bytes)"
+        )
+
+
+def _guard_parser(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """gRPC would log a traceback, and say UNKNOWN."""
+    if parse is None:
+        return None
+
+    def guarded(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except DecodeError:
+            return _NoMessage(len(data))
+
+    return guarded
 
 
 def _guard_unary(
@@ -177,6 +205,8 @@ def _guard_unary(
 ) -> Callable[[Any, Any], Awaitable[Any]]:
     async def guarded(request: Any, context: Any) -> Any:
         try:
+            if isinstance(request, _NoMessage):
+                raise request.error(method)
             return await behavior(request, context)
         except grpc.aio.AbortError:
             raise
@@ -191,6 +221,8 @@ def _guard_stream(
 ) -> Callable[[Any, Any], AsyncIterator[Any]]:
     async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
         try:
+            if isinstance(request, _NoMessage):
+                raise request.error(method)
             async for item in behavior(request, context):
                 yield item
         except grpc.aio.AbortError:

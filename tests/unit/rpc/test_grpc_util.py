@@ -21,6 +21,7 @@ from cenote.api.errors import (
     InternalError,
     NoSpace,
     NotLeader,
+    ProtocolError,
     ProtocolVersionMismatch,
     ResourceUnavailable,
     Unavailable,
@@ -34,6 +35,8 @@ from cenote.rpc.grpc_util import (
 )
 
 SERVICE = "cenote.test.Echo"
+PARSE = health_pb2.HealthCheckRequest.FromString
+SERIALIZE = health_pb2.HealthCheckRequest.SerializeToString
 
 
 class Echo:
@@ -62,6 +65,8 @@ class Echo:
             "Unary": grpc.unary_unary_rpc_method_handler(servicer.unary),
             "Stream": grpc.unary_stream_rpc_method_handler(servicer.stream),
             "Slow": grpc.unary_unary_rpc_method_handler(servicer.slow),
+            "Parsed": grpc.unary_unary_rpc_method_handler(servicer.unary, PARSE, SERIALIZE),
+            "ParsedStream": grpc.unary_stream_rpc_method_handler(servicer.stream, PARSE, SERIALIZE),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
@@ -149,6 +154,24 @@ def test_a_bug_is_an_internal_error_and_logged(caplog: pytest.LogCaptureFixture)
     with caplog.at_level(logging.ERROR):
         serve(work)
     assert "a bug, on purpose" in caplog.text
+
+
+def test_a_request_that_is_no_message_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+    """gRPC alone would log a traceback for each, and say UNKNOWN."""
+
+    async def work(_: Echo, channel: Any, __: GrpcServer) -> None:
+        good = health_pb2.HealthCheckRequest(service="x").SerializeToString()
+        assert await channel.unary_unary(f"/{SERVICE}/Parsed")(good) == good
+        error = await failure_of(channel.unary_unary(f"/{SERVICE}/Parsed")(b"\xff" * 30))
+        assert type(error) is ProtocolError
+        assert "30 bytes" in str(error)
+        stream = channel.unary_stream(f"/{SERVICE}/ParsedStream")(b"\xff" * 30)
+        assert type(await failure_of(stream.read())) is ProtocolError
+
+    with caplog.at_level(logging.DEBUG):
+        serve(work)
+    assert "Traceback" not in caplog.text
+    assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
 
 
 def test_what_grpc_itself_says_is_typed_too() -> None:
