@@ -8,6 +8,7 @@ this very call that it is done with them; where it can't say so (`unfenced`) the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from struct import Struct
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from .spans import Spans, by_segment, segments_of, to_placed, units_of
 __all__ = ["end_grant", "put_abort", "put_commit", "quarantine"]
 
 _COMMIT = 1
+_PLACED = Struct("<IIIIB3x")
 _DECIDED = bytes((CommitStatus.DECIDED,))
 _ONE_COUNT = np.ones(1, np.uint16)
 _ONE_REPLICA = np.ones(1, np.uint8)
@@ -43,12 +45,11 @@ def put_commit(pool: Pool, command: PutCommit, now_s: float) -> PutCommitReply:
             assert isinstance(known[0], PutCommitReply)
             return known[0]
     grant = session.grants.get(command.grant_id)
-    checksums = command.checksums
-    if grant is not None and len(grant) == 1 and len(checksums) == 1:
-        reply = _commit_one(pool, command, session, grant, now_s)
-        if reply is None:
-            reply = _commit_many(pool, command, session, grant, now_s)
-    else:
+    reply = None
+    if grant is not None:
+        plain = _commit_one if len(grant) == 1 and len(command.checksums) == 1 else _commit_whole
+        reply = plain(pool, command, session, grant, now_s)
+    if reply is None:
         reply = _commit_many(pool, command, session, grant, now_s)
     if command.request_id:
         config = pool.config
@@ -77,7 +78,7 @@ def _commit_one(
         or grant.drops != pool.segments.drops
         or command.failed_replicas is not None
         or namespace is not pool.namespaces.by_id.get(namespace.namespace_id)
-        or pool.objects.lookup_one(low, high) > 0
+        or (grant.links != pool.links and pool.objects.lookup_one(low, high) > 0)
     ):
         return None
     word, slot, offset, units = spans[0].tolist()
@@ -100,6 +101,7 @@ def _commit_one(
         tail_bytes=int(grant.tails[0]),
     )
     pool.last_seq = seq
+    pool.links += 1
     namespaces = pool.namespaces
     namespaces.objects[namespace.incarnation] += 1
     namespaces.units[namespace.incarnation] += units
@@ -118,11 +120,57 @@ def _commit_one(
             grant.tails,
             _ONE_COUNT,
             _ONE_REPLICA,
-            np.array([(word & 0xFFFF, slot, offset, units, 0, b"")], PLACED),
+            np.frombuffer(_PLACED.pack(word & 0xFFFF, slot, offset, units, 0), PLACED),
         )
     )
     end_grant(pool, session, grant)
     return PutCommitReply(_DECIDED, pool.epoch, seq, grant.durability)
+
+
+def _commit_whole(
+    pool: Pool, command: PutCommit, session: Session, grant: Grant, now_s: float
+) -> PutCommitReply | None:
+    """All of a grant at once, and all its keys are still free. None = go the long way."""
+    namespace = grant.namespace
+    n = len(grant)
+    if (
+        command.indexes is not None
+        or grant.pending is not None
+        or len(command.checksums) != n
+        or command.failed_replicas is not None
+        or grant.drops != pool.segments.drops
+        or namespace is not pool.namespaces.by_id.get(namespace.namespace_id)
+        or (grant.links != pool.links and int(pool.objects.lookup(grant.digests).max()) >= 0)
+    ):
+        return None
+    first = pool.last_seq + 1
+    seqs = np.arange(first, first + n, dtype=np.uint64)
+    effect = Stored(
+        namespace.namespace_id,
+        namespace.generation,
+        pool.epoch,
+        grant.digests,
+        grant.sizes,
+        command.checksums,
+        seqs,
+        grant.tails,
+        np.ones(n, np.uint16) if grant.counts is None else grant.counts,
+        np.ones(n, np.uint8) if grant.replicas is None else grant.replicas,
+        to_placed(grant.spans),
+    )
+    pool.link(namespace, effect, grant.stamps, grant.spans, grant.units)
+    pool.last_seq += n
+    _note_decided(pool, grant, effect, now_s)
+    end_grant(pool, session, grant)
+    return PutCommitReply(_DECIDED * n, pool.epoch, first, grant.durability)
+
+
+def _note_decided(pool: Pool, grant: Grant, effect: Stored, now_s: float) -> None:
+    pool.counters.committed += len(effect.digests)
+    pool.counters.committed_bytes += int(effect.sizes.sum())
+    pool.effects.append(effect)
+    if grant.ttl_s:
+        pool.expiries.add(now_s + grant.ttl_s, effect.digests, effect.seqs)
 
 
 def _commit_many(
@@ -292,11 +340,7 @@ def _decide(
     )
     units = units_of(parts.spans)
     pool.link(grant.namespace, effect, grant.stamps[entries], parts.spans, units)
-    pool.counters.committed += n
-    pool.counters.committed_bytes += int(effect.sizes.sum())
-    pool.effects.append(effect)
-    if grant.ttl_s:
-        pool.expiries.add(now_s + grant.ttl_s, effect.digests, seqs)
+    _note_decided(pool, grant, effect, now_s)
     pool.settle_grant(session, grant, entries, units)
 
 

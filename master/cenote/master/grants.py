@@ -44,6 +44,9 @@ class Grant:
     """Of what is pending."""
     drops: int
     """`Segments.drops` when it was made: if more are gone since, some extents may be."""
+    links: int
+    """`Pool.links` when none of its keys was there; -1 = some were. If nothing was linked since,
+    none is there now."""
     pending: NDArray[np.bool_] | None = None
     """None = all."""
     starts: Positions | None = None

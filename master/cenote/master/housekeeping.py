@@ -10,6 +10,7 @@ from .eviction import evict_ahead, sweep
 from .node_ops import lose_segment, set_node_state
 from .nodes import NodeState
 from .pool import Pool, Rows
+from .segments import GROW_ALWAYS
 from .session_ops import abandon_session
 from .slot_growth import grow_slots
 from .timers import Timed
@@ -37,6 +38,7 @@ def tick(pool: Pool, command: Tick, now_s: float) -> None:
     sweep(pool, pool.config.tick_sweep_rows_max)
     evict_ahead(pool)
     for entry in pool.placement.entries:
+        entry.segment.grow_below = GROW_ALWAYS
         if entry.segment.wants_slots():
             grow_slots(pool, entry.segment)
     moved, _ = pool.objects.compact(pool.config.tick_compact_rows_max)

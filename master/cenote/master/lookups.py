@@ -15,12 +15,13 @@ from cenote.api.rows import EXTENT_STRUCT, OBJECT_STRUCT, UNIT_BYTES, ObjectStat
 
 from .commands import Acquire, AcquireReply, Digests, Exists, Piggyback, Release, Touch
 from .leases import Lease
-from .pool import INCARNATION_MASK, RECORD_WORDS, Pool, Rows
+from .pool import RECORD_WORDS, Pool, Rows
 from .sessions import Session
 from .spans import SEGMENT_MASK
 
 __all__ = ["acquire", "end_leases", "exists", "hits", "piggyback", "release", "touch"]
 
+_OWNER_STRIDE = RECORD_WORDS * 4
 _LOW = np.uint64(0xFFFF_FFFF)
 _SEGMENT = np.uint64(SEGMENT_MASK)
 _REPLICA = np.uint64(0xFF_0000)
@@ -58,9 +59,9 @@ def exists(pool: Pool, command: Exists, now_s: float) -> NDArray[np.uint8]:
 
 def hits(pool: Pool, rows: Rows, incarnation: int) -> NDArray[np.bool_]:
     """Which rows (-1: absent) are objects of this incarnation that can be read now."""
-    # An absent key (-1) is clipped to the first word of row 0, which is 0.
-    tails = pool.record_flat.take(rows * RECORD_WORDS + (RECORD_WORDS - 1), mode="clip")
-    found: NDArray[np.bool_] = (tails & INCARNATION_MASK) == incarnation
+    # An absent key (-1) is clipped to row 0, which is of no incarnation.
+    owners = pool.owner_flat.take(rows * _OWNER_STRIDE, mode="clip")
+    found: NDArray[np.bool_] = owners == incarnation
     if not pool.segments.all_readable:
         at = np.flatnonzero(found)
         found[at] = pool.readable_rows(rows[at])

@@ -34,6 +34,11 @@ class Wanted:
     """Prefer this host; empty = no preference."""
     avoid_node_ids: frozenset[int] = frozenset()
 
+    @property
+    def is_plain(self) -> bool:
+        """Any segment of the tier will do."""
+        return not self.local_boot_id and not self.avoid_node_ids
+
 
 class Entry:
     __slots__ = ("behind", "segment", "share")

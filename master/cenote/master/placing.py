@@ -20,7 +20,7 @@ from .placement import Entry, Wanted
 from .pool import Pool
 from .segments import Segment
 from .slot_growth import ensure_slots
-from .spans import Spans
+from .spans import NO_SPANS, SEGMENT_MASK, Spans, units_of
 
 __all__ = ["Placed", "place"]
 
@@ -32,15 +32,19 @@ Lengths = NDArray[np.int64]
 
 @dataclass(slots=True)
 class Placed:
-    """Of m keys: `status` uint8[m]; of the granted ones `counts`, `replicas` and `spans`.
+    """Of m keys: `status` uint8[m], None if all were granted; of the granted ones the rest.
 
     `counts` and `replicas` are None when every key was granted one extent.
     """
 
-    status: NDArray[np.uint8]
+    status: NDArray[np.uint8] | None
     counts: NDArray[np.uint16] | None
     replicas: NDArray[np.uint8] | None
     spans: Spans
+    units: int
+    """Of all spans."""
+    segments: list[Segment]
+    """Where they lie."""
 
 
 class _Batch:
@@ -53,8 +57,10 @@ class _Batch:
         "min_replicas",
         "odd",
         "pool",
+        "refused",
         "replicas",
         "status",
+        "used",
         "wanted",
     )
 
@@ -68,6 +74,9 @@ class _Batch:
         self.wanted = wanted
         self.evictions_left = 0
         """How often the present pick may still evict where it is somebody's turn."""
+        self.refused = False
+        self.used: set[int] = set()
+        """Ids of segments that were given from."""
         self.status = np.full(len(lengths), PutStatus.GRANTED, np.uint8)
         self.grid = np.empty((len(lengths), replicas, 4), np.uint32)
         self.odd: dict[int, tuple[int, list[tuple[int, int, int, int]]]] = {}
@@ -84,11 +93,17 @@ def place(pool: Pool, lengths: Lengths, replicas: int, min_replicas: int, wanted
     if domains < min_replicas:
         there = len({s.node.domain for s in _alive_segments(pool, wanted)}) >= min_replicas
         return _refused(m, PutStatus.NO_SPACE if there else PutStatus.REPLICAS_UNAVAILABLE)
-    batch = _Batch(pool, lengths, min(replicas, domains), min_replicas, wanted)
     # A run is a small part of a segment, so that it neither fills nor empties one.
     run_units = min(pool.config.run_bytes // UNIT_BYTES, max(1, placement.smallest_units >> 6))
-    ends = np.cumsum(lengths)
-    if int(ends[-1]) <= run_units + (run_units >> 1):
+    ends = lengths.cumsum()
+    total = int(ends[-1])
+    is_one_run = total <= run_units + (run_units >> 1)
+    if is_one_run and replicas == 1 and wanted.is_plain:
+        placed = _place_plain(pool, lengths, wanted)
+        if placed is not None:
+            return placed
+    batch = _Batch(pool, lengths, min(replicas, domains), min_replicas, wanted)
+    if is_one_run:
         _place_run(batch, 0, m, True)
     else:
         numbers = (ends - lengths) // run_units
@@ -98,6 +113,26 @@ def place(pool: Pool, lengths: Lengths, replicas: int, min_replicas: int, wanted
             _place_run(batch, start, stop, True)
             start = stop
     return _assemble(batch)
+
+
+def _place_plain(pool: Pool, lengths: Lengths, wanted: Wanted) -> Placed | None:
+    """The usual case: one run, one replica, room in the segment whose turn it is; else None."""
+    entry = pool.placement.first(wanted.tier)
+    if entry is None:
+        return None
+    segment = entry.segment
+    m = len(lengths)
+    if segment.slots.free < m:
+        ensure_slots(pool, segment, m)
+    taken = segment.take_run(lengths)
+    if taken is None:
+        return None
+    spans = np.empty((m, 4), np.uint32)
+    spans[:, 0] = segment.segment_id
+    spans[:, 1], spans[:, 2], spans[:, 3] = taken[1], taken[0], taken[2]
+    units = int(taken[2].sum())
+    pool.placement.charge_first(entry, units)
+    return Placed(None, None, None, spans, units, [segment])
 
 
 def _alive_segments(pool: Pool, wanted: Wanted) -> list[Segment]:
@@ -112,7 +147,7 @@ def _alive_segments(pool: Pool, wanted: Wanted) -> list[Segment]:
 
 
 def _refused(m: int, status: PutStatus) -> Placed:
-    return Placed(np.full(m, status, np.uint8), None, None, np.zeros((0, 4), np.uint32))
+    return Placed(np.full(m, status, np.uint8), None, None, NO_SPANS, 0, [])
 
 
 def _place_run(batch: _Batch, start: int, stop: int, may_evict: bool) -> None:
@@ -152,6 +187,7 @@ def _try_run(batch: _Batch, start: int, stop: int, lengths: Lengths, total: int)
     batch.evictions_left = batch.replicas
     picked = batch.pool.placement.pick(batch.replicas, batch.wanted, total, try_entry)
     for replica, (entry, (offsets, slots, units)) in enumerate(zip(picked, got, strict=True)):
+        batch.used.add(entry.segment.segment_id)
         cells = batch.grid[start:stop, replica]
         cells[:, 0] = entry.segment.segment_id | replica << 16
         cells[:, 1] = slots
@@ -185,6 +221,7 @@ def _place_object(batch: _Batch, at: int) -> None:
     length = int(batch.lengths[at])
     if length > pool.placement.capacity_for(wanted):
         batch.status[at] = PutStatus.TOO_LARGE
+        batch.refused = True
         return
     found: list[tuple[Segment, list[tuple[int, int, int]]]] = []
     fits_one = length <= pool.placement.largest_for(wanted)
@@ -305,10 +342,12 @@ def _settle_object(
             for offset, slot, units in pieces:
                 segment.give_one(slot, offset, units)
         batch.status[at] = PutStatus.NO_SPACE
+        batch.refused = True
         return
     if len(found) == batch.replicas and all(len(pieces) == 1 for _, pieces in found):
         for replica, (segment, pieces) in enumerate(found):
             offset, slot, units = pieces[0]
+            batch.used.add(segment.segment_id)
             batch.grid[at, replica] = (segment.segment_id | replica << 16, slot, offset, units)
         return
     batch.odd[at] = (
@@ -322,23 +361,36 @@ def _settle_object(
 
 
 def _assemble(batch: _Batch) -> Placed:
+    """Put the keys' extents together, in their order."""
     status, replicas = batch.status, batch.replicas
-    granted = status == PutStatus.GRANTED
-    everything = bool(granted.all())
-    if not batch.odd:
-        grid = batch.grid if everything else batch.grid[granted]
+    counts: NDArray[np.uint16] | None = None
+    copies: NDArray[np.uint8] | None = None
+    whole = not batch.refused
+    granted = None if whole else status == PutStatus.GRANTED
+    if batch.odd:
+        counts, copies, spans = _assemble_odd(batch)
+    else:
+        grid = batch.grid if granted is None else batch.grid[granted]
         spans = grid.reshape(-1, 4)
-        if replicas == 1:
-            return Placed(status, None, None, spans)
-        n = len(grid)
-        return Placed(
-            status, np.full(n, replicas, np.uint16), np.full(n, replicas, np.uint8), spans
-        )
-    counts = np.full(len(status), replicas, np.uint16)
-    copies = np.full(len(status), replicas, np.uint8)
+        if replicas > 1:
+            counts = np.full(len(grid), replicas, np.uint16)
+            copies = np.full(len(grid), replicas, np.uint8)
+    by_id = batch.pool.segments.by_id
+    segments = [by_id[i] for i in batch.used if i in by_id]
+    found = None if whole else status
+    return Placed(found, counts, copies, spans, units_of(spans), segments)
+
+
+def _assemble_odd(batch: _Batch) -> tuple[NDArray[np.uint16], NDArray[np.uint8], Spans]:
+    """(extents of each granted key, replicas of each, all extents); some keys are in pieces."""
+    granted = batch.status == PutStatus.GRANTED
+    replicas = batch.replicas
+    counts = np.full(len(granted), replicas, np.uint16)
+    copies = np.full(len(granted), replicas, np.uint8)
     for at, (number, pieces) in batch.odd.items():
         counts[at], copies[at] = len(pieces), number
         batch.pool.counters.put_striped += len(pieces) > number
+        batch.used.update(word & SEGMENT_MASK for word, *_ in pieces)
     counts[~granted] = 0
     ends = np.cumsum(counts, dtype=np.int64)
     starts = ends - counts
@@ -349,4 +401,4 @@ def _assemble(batch: _Batch) -> Placed:
     spans[where.reshape(-1)] = batch.grid[regular].reshape(-1, 4)
     for at, (_, pieces) in batch.odd.items():
         spans[starts[at] : ends[at]] = pieces
-    return Placed(status, counts[granted], copies[granted], spans)
+    return counts[granted], copies[granted], spans

@@ -102,6 +102,8 @@ class Pool:
         self.counters = Counters()
         self.effects: list[Effect] = []
         self.view_counter = 0
+        self.links = 0
+        """Batches of objects that entered the table."""
         self.changes = 0
         """Commands that may have changed something: a snapshot under way notices."""
         self.capacity_bytes = 0
@@ -130,6 +132,8 @@ class Pool:
         self._stamp_times: list[tuple[int, float]] = []
         # Whole reservations of the table's columns: they stay valid however it grows.
         self.record_flat = objects._record.view(np.uint64)
+        self.owner_flat = self.record_flat.view(np.uint16)[(RECORD_WORDS - 1) * 4 :]
+        """Whose each row is, at every 20th place."""
         self.extent_flat = objects._extent.view(np.uint64)
         self.extent_pairs = self.extent_flat.reshape(-1, 2)
         self.extent_words = self.extent_flat.view(np.uint32)
@@ -288,6 +292,7 @@ class Pool:
 
         Raises ResourceUnavailable, having changed nothing, when the table is full.
         """
+        self.links += 1
         counts = effect.extent_counts
         simple = len(spans) == len(effect.digests)
         rows = self.objects.insert(

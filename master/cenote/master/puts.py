@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from struct import Struct
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,17 +22,22 @@ from .grants import Grant
 from .lookups import check_digests, hits
 from .namespaces import Namespace
 from .placement import Wanted
-from .placing import place
-from .pool import Pool
+from .placing import Placed, place
+from .pool import Pool, Rows
 from .sessions import Session
 from .slot_growth import grow_slots
-from .spans import SEGMENT_MASK, Spans
+from .spans import Spans
 
 __all__ = ["put_start", "reply_key"]
 
 _START = 0
-_UNIT_SHIFT = np.uint64(UNIT_BYTES.bit_length() - 1)
-_SIZE_MAX = 1 << 46
+_UNIT_BITS = UNIT_BYTES.bit_length() - 1
+_UNIT_SHIFT = np.uint64(_UNIT_BITS)
+_ONE = np.uint64(1)
+_SIZE_MAX = np.uint64(1 << 46)
+_SEGMENT_AND_SLOT = np.uint64(0xFFFF_FFFF_0000_FFFF)
+_LOW_WORD = np.uint64(0xFFFF_FFFF)
+_SPAN = Struct("<IIII")
 _EXISTS_ROW = PUT_STRUCT.pack(PutStatus.EXISTS, 0, 0, 0)
 _GRANTED_ROW = PUT_STRUCT.pack(PutStatus.GRANTED, 1, 1, 0)
 _NO_TAIL = np.zeros(1, np.uint16)
@@ -155,19 +162,26 @@ def _put_start_one(
         grow_slots(pool, segment)
     pool.counters.put_keys += 1
     pool.counters.put_granted += 1
-    spans = np.array([(segment.segment_id, slot, offset, units)], np.uint32)
-    grant = _grant(
-        pool,
-        command,
-        session,
+    grant = Grant(
+        pool.grants.new_id(),
+        session.session_id,
         namespace,
+        1,
         None,
         command.digests,
         command.sizes,
         _NO_TAIL if tails is None else tails,
-        spans,
+        pool.policy.fresh(1, False),
+        None,
+        None,
+        np.frombuffer(_SPAN.pack(segment.segment_id, slot, offset, units), np.uint32).reshape(1, 4),
+        max(command.durability, namespace.durability),
+        command.ttl_ms / 1000,
         units,
+        pool.segments.drops,
+        pool.links,
     )
+    _register(pool, session, grant)
     extents = EXTENT_STRUCT.pack(segment.segment_id, slot, offset * UNIT_BYTES, length)
     return PutStartReply(_GRANTED_ROW, extents, grant.grant_id, pool.view_version)
 
@@ -178,135 +192,170 @@ def _put_start_one(
 def _put_start_many(
     pool: Pool, command: PutStart, session: Session, namespace: Namespace, now_s: float
 ) -> PutStartReply:
+    """Any batch. Work goes on with the keys that are left (`todo`: their positions, None = all)."""
     n = len(command.digests)
     _check(pool, command, session, n)
-    counters = pool.counters
-    counters.put_keys += n
-    digests = command.digests
+    pool.counters.put_keys += n
+    links = pool.links
     puts = np.zeros(n, PUT)
-    rows = pool.objects.lookup(digests)
+    rows = pool.objects.lookup(command.digests)
     present = hits(pool, rows, namespace.incarnation)
-    todo = np.flatnonzero(~present)
-    if len(todo) < n:
-        known = rows[present]
-        pool.stamp[known] = pool.policy.fresh(len(known), command.chain)
-        counters.put_exists += len(known)
-    if not len(todo):
+    todo = _touch_present(pool, command, rows, present)
+    if todo is None and int(rows.max()) >= 0:
+        links = -1  # hidden objects stand where these will: commit has to look again
+    keys = _Keys(command, todo)
+    refused = _refusals(pool, session, keys)
+    if refused is not None:
+        status = np.zeros(n, np.uint8)
+        at = np.arange(n) if todo is None else todo
+        status[at] = refused
+        puts["status"] = status
+        todo = at[refused == 0]
+        keys = _Keys(command, todo)
+    if not len(keys.units):
+        _count(pool, n, 0, present, puts)
         return PutStartReply(puts.tobytes(), b"", 0, pool.view_version)
-    lengths = command.sizes.astype(np.int64)
-    status = np.zeros(n, np.uint8)
-    bad = (command.sizes == 0) | (command.sizes >= np.uint64(_SIZE_MAX))
-    if command.tail_lengths is not None:
-        lengths += command.tail_lengths
-    units = (lengths + (UNIT_BYTES - 1)) // UNIT_BYTES
-    if bad.any():
-        status[bad & ~present] = PutStatus.INVALID
-        todo = np.flatnonzero(~present & ~bad)
-    todo = _without_repeats(digests, todo, status)
-    todo = _within_quota(pool, session, units, todo, status)
-    todo = _within_table(pool, todo, status)
-    if len(todo):
-        placed = place(
-            pool,
-            units[todo],
-            max(1, command.replicas),
-            max(1, command.min_replicas),
-            _wanted(pool, command, session, now_s),
-        )
-        status[todo] = placed.status
-        todo = todo[placed.status == PutStatus.GRANTED]
-    puts["status"] = status
-    _count(pool, status, present, len(todo))
-    if not len(todo):
-        return PutStartReply(puts.tobytes(), b"", 0, pool.view_version)
-    everything = len(todo) == n
-    tails = command.tail_lengths if command.tail_lengths is not None else np.zeros(n, np.uint16)
-    if everything:
-        puts["replicas"] = 1 if placed.replicas is None else placed.replicas
-        puts["extents"] = 1 if placed.counts is None else placed.counts
-    else:
-        puts["replicas"][todo] = 1 if placed.replicas is None else placed.replicas
-        puts["extents"][todo] = 1 if placed.counts is None else placed.counts
-    grant = _grant(
+    placed = place(
         pool,
-        command,
-        session,
-        namespace,
-        None if everything else todo,
-        digests if everything else digests[todo],
-        command.sizes if everything else command.sizes[todo],
-        tails if everything else tails[todo],
-        placed.spans,
-        int(placed.spans[:, 3].sum(dtype=np.int64)),
-        placed.counts,
-        placed.replicas,
+        keys.units,
+        max(1, command.replicas),
+        max(1, command.min_replicas),
+        _wanted(pool, command, session, now_s),
     )
-    _grow_where_wanted(pool, placed.spans)
-    extents = _grant_extents(placed.spans, lengths[todo], placed.counts, placed.replicas)
+    if placed.status is not None:
+        at = np.arange(n) if todo is None else todo
+        puts["status"][at] = placed.status
+        todo = at[placed.status == PutStatus.GRANTED]
+        keys = _Keys(command, todo)
+    granted = len(keys.units)
+    _fill_puts(puts, todo, placed)
+    _count(pool, n, granted, present, puts)
+    if not granted:
+        return PutStartReply(puts.tobytes(), b"", 0, pool.view_version)
+    grant = _grant(pool, command, session, namespace, todo, keys, placed, links)
+    for segment in placed.segments:
+        if segment.wants_slots():
+            grow_slots(pool, segment)
+    extents = _grant_extents(placed.spans, keys.lengths, placed.counts, placed.replicas)
     return PutStartReply(puts.tobytes(), extents, grant.grant_id, pool.view_version)
 
 
-def _without_repeats(
-    digests: NDArray[np.uint64], todo: NDArray[np.int64], status: NDArray[np.uint8]
-) -> NDArray[np.int64]:
-    """Positions whose key stands earlier in the batch get DUPLICATE_IN_BATCH."""
-    if len(todo) < 2:
-        return todo
-    low = np.sort(digests[todo, 0])
-    if not (low[1:] == low[:-1]).any():
-        return todo
-    seen: set[tuple[int, int]] = set()
-    keep = []
-    for at, (a, b) in zip(todo.tolist(), digests[todo].tolist(), strict=True):
-        if (a, b) in seen:
-            status[at] = PutStatus.DUPLICATE_IN_BATCH
+class _Keys:
+    """Columns of the keys at some positions of a batch (None = all)."""
+
+    __slots__ = ("digests", "lengths", "sizes", "tails", "units")
+
+    def __init__(self, command: PutStart, positions: NDArray[np.int64] | None) -> None:
+        digests, sizes, tails = command.digests, command.sizes, command.tail_lengths
+        if positions is not None:
+            digests = digests.take(positions, axis=0)
+            sizes = sizes.take(positions)
+            tails = None if tails is None else tails.take(positions)
+        self.digests = digests
+        self.sizes = sizes
+        self.lengths = sizes.astype(np.int64)
+        if tails is None:
+            self.tails = np.zeros(len(sizes), np.uint16)
         else:
-            seen.add((a, b))
-            keep.append(at)
-    return np.array(keep, np.int64)
+            self.tails = tails
+            self.lengths += tails
+        self.units = (self.lengths + (UNIT_BYTES - 1)) >> _UNIT_BITS
 
 
-def _within_quota(
-    pool: Pool,
-    session: Session,
-    units: NDArray[np.int64],
-    todo: NDArray[np.int64],
-    status: NDArray[np.uint8],
-) -> NDArray[np.int64]:
-    """What one session may have granted and undecided is bounded, in bytes and in grants."""
+def _touch_present(
+    pool: Pool, command: PutStart, rows: Rows, present: NDArray[np.bool_]
+) -> NDArray[np.int64] | None:
+    """What exists is touched; positions of the other keys, None = all."""
+    count = int(np.count_nonzero(present))
+    if not count:
+        return None
+    pool.counters.put_exists += count
+    known = rows[present]
+    pool.stamp[known] = pool.policy.fresh(count, command.chain)
+    return (~present).nonzero()[0]
+
+
+def _refusals(pool: Pool, session: Session, keys: _Keys) -> NDArray[np.uint8] | None:
+    """PutStatus of keys that no room would help, 0 for the others; None = there are none.
+
+    Sizes out of range, keys that stand earlier in the batch, the session's quota, a full table.
+    """
+    n = len(keys.units)
+    if not n:
+        return None
+    status: NDArray[np.uint8] | None = None
+    bad = keys.sizes - _ONE >= _SIZE_MAX - _ONE  # 0 wraps to the largest number
+    low = keys.digests[:, 0].copy()
+    low.sort()
+    if np.count_nonzero(bad) or np.count_nonzero(low[1:] == low[:-1]):
+        status = np.where(bad, np.uint8(PutStatus.INVALID), np.uint8(0))
+        _mark_repeats(keys.digests, status)
     room = pool.session_cap_units - session.granted_units
     if len(session.grants) >= pool.config.session_grants_max:
         room = 0
-    wanted = np.cumsum(units[todo])
-    if not len(wanted) or int(wanted[-1]) <= room:
-        return todo
-    # One object is always let through where nothing is granted: it is the allocator's to refuse.
-    fits = wanted <= max(room, 0)
-    if not session.granted_units:
-        fits[0] = True
-    status[todo[~fits]] = PutStatus.QUOTA_EXCEEDED
-    return todo[fits]
+    if status is not None or int(keys.units.sum()) > room:
+        status = _over_quota(session, keys.units, room, status)
+    rows = make_rows(pool, n)
+    if rows < n:
+        status = np.zeros(n, np.uint8) if status is None else status
+        status[(status == 0) & (np.cumsum(status == 0) > rows)] = PutStatus.NO_SPACE
+    return status if status is not None and np.count_nonzero(status) else None
 
 
-def _within_table(
-    pool: Pool, todo: NDArray[np.int64], status: NDArray[np.uint8]
-) -> NDArray[np.int64]:
-    """Objects have rows: when the table is full, the coldest make room for new ones."""
-    room = make_rows(pool, len(todo))
-    if room < len(todo):
-        status[todo[room:]] = PutStatus.NO_SPACE
-        return todo[:room]
-    return todo
+def _mark_repeats(digests: NDArray[np.uint64], status: NDArray[np.uint8]) -> None:
+    seen: set[tuple[int, int]] = set()
+    for at, (a, b) in enumerate(digests.tolist()):
+        if status[at]:
+            continue
+        if (a, b) in seen:
+            status[at] = PutStatus.DUPLICATE_IN_BATCH
+        seen.add((a, b))
 
 
-def _count(pool: Pool, status: NDArray[np.uint8], present: NDArray[np.bool_], granted: int) -> None:
+def _over_quota(
+    session: Session,
+    units: NDArray[np.int64],
+    room: int,
+    status: NDArray[np.uint8] | None,
+) -> NDArray[np.uint8]:
+    """What one session may have granted and undecided is bounded, in bytes and in grants.
+
+    One object is always let through where nothing is granted: it is the allocator's to refuse.
+    """
+    status = np.zeros(len(units), np.uint8) if status is None else status
+    fine = (status == 0).nonzero()[0]
+    over = np.cumsum(units[fine]) > max(room, 0)
+    if len(over) and not session.granted_units:
+        over[0] = False
+    status[fine[over]] = PutStatus.QUOTA_EXCEEDED
+    return status
+
+
+def _fill_puts(puts: NDArray[np.void], todo: NDArray[np.int64] | None, placed: Placed) -> None:
+    """Status and counts of the granted keys."""
+    counts = 1 if placed.counts is None else placed.counts
+    replicas = 1 if placed.replicas is None else placed.replicas
+    if todo is None:
+        puts["status"] = PutStatus.GRANTED
+        puts["replicas"] = replicas
+        puts["extents"] = counts
+    else:
+        puts["status"][todo] = PutStatus.GRANTED
+        puts["replicas"][todo] = replicas
+        puts["extents"][todo] = counts
+
+
+def _count(
+    pool: Pool, n: int, granted: int, present: NDArray[np.bool_], puts: NDArray[np.void]
+) -> None:
     counters = pool.counters
     counters.put_granted += granted
-    refused = len(status) - granted - int(np.count_nonzero(present))
-    if refused:
-        no_space = int(np.count_nonzero(status == PutStatus.NO_SPACE))
-        counters.put_no_space += no_space
-        counters.put_refused += refused - no_space
+    if granted == n:
+        return
+    refused = n - granted - int(np.count_nonzero(present))
+    no_space = int(np.count_nonzero(puts["status"] == PutStatus.NO_SPACE))
+    counters.put_no_space += no_space
+    counters.put_refused += refused - no_space
 
 
 def _grant(
@@ -315,43 +364,38 @@ def _grant(
     session: Session,
     namespace: Namespace,
     positions: NDArray[np.int64] | None,
-    digests: NDArray[np.uint64],
-    sizes: NDArray[np.uint64],
-    tails: NDArray[np.uint16],
-    spans: Spans,
-    units: int,
-    counts: NDArray[np.uint16] | None = None,
-    replicas: NDArray[np.uint8] | None = None,
+    keys: _Keys,
+    placed: Placed,
+    links: int,
 ) -> Grant:
+    units = placed.units
     grant = Grant(
         pool.grants.new_id(),
         session.session_id,
         namespace,
         len(command.digests),
         positions,
-        digests,
-        sizes,
-        tails,
-        pool.policy.fresh(len(digests), command.chain),
-        counts,
-        replicas,
-        spans,
+        keys.digests,
+        keys.sizes,
+        keys.tails,
+        pool.policy.fresh(len(keys.digests), command.chain),
+        placed.counts,
+        placed.replicas,
+        placed.spans,
         max(command.durability, namespace.durability),
         command.ttl_ms / 1000,
         units,
         pool.segments.drops,
+        links,
     )
-    pool.grants.add(grant)
-    session.grants[grant.grant_id] = grant
-    session.granted_units += units
+    _register(pool, session, grant)
     return grant
 
 
-def _grow_where_wanted(pool: Pool, spans: Spans) -> None:
-    for segment_id in np.unique(spans[:, 0] & SEGMENT_MASK).tolist():
-        segment = pool.segments.by_id[segment_id]
-        if segment.wants_slots():
-            grow_slots(pool, segment)
+def _register(pool: Pool, session: Session, grant: Grant) -> None:
+    pool.grants.add(grant)
+    session.grants[grant.grant_id] = grant
+    session.granted_units += grant.units
 
 
 def _grant_extents(
@@ -362,11 +406,9 @@ def _grant_extents(
 ) -> bytes:
     """EXTENT rows of a grant; per replica their lengths add up to payload and key tail."""
     out = np.empty((len(spans), 3), np.uint64)
-    words = out.view(np.uint32).reshape(-1, 6)
-    words[:, 0] = spans[:, 0] & SEGMENT_MASK
-    words[:, 1] = spans[:, 1]
-    out[:, 1] = spans[:, 2]
-    out[:, 1] <<= _UNIT_SHIFT
+    pairs = np.ascontiguousarray(spans).view(np.uint64)
+    out[:, 0] = pairs[:, 0] & _SEGMENT_AND_SLOT
+    out[:, 1] = (pairs[:, 1] & _LOW_WORD) << _UNIT_SHIFT
     if counts is None:
         out[:, 2] = lengths
         return out.tobytes()

@@ -14,9 +14,10 @@ from .nodes import Node, NodeState
 from .slots import SlotNumbers
 from .spans import SEGMENT_MASK, Spans, by_segment
 
-__all__ = ["Segment", "Segments"]
+__all__ = ["GROW_ALWAYS", "Segment", "Segments"]
 
 SEGMENT_IDS_MAX = SEGMENT_MASK
+GROW_ALWAYS = 1 << 62
 _PIECE_UNITS_MIN = 64
 """4 KiB: shorter pieces cost a reader more than they are worth."""
 
@@ -32,6 +33,7 @@ class Segment:
     __slots__ = (
         "align_units",
         "allocator",
+        "grow_below",
         "grow_bytes",
         "incarnation",
         "index",
@@ -63,6 +65,8 @@ class Segment:
         self.retired: list[tuple[int, int]] = []
         self.retired_units = 0
         self.grow_bytes = grow_bytes
+        self.grow_below = GROW_ALWAYS
+        """Growing is of use only when fewer slots than this are free: there was no room before."""
         self.usable_from_s = 0.0
         self.is_new = False
         """Met first in this epoch: no lease of an earlier one can be on it."""
@@ -135,7 +139,14 @@ class Segment:
         if allocator is None or self.slots.free < len(lengths):
             return None
         lengths = self.round_up(lengths)
-        offsets = allocator.allocate_many(lengths)
+        ends = lengths.cumsum()
+        start = allocator.allocate(int(ends[-1]))
+        if start >= 0:
+            ends -= lengths
+            ends += start
+            offsets: NDArray[np.int64] | None = ends
+        else:
+            offsets = allocator.allocate_many(lengths)
         if offsets is None:
             return None
         slots = self.slots.take(len(lengths))
@@ -232,6 +243,8 @@ class Segment:
         """Whether the slot table should grow before it runs out."""
         slots = self.slots
         free = slots.free
+        if free > self.grow_below:
+            return False
         return free < min(1024, max(64, slots.total >> 1)) or free < slots.used >> 3
 
     def grow_slots(self, bytes_max: int, slot_bytes: int) -> SlotsGrown | None:
@@ -254,7 +267,10 @@ class Segment:
                     break
             step >>= 1
         else:
+            # Not again for every put: when half of what is left is used up, or at the next tick.
+            self.grow_below = self.slots.free >> 1
             return None
+        self.grow_below = GROW_ALWAYS
         self.grow_bytes = min(step * 2, bytes_max)
         grown = SlotsGrown(self.segment_id, offset, units, slots)
         self.note_growth(grown)

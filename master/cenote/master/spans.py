@@ -34,6 +34,7 @@ Spans: TypeAlias = NDArray[np.uint32]
 
 SEGMENT_MASK = 0xFFFF
 _MASK = np.uint32(SEGMENT_MASK)
+_REPLICA_SHIFT, _REPLICA_MASK = np.uint32(16), np.uint32(0xFF)
 NO_SPANS: Spans = np.zeros((0, 4), np.uint32)
 
 assert EXTENT.itemsize == 16
@@ -64,12 +65,12 @@ def to_extents(spans: Spans) -> NDArray[np.complex128]:
 
 def to_placed(spans: Spans) -> NDArray[np.void]:
     """As effects.PLACED rows."""
-    placed = np.zeros(len(spans), PLACED)
-    words = placed.view(np.uint32).reshape(-1, 5)
-    words[:, 0] = spans[:, 0] & SEGMENT_MASK
-    words[:, 1:4] = spans[:, 1:]
-    words[:, 4] = (spans[:, 0] >> 16) & 0xFF
-    return placed
+    words = np.empty((len(spans), 5), np.uint32)
+    first = spans[:, 0]
+    words[:, :4] = spans
+    words[:, 0] &= _MASK
+    words[:, 4] = (first >> _REPLICA_SHIFT) & _REPLICA_MASK
+    return words.view(PLACED).reshape(-1)
 
 
 def from_placed(placed: NDArray[np.void]) -> Spans:
