@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -14,10 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cenote.api.errors import DeadlineExceeded, Unavailable
 from cenote.cli.cmd_demo import SAMPLE
 from cenote.cli.daemons import clean_environment
+from cenote.cli.replay.fleet import Fleet
 from cenote.cli.replay.player import block_keys
 from cenote.cli.replay.trace import Trace, load_trace
+from cenote.cli.replay.worker import Job
 from cluster import Cluster, CommandProcess, run_cenote, start_cenote
 from waiting import wait_until
 
@@ -170,6 +174,37 @@ def wait_for_traffic(cluster: Cluster) -> None:
     wait_until(written, what="the replay's first puts")
 
 
+def test_clients_that_hang_are_not_waited_for_long(cluster: Cluster) -> None:
+    with Fleet(job_for(cluster.lane), 1, silence_max_s=0.5) as fleet:
+        fleet.start()
+        (client,) = children_of(os.getpid(), "cenote.cli.replay")
+        os.kill(client, signal.SIGSTOP)
+        with pytest.raises(DeadlineExceeded, match="said nothing"):
+            fleet.play(None, lambda _: None)
+    assert not children_of(os.getpid(), "cenote.cli.replay")
+
+
+def test_clients_that_cannot_connect_say_why() -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{reserved.getsockname()[1]}"
+        with Fleet(job_for(address), 2) as fleet, pytest.raises(Unavailable):
+            fleet.start()
+
+
+def job_for(address: str) -> Job:
+    return Job(
+        master=address,
+        namespace="fleet",
+        fingerprint="",
+        trace=load_trace(SAMPLE, limit=5),
+        block_bytes=4096,
+        replicas=1,
+        deadline_s=1.0,
+        transports=("shm", "tcp"),
+    )
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_replay_reports_what_it_did(
     cluster: Cluster, number: signal.Signals
@@ -194,8 +229,12 @@ def test_a_killed_replay_leaves_no_clients(cluster: Cluster) -> None:
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in clients), what="their end")
 
 
-def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+def children_of(pid: int, module: str = "") -> list[int]:
+    """Child processes, those that run `module`."""
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    found = [int(child) for child in path.read_text().split()]
+    lines = {child: Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0") for child in found}
+    return [child for child in found if not module or module.encode() in lines[child]]
 
 
 def test_no_daemon_or_file_is_left_of_a_pool_of_its_own(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, final
 
-from cenote.api.errors import DeadlineExceeded, InternalError, ResourceUnavailable
+from cenote.api.errors import CenoteError, DeadlineExceeded, InternalError, ResourceUnavailable
 
 from .player import Tally
 from .trace import Trace
@@ -61,13 +61,15 @@ class _Worker:
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
 
     def take_message(self) -> None:
-        """The next thing that it says. Raises InternalError where it ended early."""
+        """The next thing that it says. Raises what kept it from playing."""
         message = read_message(self.stdout)
         if isinstance(message, int):
             self.played = message
         elif isinstance(message, Tally):
             self.tally = message
             self.played = message.requests
+        elif isinstance(message, CenoteError):
+            raise message
         elif message == READY:
             self.ready = True
         else:
@@ -91,8 +93,10 @@ class _Worker:
 class Fleet:
     """`clients` processes that play `job`. Use once, as a context manager."""
 
-    def __init__(self, job: Job, clients: int) -> None:
+    def __init__(self, job: Job, clients: int, *, silence_max_s: float = _SILENCE_MAX_S) -> None:
+        """`silence_max_s`: clients that have work and say nothing for so long hang."""
         self._job = job
+        self._silence_max_s = silence_max_s
         self._workers: list[_Worker] = []
         self._selector = selectors.DefaultSelector()
         self._tickets_out, self._tickets_in = os.pipe()
@@ -139,9 +143,11 @@ class Fleet:
         dealer = _Dealer(self._job.trace, speed_up, self._tickets_in)
         interrupted = False
         try:
-            self._pump(lambda: dealer.done or self._all_told(), _SILENCE_MAX_S, on_progress, dealer)
+            self._pump(
+                lambda: dealer.done or self._all_told(), self._silence_max_s, on_progress, dealer
+            )
             self._end_tickets()
-            self._pump(self._all_told, _SILENCE_MAX_S, on_progress)
+            self._pump(self._all_told, self._silence_max_s, on_progress)
         except KeyboardInterrupt:
             interrupted = True
             self._take_back_tickets()

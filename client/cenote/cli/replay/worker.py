@@ -4,7 +4,8 @@
 
 Standard input brings the `Job`; the pipe TICKETS_FD, which all clients read, the numbers of the
 requests to play, four bytes each, in trace order to whoever is free. Standard output tells READY,
-then counts of played requests, at last the `Tally`. No more tickets: the end.
+then counts of played requests, at last the `Tally`, or the CenoteError that kept it from playing.
+No more tickets: the end.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import sys
 import time
 from dataclasses import dataclass
 from typing import IO, Any, Final
+
+from cenote.api.errors import CenoteError
 
 from .trace import Trace
 
@@ -65,12 +68,18 @@ def main(tickets_fd: int) -> None:
     job = read_message(sys.stdin.buffer)
     if not isinstance(job, Job):
         sys.exit("no job came")
+    try:
+        _play(job, tickets_fd, sys.stdout.buffer)
+    except CenoteError as error:
+        write_message(sys.stdout.buffer, error)
+
+
+def _play(job: Job, tickets_fd: int, out: IO[bytes]) -> None:
     # Imported here: the package's documentation and the parent need none of it.
     from cenote.client import Client
 
     from .player import Player
 
-    out = sys.stdout.buffer
     with (
         Client(
             job.master,
