@@ -42,7 +42,9 @@ __all__ = [
 ]
 
 SLACK_S: Final = 0.04
-STEP_BYTES: Final = 32 << 20
+STEP_BYTES: Final = 1 << 20
+COSTLY_STEP_BYTES: Final = 32 << 20
+"""The usual step is the fastest; each gives up the GIL once, so where that is costly, fewer do."""
 SMALL_BYTES: Final = 32 << 10
 OUT_BYTES: Final = 64 << 10
 """Small messages are put together in a buffer of each connection and sent in one call."""
@@ -182,10 +184,12 @@ class DataConnection:
         """Exactly `length` bytes to an address."""
         end = address + length
         begun = monotonic()
+        step_max = STEP_BYTES
         if length <= SMALL_BYTES or RELEASES.cost_too_much(begun):
             address += self._receive_held(address, min(length, HELD_BYTES_MAX))
+            step_max = COSTLY_STEP_BYTES
         while address < end:
-            step = min(STEP_BYTES, end - address)
+            step = min(step_max, end - address)
             try:
                 got = self.sock.recv_into(MEMORY[address : address + step], step, _WAITALL)
             except BlockingIOError:
@@ -247,11 +251,13 @@ class DataConnection:
         """The bytes at an address."""
         end = address + length
         begun = monotonic()
+        step_max = STEP_BYTES
         if length <= SMALL_BYTES or RELEASES.cost_too_much(begun):
             step = min(length, HELD_BYTES_MAX)
             address += max(0, held_send(self._fd, address, step, _DONTWAIT_NOSIGNAL))
+            step_max = COSTLY_STEP_BYTES
         while address < end:
-            step = min(STEP_BYTES, end - address)
+            step = min(step_max, end - address)
             try:
                 sent = self.sock.send(MEMORY[address : address + step])
             except BlockingIOError:
