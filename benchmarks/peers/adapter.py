@@ -120,7 +120,7 @@ class CenoteStore:
     def batch_get_into(self, keys, addresses, sizes) -> None:
         results = self.client.get_into_batch(keys, addresses=addresses, lengths=sizes)
         results.raise_for_errors()
-        if not results.all_hits():
+        if results.hit_count != len(keys):
             raise RuntimeError("a key is missing")
 
     def exist(self, key):

@@ -352,6 +352,10 @@ class AsyncNamespace:
     ) -> AcquiredLease:
         return await self._run(self._calls.acquire(keys, ttl_s, chain, deadline_s))
 
+    def forget_locations(self) -> None:
+        """Drop what is remembered of where objects are: the next reads ask the master."""
+        self._calls.space.locations.clear()
+
     def release(self, lease: AcquiredLease) -> None:
         """Not a coroutine: it only notes that the master is to be told."""
         self._calls.release(lease)

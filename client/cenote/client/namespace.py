@@ -223,6 +223,10 @@ class Namespace:
         """
         return self._driver.run(*self._calls.acquire(keys, ttl_s, chain, deadline_s))
 
+    def forget_locations(self) -> None:
+        """Drop what is remembered of where objects are: the next reads ask the master."""
+        self._space.locations.clear()
+
     def release(self, lease: AcquiredLease) -> None:
         """The lease isn't needed any more; the master learns of it within 0.1 s."""
         self._calls.release(lease)
