@@ -201,7 +201,8 @@ def _put_start_many(
     rows = pool.objects.lookup(command.digests)
     present = hits(pool, rows, namespace.incarnation)
     todo = _touch_present(pool, command, rows, present)
-    if todo is None and int(rows.max()) >= 0:
+    left = rows if todo is None else rows.take(todo)
+    if len(left) and int(left.max()) >= 0:
         links = -1  # hidden objects stand where these will: commit has to look again
     keys = _Keys(command, todo)
     refused = _refusals(pool, session, keys)
