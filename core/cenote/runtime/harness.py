@@ -52,6 +52,7 @@ EXIT_UNAVAILABLE: Final = 3  # the machine or another daemon can't give what is 
 EXIT_STOP_TIMEOUT: Final = 4  # told to stop, but did not in time
 
 STOP_TIMEOUT_S: Final = 1.5
+_LOOK_S: Final = 0.2
 _BACKSTOP_AFTER_S: Final = 0.4  # after stop_timeout_s; together below the promised 2 s
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _READY: Final = "ready"
@@ -139,11 +140,21 @@ class _Life:
             if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._on_signal)
         self._thread.start()
-        self._wake.get()  # until _begin_stopping, in a signal handler or in the loop's thread
+        self._wait_for_the_end()
         self._thread.join(self._stop_timeout_s)
         if self._thread.is_alive():
             self._give_up()
         return self._exit_code
+
+    def _wait_for_the_end(self) -> None:
+        """Until _begin_stopping, in a signal handler or in the loop's thread.
+
+        Handlers run in this thread, but the kernel may hand a signal to another one, as it does
+        when it came while the process was stopped (SIGSTOP, Ctrl-Z): it does not wake this one.
+        """
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._wake.get(timeout=_LOOK_S)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self._told_to_stop:

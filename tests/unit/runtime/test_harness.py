@@ -126,6 +126,21 @@ def test_a_signal_stops_a_ready_daemon(start: Start, mode: str, number: signal.S
     assert f"stopping signal={number.name}" in err
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_came_while_it_was_paused_counts(
+    start: Start, number: signal.Signals
+) -> None:
+    """Ctrl-Z, a signal, fg: the kernel may hand it to a thread that is not the main one."""
+    for _ in range(5):
+        process = start("plain")
+        first_line(process)
+        os.kill(process.pid, signal.SIGSTOP)
+        assert os.waitid(os.P_PID, process.pid, os.WSTOPPED) is not None
+        process.send_signal(number)
+        process.send_signal(signal.SIGCONT)
+        assert end(process)[:2] == (0, "stopping\n")
+
+
 @pytest.mark.parametrize("mode", ["start-hangs", "start-ignores-cancel"])
 def test_a_signal_stops_a_starting_daemon(start: Start, mode: str) -> None:
     process = start(mode)
