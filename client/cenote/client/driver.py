@@ -243,15 +243,17 @@ class BlockingDriver:
             ):
                 sums = np.zeros(len(part.addresses), np.uint64)
             if part.grant_id:
+                # Over shm a write has ended when the call has, in whichever way.
+                part.unfenced = not channel.verifies_by_lease
                 part.statuses = channel.write(
                     part.extents, part.addresses, part.grant_id, part.budget_s, sums
                 )
+                part.unfenced = False
             else:
                 part.statuses = channel.read(part.extents, part.addresses, part.budget_s, sums)
             part.checksums = sums
         except CenoteError as error:
             part.error = self.node_error(part.node_id, channel, error)
-            part.unfenced = channel is not None and not channel.verifies_by_lease
 
     def move_one(self, call: Call, step: MoveOne) -> tuple[int, int, bool]:
         session = self._session
@@ -261,6 +263,7 @@ class BlockingDriver:
             by_lease = channel.verifies_by_lease and step.checksum != Checksum.ALWAYS
             wanted = step.checksum != Checksum.NEVER and not by_lease
             if step.grant_id:
+                step.unfenced = not channel.verifies_by_lease
                 status, checksum = channel.write_one(
                     step.segment,
                     step.offset,
@@ -270,12 +273,12 @@ class BlockingDriver:
                     step.budget_s,
                     wanted,
                 )
+                step.unfenced = False
             else:
                 status, checksum = channel.read_one(
                     step.segment, step.offset, step.length, step.address, step.budget_s, wanted
                 )
         except CenoteError as error:
-            step.unfenced = channel is not None and not channel.verifies_by_lease
             raise self.node_error(step.node_id, channel, error) from None
         return status, checksum, not wanted
 

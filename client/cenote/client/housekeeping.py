@@ -48,6 +48,7 @@ class Housekeeper:
         self._asleep = True
         self._closing = False
         self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
         self._start_lock = threading.Lock()
         self._renew_at_s = 0.0
         self._touch_at_s = 0.0
@@ -77,12 +78,22 @@ class Housekeeper:
             self._closing = True
             thread = self._thread
         self._signal.put(None)
-        if thread is not None and thread is not threading.current_thread():
+        if thread is None or thread is threading.current_thread():
+            return
+        try:
             thread.join(_JOIN_S)
+        except RuntimeError:  # Ctrl-C came while it was being started; it may run or not
+            self._ended.wait(_TICK_S)
 
     # ---- the thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            self._ended.set()
+
+    def _work(self) -> None:
         while not self._closing:
             if self._asleep:
                 self._wait(min(_IDLE_LOOK_S, max(0.0, self._renew_at_s - time.monotonic())))
@@ -185,7 +196,7 @@ class Housekeeper:
         while session.aborts:
             grant: Grant = session.aborts.popleft()
             request = pb.PutAbortRequest(
-                grant_id=grant.grant_id, session_id=grant.session_id, unfenced=grant.unfenced
+                grant_id=grant.grant_id, session_id=grant.session_id, unfenced=grant.is_unfenced()
             )
             try:
                 session.master.put_abort(request, _CALL_S)

@@ -22,7 +22,6 @@ from typing import Final
 from cenote.api.errors import (
     CenoteError,
     ClientClosed,
-    DeadlineExceeded,
     InvalidArgument,
     NotLeader,
     Unavailable,
@@ -37,6 +36,7 @@ from .config import ClientConfig
 from .housekeeping import Housekeeper
 from .master_stub import LaneMaster
 from .plan.state import ClientState, Grant, Peers, Space
+from .turns import Turn
 
 __all__ = ["DURABILITIES", "Session", "clock_id"]
 
@@ -89,8 +89,8 @@ class Session:
         self.aborts: deque[Grant] = deque()
         self.channels: dict[int, Channel] = {}
         self._transports = list(transports)
-        self._connecting = threading.Lock()
-        self._hello_lock = threading.Lock()
+        self._connect_turn = Turn()
+        self._hello_turn = Turn()
         self._hello_s = 0.0
         self._space_lock = threading.Lock()
         self._pool_lock = threading.Lock()
@@ -197,9 +197,8 @@ class Session:
     def hello(self, deadline_s: float) -> None:
         """(Re)open the session. Several threads that find it lost say one hello."""
         began_s = time.monotonic()
-        if not self._hello_lock.acquire(timeout=max(deadline_s, 0.0)):
-            raise DeadlineExceeded("another thread is opening the session")
         try:
+            self._hello_turn.take(began_s + deadline_s, "another thread is opening the session")
             if self._hello_s > began_s:  # another thread did, after we found it lost
                 return
             reply = self.master.hello(
@@ -210,7 +209,7 @@ class Session:
             self._greeted(reply)
             self._hello_s = time.monotonic()
         finally:
-            self._hello_lock.release()
+            self._hello_turn.give()
 
     def replace_session(self, cut_session_id: bytes, deadline_s: float) -> None:
         """A daemon cut this session off and takes no connection of it any more: begin another.
@@ -218,16 +217,15 @@ class Session:
         The old one is left to run out, since calls of other threads may still be at work in it.
         """
         began_s = time.monotonic()
-        if not self._hello_lock.acquire(timeout=max(deadline_s, 0.0)):
-            raise DeadlineExceeded("another thread is opening the session")
         try:
+            self._hello_turn.take(began_s + deadline_s, "another thread is opening the session")
             if self.identity.session_id != cut_session_id:
                 return  # another thread did
             self.identity = replace(self.identity, session_id=secrets.token_bytes(16))
             self._hello.session_id = self.identity.session_id
             self.state.begin_session(self.identity.session_id)
         finally:
-            self._hello_lock.release()
+            self._hello_turn.give()
         # Closing them lets go of the old session's mappings, which its daemons wait for.
         for node_id, channel in list(self.channels.items()):
             self.drop_channel(node_id, channel)
@@ -315,9 +313,8 @@ class Session:
         if channel is not None:
             return channel
         until_s = time.monotonic() + deadline_s
-        if not self._connecting.acquire(timeout=max(deadline_s, 0.0)):
-            raise DeadlineExceeded("another thread is connecting to a node")
         try:
+            self._connect_turn.take(until_s, "another thread is connecting to a node")
             channel = self.channels.get(node_id)
             if channel is None:
                 if self.refusal is not None:
@@ -325,7 +322,7 @@ class Session:
                 channel = self._connect(node_id, until_s)
                 self.channels[node_id] = channel
         finally:
-            self._connecting.release()
+            self._connect_turn.give()
         return channel
 
     def _connect(self, node_id: int, until_s: float) -> Channel:

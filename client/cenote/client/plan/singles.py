@@ -353,16 +353,14 @@ def _store(
     if node is None:
         yield RefreshView(call.remaining_s())
         return _Undone(None)
-    # Until it is known that the write ended. Over shm it has when the call returns.
-    grant.unfenced = node not in state.lease_proven
     budget_s = attempt_budget_s(call.remaining_s(), size, alternatives=call.has_other_nodes())
     write = MoveOne(node, segment, offset, size, address, budget_s, Checksum.ALWAYS, grant_id)
+    grant.moving = (write,)
     try:
         item, checksum, _ = yield write
     except (BufferInUse, ClientClosed):
         raise
     except CenoteError as error:
-        grant.unfenced = write.unfenced
         if isinstance(error, GrantRevoked):
             yield Reopen(call.remaining_s(), session_too=True, cut_session_id=grant.session_id)
         elif node_failed(error):
@@ -372,7 +370,7 @@ def _store(
         return _Undone(error)
     if item:
         return _Undone(error_from_code(item, f"node {node} did not take the bytes"))
-    grant.unfenced = False
+    grant.moving = ()
     return (yield from _commit(call, key, digest, size, node, extent, checksum, started))
 
 

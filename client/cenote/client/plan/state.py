@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -199,6 +199,12 @@ class LeaseHold:
     end_s: float
 
 
+class Transfer(Protocol):
+    """What a grant needs to know of a transfer; see `steps.Part` and `steps.MoveOne`."""
+
+    unfenced: bool
+
+
 @dataclass(slots=True)
 class Grant:
     """Space that was granted to a put and is neither committed nor given back."""
@@ -207,6 +213,12 @@ class Grant:
     session_id: bytes
     unfenced: bool = False
     """A transfer did not end in order: its bytes may still arrive."""
+    moving: Sequence[Transfer] = ()
+    """Transfers under way, which may end the same way."""
+
+    def is_unfenced(self) -> bool:
+        """Whether bytes may still arrive in what was granted."""
+        return self.unfenced or any(transfer.unfenced for transfer in self.moving)
 
 
 @dataclass(slots=True)

@@ -134,7 +134,7 @@ class Part:
         self.error: CenoteError | None = None
         """Why none of its items counts."""
         self.unfenced = False
-        """Bytes of it may still be on their way to the node."""
+        """It writes, and bytes of it may still be on their way to the node."""
 
     def done(self) -> NDArray[np.bool_]:
         """bool[items]: which items completed."""

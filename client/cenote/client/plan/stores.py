@@ -143,9 +143,7 @@ class Store:
                 of = of_extent if where is None else of_extent[where]
                 members.append((of, where, not replica))
         assert first_items is not None
-        # Until it is known that every write ended. Over shm it has when the call returns.
-        near = self.call.state.lease_proven
-        self._grant.unfenced = any(part.node_id not in near for part in parts)
+        self._grant.moving = parts
         yield Move(parts)
         unfenced = False
         sums = np.zeros(len(first_items.owner), np.uint64)
@@ -156,6 +154,7 @@ class Store:
                 sums[slice(None) if where is None else where] = part.checksums
                 summed += len(part.checksums)
         self._grant.unfenced = unfenced
+        self._grant.moving = ()
         if self._cut:
             yield self._begin_another_session()
             raise self.last_error or GrantRevoked("this session was cut off")
