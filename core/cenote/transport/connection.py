@@ -32,7 +32,7 @@ from cenote.api.errors import (
 )
 
 from . import wire
-from .gil import HELD_BYTES_MAX, RELEASES, held_poll, held_recv, held_send
+from .gil import HELD_BYTES_MAX, RELEASES, held_poll, held_recv, held_send, step_aside
 from .memory_access import MEMORY
 
 __all__ = [
@@ -335,6 +335,7 @@ class DataConnection:
                     self._spins_in_vain = 0
                     self._spins_to_skip = SPINS_SKIPPED
                 return
+            step_aside()
         self._spins_in_vain = 0
 
     def _refusal(self, code: int, length: int, first: int) -> CenoteError:

@@ -18,7 +18,15 @@ import ctypes
 from time import monotonic
 from typing import Any, Final, final
 
-__all__ = ["HELD_BYTES_MAX", "RELEASES", "held_memmove", "held_poll", "held_recv", "held_send"]
+__all__ = [
+    "HELD_BYTES_MAX",
+    "RELEASES",
+    "held_memmove",
+    "held_poll",
+    "held_recv",
+    "held_send",
+    "step_aside",
+]
 
 HELD_BYTES_MAX: Final = 8 << 20
 """The most that is copied with the GIL held at once: about a millisecond."""
@@ -39,6 +47,9 @@ held_recv.restype = ctypes.c_ssize_t
 held_send: Final[Any] = _libc.send
 held_send.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 held_send.restype = ctypes.c_ssize_t
+step_aside: Final[Any] = _libc.sched_yield
+"""For every turn of a loop that looks for bytes: whoever is to send them may need this very core."""
+step_aside.argtypes = ()
 
 
 @final

@@ -16,6 +16,7 @@ from typing import Final, final
 
 from cenote.api.errors import DeadlineExceeded, GrantRevoked
 from cenote.transport.connection import timeval
+from cenote.transport.gil import step_aside
 from cenote.transport.memory_access import MEMORY
 
 __all__ = ["STEP_BYTES", "Gone", "ServedSocket"]
@@ -94,6 +95,7 @@ class ServedSocket:
                     if monotonic() > end:
                         self._hot = False
                         break
+                    step_aside()
             finally:
                 _SPINNING.release()
         try:
