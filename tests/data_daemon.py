@@ -21,6 +21,7 @@ from cenote.transport.fake_segment import FakeSegment, FakeSegments
 from cenote.transport.shm import ShmTransport
 from cenote.transport.testing_support import LocalMemory
 from cenote.v1 import common_pb2
+from waiting import stop_process
 
 __all__ = ["SEGMENT_ID", "DataDaemon", "MappingClient", "data_daemon"]
 
@@ -93,7 +94,7 @@ class DataDaemon:
         return self._pipe.recv()
 
     def pause(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
+        stop_process(self.pid)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)

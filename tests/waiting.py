@@ -7,11 +7,14 @@ longest that may take, and goes on at once when it is so.
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
-__all__ = ["loop_turns", "wait_until", "wait_until_async"]
+__all__ = ["loop_turns", "stop_process", "wait_until", "wait_until_async"]
 
 T = TypeVar("T")
 _POLL_S = 0.005
@@ -49,3 +52,15 @@ async def loop_turns(n: int = 1) -> None:
     """Let the event loop run everything that is ready, `n` times."""
     for _ in range(n):
         await asyncio.sleep(0)
+
+
+def stop_process(pid: int) -> None:
+    """SIGSTOP; returns once every thread of the process stands still (the signal alone is only a
+    request: another core may still be running one)."""
+    os.kill(pid, signal.SIGSTOP)
+
+    def stands_still() -> bool:
+        stats = [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/stat")]
+        return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+    wait_until(stands_still, timeout_s=10, what=f"process {pid} to stop")

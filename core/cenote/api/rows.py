@@ -58,9 +58,7 @@ class CommitStatus(IntEnum):
     """No such grant (any more): revoked, aborted, or decided before."""
 
 
-EXTENT = np.dtype(
-    [("segment", "<u4"), ("slot", "<u4"), ("offset", "<u8"), ("length", "<u8")]
-)
+EXTENT = np.dtype([("segment", "<u4"), ("slot", "<u4"), ("offset", "<u8"), ("length", "<u8")])
 """One contiguous piece. `offset` and `length` in bytes. `slot`: in a grant the slot number in the
 segment's table; in a location the replica number. Lengths of a location add up to the object's
 size (per replica); lengths of a grant add up to payload plus key tail."""

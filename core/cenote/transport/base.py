@@ -1,4 +1,4 @@
-"""The one interface of the data path: batches of extents between local memory and a peer's segments.
+"""The one interface of the data path: batches of extents between local memory and a peer's.
 
 Local memory is named by raw addresses (columns of uint64), so that a batch of thousands of pieces
 needs no Python object for each; whoever passes an address keeps its memory alive until the call
@@ -33,7 +33,7 @@ class SessionIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Registered local memory: `[address, address + length)`, usable until `close` of its transport."""
+    """Registered local memory: `[address, address + length)`, until its transport is closed."""
 
     address: int
     length: int
@@ -103,7 +103,13 @@ class Channel(Protocol):
         ...
 
     def read_one(
-        self, segment: int, offset: int, length: int, address: int, deadline_s: float, checksum: bool
+        self,
+        segment: int,
+        offset: int,
+        length: int,
+        address: int,
+        deadline_s: float,
+        checksum: bool,
     ) -> tuple[int, int]:
         """One extent without arrays: (status, XXH3-64 or 0). The latency path."""
         ...

@@ -48,7 +48,7 @@ held_send: Final[Any] = _libc.send
 held_send.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 held_send.restype = ctypes.c_ssize_t
 step_aside: Final[Any] = _libc.sched_yield
-"""For every turn of a loop that looks for bytes: whoever is to send them may need this very core."""
+"""For every turn of a loop that looks for bytes: whoever is to send them may need this core."""
 step_aside.argtypes = ()
 
 
