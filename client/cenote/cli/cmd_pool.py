@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import shlex
 import signal
 import tempfile
 import time
@@ -82,12 +83,25 @@ def up(
                 code = _watch(pool)
         except KeyboardInterrupt:
             note("stopped")
-    if plan.dram_directory is not None:
-        note(
-            f"kept: {directory}, and objects in {plan.dram_directory}. Go on with them:"
-            f" cenote up --dir {directory}. Be rid of them: rm -r {directory} {plan.dram_directory}"
-        )
+        finally:
+            _say_what_is_kept(plan)
     return code
+
+
+def _say_what_is_kept(plan: PoolPlan) -> None:
+    from .output import note
+
+    if plan.directory is None or plan.dram_directory is None:
+        return
+    with contextlib.suppress(OSError):  # not empty, or never made
+        plan.dram_directory.rmdir()
+    if plan.dram_directory.exists():
+        again = shlex.join(["cenote", "up", "--dir", str(plan.directory)])
+        remove = shlex.join(["rm", "-r", str(plan.directory), str(plan.dram_directory)])
+        note(
+            f"kept: metadata in {plan.directory}, objects in {plan.dram_directory};"
+            f" go on with them: {again}; be rid of them: {remove}"
+        )
 
 
 def _announce(pool: LocalPool, plan: PoolPlan, dram: str, *, ready_line: bool) -> None:

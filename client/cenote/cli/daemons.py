@@ -8,6 +8,7 @@ foreground group: Ctrl-C reaches whoever started it, who then stops its daemons 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +25,8 @@ __all__ = ["Daemon", "DaemonSpec", "clean_environment", "stop_all"]
 
 _POLL_S: Final = 0.005
 _LOG_TAIL_BYTES: Final = 16_384
+_LOG_PREFIX: Final = re.compile(r"^[\d-]{10} [\d:.]+ [A-Z]+ +\S+ ")
+_LOG_REASON: Final = re.compile(r" reason=\w+$")
 _EXIT_USAGE: Final = 2
 _EXIT_UNAVAILABLE: Final = 3
 
@@ -101,9 +104,12 @@ class Daemon:
         return _tail(self.log_path, self._log_start)
 
     def last_line(self) -> str:
-        """The last thing that it logged."""
+        """The last thing that it logged, without the time and the logger's name."""
         lines = self.log_text().strip().splitlines()
-        return lines[-1] if lines else "it logged nothing"
+        if not lines:
+            return f"it logged nothing (exit code {self.exit_code})"
+        line = _LOG_PREFIX.sub("", lines[-1]).removeprefix("cenote: ").removeprefix("failed: ")
+        return _LOG_REASON.sub("", line)
 
     # ---- life --------------------------------------------------------------------------------
 
@@ -160,8 +166,7 @@ class Daemon:
             kind = InvalidArgument
         elif exit_code == _EXIT_UNAVAILABLE:
             kind = ResourceUnavailable
-        said = self.last_line()
-        return kind(f"{self.name} did not start, exit code {exit_code}: {said}", remedy="")
+        return kind(f"{self.name} did not start: {self.last_line()}", remedy="")
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal, if it still runs."""
