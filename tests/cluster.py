@@ -414,7 +414,8 @@ def start_program(
     `remote.Remote`.
     """
     given = clean_environment() if environment is None else dict(environment)
-    given["PYTHONPATH"] = str(Path(__file__).parent)
+    paths = [str(Path(__file__).parent), given.get("PYTHONPATH", "")]
+    given["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     command = [sys.executable, "-m", "cenote.cli.child", str(os.getpid())]
     settings: dict[str, Any] = {
         "stdin": subprocess.PIPE,

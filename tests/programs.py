@@ -165,9 +165,16 @@ def write_and_remember(
     control.say({"stored": stored, "removed": removed, "unknown": unknown, "errors": errors})
 
 
-def busy_reader(control: Control, lane: str, keys: list[str], size: int, kind: str) -> None:
+def busy_reader(
+    control: Control,
+    lane: str,
+    keys: list[str],
+    size: int,
+    kind: str,
+    options: dict[str, Any] | None = None,
+) -> None:
     """Batch reads or writes of much memory, one after the other, for ever: to be interrupted."""
-    with Client(lane) as client:
+    with Client(lane, **(options or {})) as client:
         buffers = [client.alloc(size) for _ in keys]
         control.say("ready")
         number = 0

@@ -26,6 +26,7 @@ __all__ = ["Placed", "place"]
 
 _PIECES_FEW = 8
 _HARD_TRIES = 5
+_STRIPE_SEGMENTS_MAX = 24
 
 Lengths = NDArray[np.int64]
 
@@ -305,33 +306,70 @@ def _pick_nearby(
 
 
 def _stripe(batch: _Batch, length: int) -> list[tuple[int, int, int, int]]:
-    """One replica over several segments, largest free pieces first; empty when even that fails."""
+    """One replica over several segments; empty when even that fails.
+
+    Each gives a share of its free space: else some would be full then, and evict for their reserve,
+    which might hit this very object. What can't be had that way comes from wherever there is any.
+    """
     pool, wanted = batch.pool, batch.wanted
     for attempt in range(_HARD_TRIES):
         spans: list[tuple[int, int, int, int]] = []
-        left = length
         entries = pool.placement.eligible(wanted)
         entries.sort(key=lambda e: (-e.segment.free_units, e.segment.segment_id))
-        for number, entry in enumerate(entries):
-            segment = entry.segment
-            pieces_left = EXTENTS_PER_OBJECT_MAX - len(spans)
-            # Leave a piece for each of those that follow.
-            pieces_max = max(1, pieces_left - (len(entries) - number - 1))
-            want = min(left, segment.free_units)
-            while want >= segment.align_units and pieces_left > 0:
-                pieces = segment.take_pieces(want, pieces_max)
-                if pieces is not None:
-                    spans += [(segment.segment_id, slot, o, n) for o, slot, n in pieces]
-                    left -= sum(n for _, _, n in pieces)
-                    break
-                want //= 2
-            if left <= 0:
-                return spans
+        segments = [entry.segment for entry in entries]
+        left = _stripe_shares(_enough_for_stripes(segments, length), length, spans)
+        for number, segment in enumerate(segments):
+            if left > 0:
+                # Leave a piece for each of those that follow.
+                pieces_max = EXTENTS_PER_OBJECT_MAX - len(spans) - (len(segments) - number - 1)
+                left -= _stripe_piece(segment, left, max(1, pieces_max), spans)
+        if left <= 0:
+            return spans
         for segment_id, slot, offset, units in spans:
             pool.segments.by_id[segment_id].give_one(slot, offset, units)
         if not make_room(pool, length << attempt, wanted.tier):
             return []
     return []
+
+
+def _enough_for_stripes(segments: list[Segment], length: int) -> list[Segment]:
+    """The first segments that have twice the room together, or all that there may be."""
+    free = 0
+    for number, segment in enumerate(segments[:_STRIPE_SEGMENTS_MAX]):
+        free += segment.free_units
+        if free >= 2 * length:
+            return segments[: number + 1]
+    return segments[:_STRIPE_SEGMENTS_MAX]
+
+
+def _stripe_shares(
+    segments: list[Segment], length: int, spans: list[tuple[int, int, int, int]]
+) -> int:
+    """Take a share of the free space of each; the units that are still missing."""
+    left, free = length, sum(segment.free_units for segment in segments)
+    pieces_max = EXTENTS_PER_OBJECT_MAX // 2 // max(1, len(segments))
+    for segment in segments:
+        if left <= 0 or free <= 0:
+            break
+        share = -(-left * segment.free_units // free)
+        free -= segment.free_units
+        left -= _stripe_piece(segment, min(share, left), max(1, pieces_max), spans)
+    return left
+
+
+def _stripe_piece(
+    segment: Segment, length: int, pieces_max: int, spans: list[tuple[int, int, int, int]]
+) -> int:
+    """Take up to `length` units of one segment; how many it gave."""
+    want = min(length, segment.free_units)
+    pieces_max = min(pieces_max, EXTENTS_PER_OBJECT_MAX - len(spans))
+    while want >= segment.align_units and pieces_max > 0:
+        pieces = segment.take_pieces(want, pieces_max)
+        if pieces is not None:
+            spans += [(segment.segment_id, slot, offset, n) for offset, slot, n in pieces]
+            return sum(n for _, _, n in pieces)
+        want //= 2
+    return 0
 
 
 def _settle_object(
