@@ -11,18 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cenote.api.errors import InvalidArgument, StaleEpoch
-from cenote.api.rows import KEY_INLINE_BYTES, SLOT, SLOT_REF, UNIT_BYTES
+from cenote.api.rows import SLOT, SLOT_REF, UNIT_BYTES
 
+from .adopting import adopt
 from .commands import Attach, AttachReply, SegmentReport
-from .effects import GoneReason, NodeKnown, ReplicasChanged, SegmentKnown, SlotsGrown, Stored
-from .inventory import Found, confirm, gather
+from .effects import GoneReason, NodeKnown, SegmentKnown, SlotsGrown
+from .inventory import confirm
 from .node_ops import lose_segment
 from .nodes import Node, NodeState
 from .objects import LIVE
 from .pool import Pool
 from .segments import Segment
 from .slot_growth import instruct_growth
-from .spans import Spans, to_placed, units_of
 
 __all__ = ["attach"]
 
@@ -44,6 +44,8 @@ def attach(pool: Pool, command: Attach, now_s: float) -> AttachReply:
     inventory = command.inventory
     known = np.zeros(len(inventory), np.bool_)
     dropped = 0
+    # Slots are adopted when a segment is met first in this epoch: what was refused stays refused.
+    fresh = [segment for segment in segments if segment.allocator is None]
     for segment, report in zip(segments, command.segments, strict=True):
         here = np.flatnonzero(inventory["segment_index"] == report.index)
         gone, known_here = _reconcile(pool, segment, inventory[here], same_process)
@@ -51,7 +53,7 @@ def attach(pool: Pool, command: Attach, now_s: float) -> AttachReply:
         dropped += gone
         _make_usable(pool, segment, report, bool(len(here)))
     unknown = inventory[~known]
-    adopted, stale = _adopt(pool, segments, unknown)
+    adopted, stale = adopt(pool, fresh, unknown)
     node.attached = True
     node.heard_s = now_s
     node.state = NodeState.ALIVE
@@ -215,160 +217,3 @@ def _make_usable(pool: Pool, segment: Segment, report: SegmentReport, has_conten
         lost, parts = rows[refused], spans[refused]
         live = (pool.state.take(lost) & LIVE) != 0
         pool.drop_overlapping(segment, lost[live], parts[live])
-
-
-# ---- adoption -------------------------------------------------------------------------------
-
-
-def _adopt(
-    pool: Pool, segments: list[Segment], slots: NDArray[np.void]
-) -> tuple[int, NDArray[np.bool_]]:
-    """Take in slots that are newer than the journal. Returns (objects, which slots to clear)."""
-    clear = np.ones(len(slots), np.bool_)
-    if not len(slots):
-        return 0, clear
-    newer = _newer(pool, slots)
-    if not newer.any():
-        return 0, clear
-    by_index = {segment.index: segment for segment in segments}
-    at = np.flatnonzero(newer)
-    ids = np.array([by_index[i].segment_id for i in slots["segment_index"][at].tolist()], np.int64)
-    where = {
-        (segment_id, number): position
-        for segment_id, number, position in zip(
-            ids.tolist(), slots["slot"][at].tolist(), at.tolist(), strict=True
-        )
-    }
-    adopted = 0
-    # Newest first: where slots overlap, the higher version has overwritten the others.
-    for found in reversed(gather(slots[at], ids)):
-        spans = _adopt_one(pool, found)
-        adopted += len(spans) > 0
-        for segment_id, number in zip(
-            (spans[:, 0] & 0xFFFF).tolist(), spans[:, 1].tolist(), strict=True
-        ):
-            clear[where[segment_id, number]] = False
-    return adopted, clear
-
-
-def _newer(pool: Pool, slots: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Which slots are above the last seq that the journal has of their epoch."""
-    newer = np.zeros(len(slots), np.bool_)
-    if not pool.adoption_open:
-        return newer
-    for epoch in np.unique(slots["epoch"]).tolist():
-        known = pool.adoption.known.get(epoch)
-        if known is not None and pool.adoption.floor <= epoch < pool.epoch:
-            newer |= (slots["epoch"] == epoch) & (slots["seq"] > known)
-    return newer
-
-
-def _adopt_one(pool: Pool, found: Found) -> Spans:
-    """One version: its extents as they entered the table, none when it can't be adopted."""
-    none = np.zeros((0, 4), np.uint32)
-    namespace = pool.namespaces.by_id.get(found.namespace_id)
-    if (
-        namespace is None
-        or namespace.generation != found.generation
-        or found.clashes
-        or not pool.adoption.may_adopt(found.epoch, found.seq, found.digest)
-    ):
-        return none
-    low, high = np.frombuffer(found.digest, np.uint64).tolist()
-    row = pool.objects.lookup_one(low, high)
-    if row > 0:
-        record = pool.record_of(row)
-        if (record[3], record[2]) > (found.epoch, found.seq):
-            return none
-        if (record[3], record[2]) < (found.epoch, found.seq):
-            pool.unlink(np.array([row]), GoneReason.LOST)
-            row = -1
-    spans: list[tuple[int, int, int, int]] = []
-    replicas = 0
-    for number, replica in sorted(found.replicas.items()):
-        if replica.is_whole():
-            taken = _claim(pool, found, number)
-            if taken:
-                spans += taken
-                replicas += 1
-    if not replicas:
-        return none
-    added = np.array(spans, np.uint32)
-    digests = np.frombuffer(found.digest, np.uint64).reshape(1, 2)
-    seqs = np.array([found.seq], np.uint64)
-    if row > 0:
-        _add_replicas(pool, row, added, replicas)
-        return added
-    tail = found.key_length if found.key_length > KEY_INLINE_BYTES else 0
-    effect = Stored(
-        found.namespace_id,
-        found.generation,
-        found.epoch,
-        digests,
-        np.array([found.size], np.uint64),
-        np.array([found.checksum], np.uint64),
-        seqs,
-        np.array([tail], np.uint16),
-        np.array([len(added)], np.uint16),
-        np.array([replicas], np.uint8),
-        to_placed(added),
-    )
-    pool.link(namespace, effect, pool.policy.fresh(1, False), added, units_of(added))
-    pool.effects.append(effect)
-    return added
-
-
-def _claim(pool: Pool, found: Found, replica: int) -> list[tuple[int, int, int, int]]:
-    """Take the space of one replica's extents; nothing when some of it is a newer object's."""
-    extents = found.replicas[replica].extents
-    spans: list[tuple[int, int, int, int]] = []
-    for index in range(len(extents)):
-        segment_id, slot = extents[index]
-        segment = pool.segments.by_id[segment_id]
-        offset = int(slot["offset"]) // UNIT_BYTES
-        units = -(-int(slot["length"]) // UNIT_BYTES)
-        number = int(slot["slot"])
-        if not segment.claim(number, offset, units) and not (
-            _displace(pool, found, segment_id, offset, units)
-            and segment.claim(number, offset, units)
-        ):
-            for word, back, at, length in spans:
-                pool.segments.by_id[word & 0xFFFF].give_one(back, at, length)
-            return []
-        spans.append((segment_id | replica << 16, number, offset, units))
-    return spans
-
-
-def _displace(pool: Pool, found: Found, segment_id: int, offset: int, units: int) -> bool:
-    """Drop older objects that this version has overwritten. False if something there must stay."""
-    rows, spans = pool.rows_in_segment(segment_id)
-    starts = spans[:, 2].astype(np.int64)
-    rows = np.unique(rows[(starts < offset + units) & (starts + spans[:, 3] > offset)])
-    records = pool.records_of(rows)
-    epochs = records[:, 3] & np.uint64(0xFFFF_FFFF)
-    older = (epochs < found.epoch) | ((epochs == found.epoch) & (records[:, 2] < found.seq))
-    free = (pool.lease_count.take(rows) == 0) & ((pool.state.take(rows) & LIVE) != 0)
-    if not len(rows) or not (older & free).all():
-        return False
-    pool.unlink(rows, GoneReason.LOST)
-    return True
-
-
-def _add_replicas(pool: Pool, row: int, added: Spans, replicas: int) -> None:
-    """Another node brings more replicas of an object that was adopted before."""
-    rows = np.array([row])
-    counts, spans = pool.spans_of(rows)
-    merged = np.concatenate((spans, added))
-    order = np.argsort((merged[:, 0] >> 16) & 0xFF, kind="stable")
-    merged = np.ascontiguousarray(merged[order])
-    total = np.array([pool.record_of(row)[8] + replicas], np.uint8)
-    pool.set_spans(rows, counts + len(added), merged, total)
-    pool.effects.append(
-        ReplicasChanged(
-            pool.digests_of(rows),
-            pool.seqs_of(rows),
-            np.array([len(merged)], np.uint16),
-            total,
-            to_placed(merged),
-        )
-    )

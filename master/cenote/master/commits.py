@@ -22,7 +22,7 @@ from .grants import Grant
 from .lookups import hits
 from .pool import Pool, Rows
 from .sessions import Session
-from .spans import Spans, by_segment, segments_of, to_placed, units_of
+from .spans import Spans, by_segment, distinct, segments_of, to_placed, units_of
 
 __all__ = ["end_grant", "put_abort", "put_commit", "quarantine"]
 
@@ -297,7 +297,7 @@ def _parts(
     quarantine(pool, session.session_id, spans[unwritten])
     stays = ~lost & ~unwritten
     kept = np.bincount(owner[stays], minlength=n)
-    copies = np.bincount(np.unique(pairs[stays]) // 256, minlength=n)
+    copies = np.bincount(distinct(pairs[stays]) // 256, minlength=n)
     whole = kept > 0
     gone = entries[~whole]
     pool.settle_grant(session, grant, gone, 0)

@@ -17,6 +17,7 @@ from .effects import GoneReason
 from .objects import LIVE
 from .pool import Pool, Rows
 from .segments import Segment
+from .spans import distinct
 from .victims import next_victims
 
 __all__ = ["evict_ahead", "evict_nearby", "make_room", "make_room_in", "make_rows", "sweep"]
@@ -177,7 +178,7 @@ def evict_nearby(pool: Pool, segment: Segment, length: int) -> bool:
     )
     if window is None:
         return False
-    victims = np.unique(rows[(starts >= window[0]) & (starts < window[1])])
+    victims = distinct(rows[(starts >= window[0]) & (starts < window[1])])
     pool.counters.evictions_nearby += len(victims)
     evict(pool, victims)
     return True

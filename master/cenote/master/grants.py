@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .namespaces import Namespace
-from .spans import Spans, units_of
+from .spans import Spans, distinct, units_of
 
 __all__ = ["Grant", "GrantTable", "Positions"]
 
@@ -70,7 +70,7 @@ class Grant:
             entries = np.where(self.positions[found] == at, found, -1)
         if self.pending is not None:
             entries[~self.pending[entries]] = -1
-        if len(entries) > 1 and len(np.unique(entries)) != len(entries):
+        if len(entries) > 1 and len(distinct(entries)) != len(entries):
             _, first = np.unique(entries, return_index=True)
             repeated = np.ones(len(entries), np.bool_)
             repeated[first] = False

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from .commands import Tick
 from .effects import GoneReason, Pinned
 from .eviction import evict_ahead, sweep
@@ -13,6 +11,7 @@ from .pool import Pool, Rows
 from .segments import GROW_ALWAYS
 from .session_ops import abandon_session
 from .slot_growth import grow_slots
+from .spans import distinct
 from .timers import Timed
 
 __all__ = ["tick"]
@@ -69,7 +68,7 @@ def _end_pins(pool: Pool, now_s: float) -> None:
         rows = _due_rows(pool, due)
         rows = pool.clear_pins(rows[pool.pin.take(rows) == due.tag])
         owners = pool.namespaces.owner[pool.incarnations_of(rows)]
-        for namespace_id in np.unique(owners).tolist():
+        for namespace_id in distinct(owners).tolist():
             digests = pool.digests_of(rows[owners == namespace_id])
             pool.effects.append(Pinned(namespace_id, digests, False, 0))
 

@@ -7,6 +7,7 @@ version into replicas that could be adopted.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,8 @@ from .spans import Spans
 __all__ = ["Found", "FoundReplica", "confirm", "gather"]
 
 Slots = NDArray[np.void]
+Slot: TypeAlias = dict[str, int]
+"""The fields of one slot but for its digest."""
 
 
 def confirm(
@@ -54,23 +57,23 @@ def confirm(
 
 @dataclass(slots=True)
 class FoundReplica:
-    """Extents of one replica, by their index: (segment id, slot row)."""
+    """Extents of one replica, by their index: (position in the inventory, slot)."""
 
-    extents: dict[int, tuple[int, np.void]] = field(default_factory=dict)
+    extents: dict[int, tuple[int, Slot]] = field(default_factory=dict)
 
     def is_whole(self) -> bool:
         some = next(iter(self.extents.values()))[1]
-        count = int(some["extent_count"])
+        count = some["extent_count"]
         if sorted(self.extents) != list(range(count)):
             return False
-        size = int(some["object_size"])
+        size = some["object_size"]
         held = 0
         for _, slot in self.extents.values():
-            if int(slot["extent_count"]) != count or int(slot["object_size"]) != size:
+            if slot["extent_count"] != count or slot["object_size"] != size:
                 return False
-            if int(slot["offset"]) % UNIT_BYTES or not int(slot["length"]):
+            if slot["offset"] % UNIT_BYTES or not slot["length"]:
                 return False
-            held += int(slot["length"])
+            held += slot["length"]
         return held >= size > 0
 
 
@@ -91,33 +94,36 @@ class Found:
     """Slots of this version contradict each other."""
 
 
-def gather(slots: Slots, segment_ids: NDArray[np.int64]) -> list[Found]:
-    """Slots by version, oldest first. `segment_ids`: where each slot lies."""
-    if slots.dtype != SLOT:
-        raise TypeError(f"an inventory has {SLOT}, not {slots.dtype}")
+def gather(slots: Slots, at: NDArray[np.int64]) -> list[Found]:
+    """The slots at these positions by version, oldest first. Slots of shards are left out."""
+    names = [name for name in SLOT.names or () if name not in ("digest", "reserved", "flags")]
+    columns = {name: slots[name][at].tolist() for name in names}
+    digests = np.ascontiguousarray(slots["digest"][at]).tobytes()
     found: dict[tuple[int, int], Found] = {}
-    for slot, segment_id in zip(slots, segment_ids.tolist(), strict=True):
-        version = (int(slot["epoch"]), int(slot["seq"]))
-        digest = slot["digest"].tobytes()
+    for i, position in enumerate(at.tolist()):
+        slot: Slot = {name: column[i] for name, column in columns.items()}
+        if slot["shard_count"] > 1:
+            continue
+        version = (slot["epoch"], slot["seq"])
+        digest = digests[16 * i : 16 * i + 16]
         entry = found.get(version)
         if entry is None:
             entry = found[version] = Found(
                 *version,
-                int(slot["namespace_id"]),
-                int(slot["generation"]),
+                slot["namespace_id"],
+                slot["generation"],
                 digest,
-                int(slot["object_size"]),
-                int(slot["checksum"]),
-                int(slot["key_length"]),
+                slot["object_size"],
+                slot["checksum"],
+                slot["key_length"],
             )
-        replica = entry.replicas.setdefault(int(slot["replica"]), FoundReplica())
-        index = int(slot["extent_index"])
+        replica = entry.replicas.setdefault(slot["replica"], FoundReplica())
         if (
-            index in replica.extents
+            slot["extent_index"] in replica.extents
             or digest != entry.digest
-            or int(slot["checksum"]) != entry.checksum
-            or int(slot["object_size"]) != entry.size
+            or slot["checksum"] != entry.checksum
+            or slot["object_size"] != entry.size
         ):
             entry.clashes = True
-        replica.extents[index] = (segment_id, slot)
+        replica.extents[slot["extent_index"]] = (position, slot)
     return [found[version] for version in sorted(found)]

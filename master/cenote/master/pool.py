@@ -54,6 +54,7 @@ from .spans import (
     NO_SPANS,
     SEGMENT_MASK,
     Spans,
+    distinct,
     from_extents,
     segments_of,
     to_extents,
@@ -228,7 +229,7 @@ class Pool:
 
     @staticmethod
     def segment_ids_of(spans: Spans) -> list[int]:
-        ids: list[int] = np.unique(segments_of(spans)).tolist()
+        ids: list[int] = distinct(segments_of(spans)).tolist()
         return ids
 
     @property
@@ -347,7 +348,7 @@ class Pool:
             self.effects.append(Gone(int(owner[first]), digests, seqs, reason))
             return
         owners = owner[incarnations]
-        for namespace_id in np.unique(owners).tolist():
+        for namespace_id in distinct(owners).tolist():
             here = owners == namespace_id
             self.effects.append(Gone(namespace_id, digests[here], seqs[here], reason))
 
@@ -365,7 +366,7 @@ class Pool:
         """
         if not len(rows):
             return 0
-        unique = np.unique(rows)
+        unique = distinct(rows)
         counts, spans = self.spans_of(unique)
         owner = np.repeat(np.arange(len(unique)), counts)
         replica = (spans[:, 0] >> 16) & 0xFF
@@ -379,7 +380,7 @@ class Pool:
         if len(some):
             stays &= ~gone[owner]
             drops = ~stays & ~gone[owner]
-            replicas = np.bincount(np.unique(pairs[stays]) // 256, minlength=len(unique))
+            replicas = np.bincount(distinct(pairs[stays]) // 256, minlength=len(unique))
             self._keep_spans(
                 unique[some],
                 kept[some],
@@ -441,7 +442,7 @@ class Pool:
 
         Their space is not theirs to free, so they are cut out of the allocator's sight first.
         """
-        for row in np.unique(rows).tolist():
+        for row in distinct(rows).tolist():
             one = np.array([row])
             _, all_spans = self.spans_of(one)
             refused = spans[rows == row]

@@ -12,6 +12,7 @@ from .effects import Gone, GoneReason, NamespaceOpened, Pinned
 from .lookups import check_digests
 from .namespaces import Namespace
 from .pool import Pool, Rows
+from .spans import distinct
 
 __all__ = [
     "PIN_FOREVER",
@@ -36,7 +37,7 @@ def _rows_of(
     rows = pool.objects.lookup(digests)
     found = rows >= 0
     found[found] = pool.incarnations_of(rows[found]) == namespace.incarnation
-    return found, np.unique(rows[found])
+    return found, distinct(rows[found])
 
 
 def remove(pool: Pool, command: Remove, now_s: float) -> NDArray[np.uint8]:

@@ -32,7 +32,7 @@ from .effects import (
 from .objects import LIVE
 from .pool import Pool, Rows
 from .removal import PIN_FOREVER, set_pins
-from .spans import SEGMENT_MASK, from_placed, to_placed
+from .spans import SEGMENT_MASK, distinct, from_placed, to_placed
 
 __all__ = ["replay", "snapshot", "start_epoch"]
 
@@ -102,7 +102,7 @@ def _newest(pool: Pool, effect: Stored) -> NDArray[np.bool_] | None:
         )
         keep = np.ones(len(digests), np.bool_) if keep is None else keep
         keep[there[~newer]] = False
-        pool.unlink(np.unique(rows[there[newer & keep[there]]]), GoneReason.LOST, quiet=True)
+        pool.unlink(distinct(rows[there[newer & keep[there]]]), GoneReason.LOST, quiet=True)
     return keep
 
 
@@ -111,7 +111,7 @@ def _gone(pool: Pool, effect: Gone) -> None:
     rows = pool.objects.lookup(digests)
     there = rows >= 0
     there[there] = (pool.seqs_of(rows[there]) == effect.seqs[there]) | (effect.seqs[there] == 0)
-    pool.unlink(np.unique(rows[there]), effect.reason, quiet=True)
+    pool.unlink(distinct(rows[there]), effect.reason, quiet=True)
     if effect.reason == GoneReason.REMOVED:
         raw = digests.tobytes()
         pool.adoption.removed(
@@ -158,7 +158,7 @@ def _segment_gone(pool: Pool, effect: SegmentGone) -> None:
 
 def _pinned(pool: Pool, effect: Pinned) -> None:
     rows = pool.objects.lookup(np.ascontiguousarray(effect.digests))
-    rows = np.unique(rows[rows >= 0])
+    rows = distinct(rows[rows >= 0])
     if not effect.pinned:
         pool.clear_pins(rows)
         return
@@ -271,7 +271,7 @@ def _parts(pool: Pool) -> Iterator[DurableEffect]:
 
 def _pins(pool: Pool, rows: Rows, ttl_ms: int) -> Iterator[Pinned]:
     owners = pool.namespaces.owner[pool.incarnations_of(rows)]
-    for namespace_id in np.unique(owners).tolist():
+    for namespace_id in distinct(owners).tolist():
         here = rows[owners == namespace_id]
         for start in range(0, len(here), _CHUNK_ROWS):
             digests = pool.digests_of(here[start : start + _CHUNK_ROWS])
@@ -296,7 +296,7 @@ def _stored_chunk(pool: Pool, rows: Rows) -> Iterator[Stored]:
     incarnations = pool.incarnations_of(rows)
     key = incarnations.astype(np.uint64) << np.uint64(32) | epochs
     by_id = {n.incarnation: n for n in pool.namespaces.by_id.values()}
-    for group in np.unique(key).tolist():
+    for group in distinct(key).tolist():
         here = key == group
         part = rows[here]
         words = records[here]

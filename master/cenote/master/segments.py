@@ -200,17 +200,19 @@ class Segment:
             self.allocator.free(offset, length)
             self.slots.give_one(slot)
 
-    def claim(self, slot: int, offset: int, length: int) -> bool:
-        """Take just this extent and slot number. False when either is taken, or out of range."""
+    def claim(self, offset: int, length: int) -> bool:
+        """Take just this space, its slot number left aside. False if taken, or out of range."""
         allocator = self.allocator
-        if (
-            allocator is None
-            or offset + length > self.ready_units
-            or not allocator.allocate_at(offset, length)
-        ):
-            return False
-        self.slots.claim(np.array([slot], np.uint32))
-        return True
+        return (
+            allocator is not None
+            and offset + length <= self.ready_units
+            and allocator.allocate_at(offset, length)
+        )
+
+    def give_space(self, offset: int, length: int) -> None:
+        """Undo `claim`."""
+        if self.allocator is not None:
+            self.allocator.free(offset, length)
 
     def build(self, ready_units: int, spans: Spans) -> list[int]:
         """Make the allocator, with these spans taken.
@@ -227,14 +229,14 @@ class Segment:
         refused: list[int] = []
         runs = _joined_runs(spans, ready_units)
         if runs is not None and all(allocator.allocate_at(o, n) for o, n in runs):
-            self.slots.claim(np.unique(spans[:, 1]))
+            self.slots.claim(spans[:, 1])
             return refused
         if runs is not None:
             raise InternalError(f"segment {self.segment_id}: objects lie in a retired range")
         for i, (offset, length) in enumerate(spans[:, 2:4].tolist()):
             if offset + length > ready_units or not allocator.allocate_at(offset, length):
                 refused.append(i)
-        self.slots.claim(np.unique(np.delete(spans[:, 1], refused)))
+        self.slots.claim(np.delete(spans[:, 1], refused))
         return refused
 
     # ---- slot table growth --------------------------------------------------------------------

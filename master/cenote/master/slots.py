@@ -77,14 +77,15 @@ class SlotNumbers:
             del self._free[:]
 
     def claim(self, numbers: Numbers) -> None:
-        """Mark numbers (distinct) as used, whatever they were."""
+        """Mark numbers as used, whatever they were."""
         if not len(numbers):
             return
-        top = int(numbers.max()) + 1
-        parts = [np.array(self._free, np.uint32)]
-        if top > self.high:
-            parts.append(np.arange(self.high, top, dtype=np.uint32))
-            self.high = top
-            self.total = max(self.total, top)
-        free = np.setdiff1d(np.concatenate(parts), numbers)[::-1]
+        high = max(self.high, int(numbers.max()) + 1)
+        is_free = np.zeros(high, np.bool_)
+        is_free[np.array(self._free, np.uint32)] = True
+        is_free[self.high :] = True
+        is_free[numbers] = False
+        self.high = high
+        self.total = max(self.total, high)
+        free = np.flatnonzero(is_free)[::-1]
         self._free = array("I", free.astype(np.uint32).tobytes())

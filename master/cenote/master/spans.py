@@ -8,7 +8,7 @@ fields.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ __all__ = [
     "SEGMENT_MASK",
     "Spans",
     "by_segment",
+    "distinct",
     "from_extents",
     "from_placed",
     "pack_span",
@@ -30,6 +31,7 @@ __all__ = [
     "units_of",
 ]
 
+T = TypeVar("T", bound=np.generic)
 Spans: TypeAlias = NDArray[np.uint32]
 
 SEGMENT_MASK = 0xFFFF
@@ -79,6 +81,17 @@ def from_placed(placed: NDArray[np.void]) -> Spans:
     spans[:, 0] = words[:, 0] | (words[:, 4] & 0xFF) << 16
     spans[:, 1:] = words[:, 1:4]
     return spans
+
+
+def distinct(values: NDArray[T]) -> NDArray[T]:
+    """Sorted, each once; for integers faster than np.unique, which hashes."""
+    ordered = np.sort(values)
+    if len(ordered) < 2:
+        return ordered
+    first = np.empty(len(ordered), np.bool_)
+    first[0] = True
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    return ordered[first]
 
 
 def by_segment(spans: Spans) -> Iterator[tuple[int, Spans]]:

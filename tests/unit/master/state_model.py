@@ -122,12 +122,13 @@ class Model:
                 self.epoch = effect.epoch
             case ReplicasChanged():
                 at = 0
-                for i, seq in enumerate(effect.seqs.tolist()):
+                for i, digest in enumerate(effect.digests):
                     placed = effect.placed[at : at + int(effect.extent_counts[i])]
                     at += int(effect.extent_counts[i])
-                    for thing in self.stored.values():
-                        if thing.seq == seq:
-                            thing.replicas = _replicas(placed)
+                    key = self.key_of(digest.tobytes())
+                    if key is not None:  # else of a generation that was reset
+                        assert self.stored[key].seq == int(effect.seqs[i])
+                        self.stored[key].replicas = _replicas(placed)
             case NamespaceOpened():
                 if effect.digest_seed != self.seed:
                     self.stored.clear()

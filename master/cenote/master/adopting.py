@@ -1,0 +1,213 @@
+"""Objects that the journal missed, taken in from slot tables.
+
+Newest first: where extents overlap, the higher version has overwritten the others. A version enters
+the table with those of its replicas that are whole on the daemon that attaches; another daemon may
+bring more of them later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.api.rows import KEY_INLINE_BYTES, UNIT_BYTES
+
+from .effects import GoneReason, ReplicasChanged, Stored
+from .inventory import Found, gather
+from .objects import LIVE
+from .pool import Pool, Rows
+from .segments import Segment
+from .spans import Spans, distinct, to_placed, units_of
+
+__all__ = ["adopt"]
+
+_EPOCH_MASK = np.uint64(0xFFFF_FFFF)
+
+
+@dataclass(slots=True)
+class _Adoption:
+    """One attach's work: what was taken so far."""
+
+    pool: Pool
+    by_index: dict[int, Segment]
+    numbers: dict[int, list[int]] = field(default_factory=dict)
+    """Segment id -> slot numbers taken."""
+    news: dict[tuple[int, int, int], list[tuple[Found, Spans, int]]] = field(default_factory=dict)
+    """(namespace, generation, epoch) -> objects to enter the table: (it, extents, replicas)."""
+    digests: set[bytes] = field(default_factory=set)
+    older: dict[int, tuple[NDArray[np.int64], NDArray[np.int64], Rows, NDArray[np.uint64]]] = field(
+        default_factory=dict
+    )
+    """Segment id -> starts, ends, rows, seqs of what the table had there, by start."""
+
+
+def adopt(
+    pool: Pool, segments: list[Segment], slots: NDArray[np.void]
+) -> tuple[int, NDArray[np.bool_]]:
+    """Take in slots (of these segments) that are newer than the journal.
+
+    Returns (how many objects, which of the slots are to be cleared).
+    """
+    clear = np.ones(len(slots), np.bool_)
+    newer = _newer(pool, slots)
+    newer &= np.isin(slots["segment_index"], [segment.index for segment in segments])
+    at = np.flatnonzero(newer)
+    if not len(at):
+        return 0, clear
+    work = _Adoption(pool, {segment.index: segment for segment in segments})
+    adopted = 0
+    for found in reversed(gather(slots, at)):
+        positions = _adopt_one(work, found)
+        adopted += len(positions) > 0
+        clear[positions] = False
+    for segment_id, numbers in work.numbers.items():
+        pool.segments.by_id[segment_id].slots.claim(np.array(numbers, np.uint32))
+    # Oldest first, so that what was stored last is touched last.
+    for place in sorted(work.news):
+        _store(pool, place, work.news[place][::-1])
+    return adopted, clear
+
+
+def _newer(pool: Pool, slots: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Which slots are above the last seq that the journal has of their epoch."""
+    newer = np.zeros(len(slots), np.bool_)
+    if not pool.adoption_open:
+        return newer
+    for epoch in distinct(slots["epoch"]).tolist():
+        known = pool.adoption.known.get(epoch)
+        if known is not None and pool.adoption.floor <= epoch < pool.epoch:
+            newer |= (slots["epoch"] == epoch) & (slots["seq"] > known)
+    return newer
+
+
+def _adopt_one(work: _Adoption, found: Found) -> list[int]:
+    """One version: positions of the slots that entered the table, none if it can't be adopted."""
+    pool = work.pool
+    namespace = pool.namespaces.by_id.get(found.namespace_id)
+    if (
+        namespace is None
+        or namespace.generation != found.generation
+        or found.clashes
+        or found.digest in work.digests
+        or not pool.adoption.may_adopt(found.epoch, found.seq, found.digest)
+    ):
+        return []
+    row = pool.objects.lookup_one(*np.frombuffer(found.digest, np.uint64).tolist())
+    if row > 0:
+        record = pool.record_of(row)
+        if (record[3], record[2]) > (found.epoch, found.seq):
+            return []
+        if (record[3], record[2]) < (found.epoch, found.seq):
+            pool.unlink(np.array([row]), GoneReason.LOST)
+            row = -1
+    spans: list[tuple[int, int, int, int]] = []
+    positions: list[int] = []
+    replicas = 0
+    for number, replica in sorted(found.replicas.items()):
+        if replica.is_whole():
+            taken = _claim(work, found, number)
+            if taken:
+                spans += taken
+                replicas += 1
+                positions += [position for position, _ in replica.extents.values()]
+    if not replicas:
+        return []
+    for word, slot, _, _ in spans:
+        work.numbers.setdefault(word & 0xFFFF, []).append(slot)
+    added = np.array(spans, np.uint32)
+    if row > 0:
+        _add_replicas(pool, row, added, replicas)
+    else:
+        work.digests.add(found.digest)
+        place = (found.namespace_id, found.generation, found.epoch)
+        work.news.setdefault(place, []).append((found, added, replicas))
+    return positions
+
+
+def _claim(work: _Adoption, found: Found, replica: int) -> list[tuple[int, int, int, int]]:
+    """Take the space of one replica's extents; nothing when some of it is a newer object's."""
+    extents = found.replicas[replica].extents
+    spans: list[tuple[int, int, int, int]] = []
+    for index in range(len(extents)):
+        _, slot = extents[index]
+        segment = work.by_index[int(slot["segment_index"])]
+        offset = int(slot["offset"]) // UNIT_BYTES
+        units = -(-int(slot["length"]) // UNIT_BYTES)
+        if not segment.claim(offset, units) and not (
+            _displace(work, found, segment, offset, units) and segment.claim(offset, units)
+        ):
+            for word, _, at, length in spans:
+                work.pool.segments.by_id[word & 0xFFFF].give_space(at, length)
+            return []
+        spans.append((segment.segment_id | replica << 16, int(slot["slot"]), offset, units))
+    return spans
+
+
+def _displace(work: _Adoption, found: Found, segment: Segment, offset: int, units: int) -> bool:
+    """Drop older objects that this version has overwritten. False if something there must stay."""
+    pool = work.pool
+    known = work.older.get(segment.segment_id)
+    if known is None:
+        rows, spans = pool.rows_in_segment(segment.segment_id)
+        order = np.argsort(spans[:, 2], kind="stable")
+        rows, spans = rows[order], spans[order]
+        starts = spans[:, 2].astype(np.int64)
+        known = (starts, starts + spans[:, 3], rows, pool.seqs_of(rows))
+        work.older[segment.segment_id] = known
+    starts, ends, rows, seqs = known
+    part = slice(
+        int(np.searchsorted(ends, offset, "right")), int(np.searchsorted(starts, offset + units))
+    )
+    rows, same = distinct(rows[part]), pool.seqs_of(rows[part]) == seqs[part]
+    records = pool.records_of(rows)
+    epochs = records[:, 3] & _EPOCH_MASK
+    older = (epochs < found.epoch) | ((epochs == found.epoch) & (records[:, 2] < found.seq))
+    free = (pool.lease_count.take(rows) == 0) & ((pool.state.take(rows) & LIVE) != 0)
+    if not len(rows) or not same.all() or not (older & free).all():
+        return False
+    pool.unlink(rows, GoneReason.LOST)
+    return True
+
+
+def _store(pool: Pool, place: tuple[int, int, int], news: list[tuple[Found, Spans, int]]) -> None:
+    namespace_id, generation, epoch = place
+    spans = np.concatenate([part for _, part, _ in news])
+    tails = [f.key_length if f.key_length > KEY_INLINE_BYTES else 0 for f, _, _ in news]
+    effect = Stored(
+        namespace_id,
+        generation,
+        epoch,
+        np.frombuffer(b"".join(f.digest for f, _, _ in news), np.uint64).reshape(-1, 2),
+        np.array([f.size for f, _, _ in news], np.uint64),
+        np.array([f.checksum for f, _, _ in news], np.uint64),
+        np.array([f.seq for f, _, _ in news], np.uint64),
+        np.array(tails, np.uint16),
+        np.array([len(part) for _, part, _ in news], np.uint16),
+        np.array([replicas for *_, replicas in news], np.uint8),
+        to_placed(spans),
+    )
+    stamps = pool.policy.fresh(len(news), False)
+    pool.link(pool.namespaces.by_id[namespace_id], effect, stamps, spans, units_of(spans))
+    pool.effects.append(effect)
+
+
+def _add_replicas(pool: Pool, row: int, added: Spans, replicas: int) -> None:
+    """Another node brings more replicas of an object that was adopted before."""
+    rows = np.array([row])
+    counts, spans = pool.spans_of(rows)
+    merged = np.concatenate((spans, added))
+    order = np.argsort((merged[:, 0] >> 16) & 0xFF, kind="stable")
+    merged = np.ascontiguousarray(merged[order])
+    total = np.array([pool.record_of(row)[8] + replicas], np.uint8)
+    pool.set_spans(rows, counts + len(added), merged, total)
+    pool.effects.append(
+        ReplicasChanged(
+            pool.digests_of(rows),
+            pool.seqs_of(rows),
+            np.array([len(merged)], np.uint16),
+            total,
+            to_placed(merged),
+        )
+    )
