@@ -1,4 +1,4 @@
-"""cenote as a peer of the benchmark: one master with the embedded `file:` backend, one store daemon."""
+"""cenote as a peer of the benchmark: a master with the embedded `file:` backend, a store daemon."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from peers import GIB, Daemons, free_port, make_key
+from peers import Daemons, free_port, make_key
 
 BIN = Path(sys.executable).parent
 
 
 class _Cenote(Daemons):
     node_as_worker = False
-    dram_bytes = 4 * GIB
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +27,7 @@ class _Cenote(Daemons):
         if not line.startswith("ready"):
             raise RuntimeError(f"{label} did not start: {line!r}")
 
-    def start(self, workdir: str) -> None:
+    def start(self, workdir: str, segment_bytes: int) -> None:
         self.dir = workdir
         # Unix socket paths are limited to 107 bytes.
         self.sockets = tempfile.mkdtemp(prefix="cn-")
@@ -46,7 +45,7 @@ class _Cenote(Daemons):
             "cenote-store",
             f"--master=127.0.0.1:{self.lane}",
             f"--name=bench-{os.getpid()}-{self.name}",
-            f"--dram={self.dram_bytes}",
+            f"--dram={segment_bytes}",
             "--listen=127.0.0.1:0",
             "--grpc=127.0.0.1:0",
             f"--socket={self.sockets}/store.sock",
@@ -140,7 +139,9 @@ class CenoteStore:
 
     def remove_first(self, base, n) -> None:
         for first in range(0, n, 8192):
-            self.client.remove_batch([make_key(base, i) for i in range(first, min(n, first + 8192))])
+            self.client.remove_batch(
+                [make_key(base, i) for i in range(first, min(n, first + 8192))]
+            )
 
     def close(self) -> None:
         self.client.close()

@@ -140,7 +140,7 @@ class Peer:
         self.dir = os.path.join(workdir, self.label)
         os.makedirs(self.dir, exist_ok=True)
         self.workers = []
-        self.adapter.start(self.dir)
+        self.adapter.start(self.dir, segment_bytes)
         if self.adapter.node_as_worker:
             self.worker("node", segment_bytes, 16 * MIB)
         self.client = self.worker("client", 0, 256 * MIB)
@@ -437,7 +437,7 @@ def parse_args():
         "--budget", type=float, default=600, help="seconds; later cases are skipped"
     )
     parser.add_argument("--rounds", type=int, default=3, help="of every case, interleaved")
-    parser.add_argument("--segment", type=int, default=4 * GIB, help="bytes of the pool")
+    parser.add_argument("--segment", type=int, default=3 * GIB // 2, help="bytes of each pool")
     parser.add_argument("--keys", type=int, default=100_000, help="of the million section")
     parser.add_argument("--loop-secs", type=float, default=1.0)
     parser.add_argument("--verbose", "-v", action="store_true")

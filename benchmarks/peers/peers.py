@@ -3,7 +3,7 @@
 An adapter class has
     name, python                 label; interpreter for its workers
     node_as_worker               True: the remote segment lives in a worker process (role "node")
-    start(workdir), stop()       daemons; `pids` maps label -> pid, "master" among them
+    start(workdir, segment_bytes), stop()   daemons; `pids` maps label -> pid, "master" among them
     env(), cfg()                 extra environment; JSON handed to open_store in the worker
     open_store(cfg, role, segment_bytes, buffer_bytes) -> Store
 and a Store has put, get, alloc(nbytes) -> address of registered memory, put_from, get_into,
@@ -100,7 +100,7 @@ class MooncakeAdapter(Daemons):
         super().__init__()
         self.python = str(MOONCAKE_VENV / "bin" / "python")
 
-    def start(self, workdir: str) -> None:
+    def start(self, workdir: str, segment_bytes: int) -> None:
         self.dir = workdir
         self.rpc, self.metrics = free_port(), free_port()
         self.spawn(
@@ -132,8 +132,8 @@ class MooncakeDaemonAdapter(MooncakeAdapter):
     name = "mooncake-daemon"
     node_as_worker = False
 
-    def start(self, workdir: str) -> None:
-        super().start(workdir)
+    def start(self, workdir: str, segment_bytes: int) -> None:
+        super().start(workdir, segment_bytes)
         self.client_port = free_port()
         self.spawn(
             "client_daemon",
@@ -141,7 +141,7 @@ class MooncakeDaemonAdapter(MooncakeAdapter):
                 str(MOONCAKE_VENV / "bin" / "mooncake_client"),
                 "--host=127.0.0.1",
                 f"--port={self.client_port}",
-                "--global_segment_size=4GB",
+                f"--global_segment_size={segment_bytes // MIB}MB",
                 f"--master_server_address=127.0.0.1:{self.rpc}",
                 "--metadata_server=P2PHANDSHAKE",
                 "--protocol=tcp",
