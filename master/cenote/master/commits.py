@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from cenote.api.errors import InvalidArgument
 from cenote.api.rows import CommitStatus
 
-from .commands import Instruction, PutAbort, PutCommit, PutCommitReply
+from .commands import PutAbort, PutCommit, PutCommitReply
 from .effects import PLACED, GoneReason, Stored
 from .grants import Grant
 from .lookups import hits
@@ -366,16 +366,11 @@ def end_grant(pool: Pool, session: Session | None, grant: Grant, *, free: bool =
 
 def quarantine(pool: Pool, session_id: bytes, spans: Spans) -> None:
     """Their writer may still be writing: free when each one's daemon has cut it off."""
-    told: set[int] = set()
     for segment_id, part in by_segment(spans):
         segment = pool.segments.by_id.get(segment_id)
-        if segment is None:
-            continue
-        node = segment.node
-        pool.orphans.add(session_id, node.node_id, part)
-        if node.node_id not in told:
-            told.add(node.node_id)
-            pool.instruct(node, Instruction(0, cut_sessions=[session_id]))
+        if segment is not None:
+            pool.orphans.add(session_id, segment.node.node_id, part)
+            pool.cut_off(segment.node, session_id)
 
 
 def put_abort(pool: Pool, command: PutAbort, now_s: float) -> None:

@@ -43,6 +43,8 @@ class Node:
     """Sessions that it could not cut off yet (a stopped process)."""
     instructions: list[Instruction] = field(default_factory=list)
     """Not reported as done, oldest first."""
+    cutting: set[bytes] = field(default_factory=set)
+    """Sessions that these tell it to cut off."""
     last_instruction: int = 0
 
     @property
@@ -58,12 +60,23 @@ class Node:
         self.last_instruction += 1
         instruction.number = self.last_instruction
         self.instructions.append(instruction)
+        self.cutting.update(instruction.cut_sessions or ())
 
     def done(self, number: int) -> None:
         """Instructions up to this one were carried out."""
         if number > self.last_instruction:
             return
-        self.instructions = [i for i in self.instructions if i.number > number]
+        self._keep([i for i in self.instructions if i.number > number])
+
+    def forget_instructions(self) -> None:
+        """What they were about is gone."""
+        self._keep([])
+
+    def _keep(self, instructions: list[Instruction]) -> None:
+        if len(instructions) == len(self.instructions):
+            return
+        self.instructions = instructions
+        self.cutting = {s for i in instructions for s in i.cut_sessions or ()}
 
     def known(self) -> NodeKnown:
         return NodeKnown(self.node_id, self.uuid, self.name, self.boot_id, self.failure_domain)

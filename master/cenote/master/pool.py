@@ -19,7 +19,6 @@ counts and emit the durable effects; which rows they are called for is decided e
 from __future__ import annotations
 
 from bisect import bisect_right
-from struct import Struct
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,22 +40,20 @@ from .effects import (
     Stored,
     ViewChanged,
 )
-from .extents import EXTENT, EXTENT_FORMAT
+from .extents import EXTENT
 from .grants import Grant, GrantTable
 from .leases import Lease, LeaseTable
 from .namespaces import Namespace, Namespaces
 from .nodes import Node, Nodes
-from .objects import LIVE, REMOVED, ObjectTable
+from .object_rows import RECORD_WORDS, ObjectRows, Rows
+from .objects import LIVE, ObjectTable
 from .placement import Placement
 from .segments import Segment, Segments
 from .sessions import Orphans, Session, Sessions
 from .spans import (
-    NO_SPANS,
     SEGMENT_MASK,
     Spans,
     distinct,
-    from_extents,
-    segments_of,
     to_extents,
     to_placed,
     units_of,
@@ -64,34 +61,26 @@ from .spans import (
 from .state_config import StateConfig
 from .timers import ObjectTimers
 
-__all__ = ["INCARNATION_MASK", "Pool"]
+__all__ = ["RECORD_WORDS", "Pool", "Rows"]
 
-INCARNATION_MASK = np.uint64(0xFFFF)
-"""Of the last word of an object's record: whose it is."""
-RECORD_WORDS = 5
 NO_SEGMENT = 0
 """No segment has this number: extents there are forgotten when they are freed."""
 _STAMP_TIMES_MAX = 4096
-_EXTENT_BYTES = EXTENT.itemsize
-_unpack_extent = Struct(EXTENT_FORMAT).unpack_from
-
-Rows = NDArray[np.int64]
 
 
-class Pool:
+class Pool(ObjectRows):
     """The structures, and the transitions. One for each `MasterState`; not used by anybody else."""
 
     def __init__(self, config: StateConfig, epoch: int, policy: EvictionPolicy | None) -> None:
+        super().__init__(ObjectTable(config.objects_max), Segments())
         self.config = config
         self.epoch = epoch
         self.last_seq = 0
         self.started = False
         self.inherited_until_s = 0.0
         self.policy: EvictionPolicy = policy if policy is not None else LruPolicy()
-        self.objects = objects = ObjectTable(config.objects_max)
         self.namespaces = Namespaces()
         self.nodes = Nodes()
-        self.segments = Segments()
         self.sessions = Sessions()
         self.orphans = Orphans()
         # The epoch in the high bits: an id of an earlier tenure never names something of this one.
@@ -131,106 +120,12 @@ class Pool:
         self.pin_tag = 1
         self.now_s = 0.0
         self._stamp_times: list[tuple[int, float]] = []
-        # Whole reservations of the table's columns: they stay valid however it grows.
-        self.record_flat = objects._record.view(np.uint64)
-        self.owner_flat = self.record_flat.view(np.uint16)[(RECORD_WORDS - 1) * 4 :]
-        """Whose each row is, at every 20th place."""
-        self.extent_flat = objects._extent.view(np.uint64)
-        self.extent_pairs = self.extent_flat.reshape(-1, 2)
-        self.extent_words = self.extent_flat.view(np.uint32)
-        self.digest_column = objects._digest
-        self.stamp = objects._stamp
-        self.state = objects._state
-        self.lease_count = objects._lease_count
-        self.pin = objects._pin
-        self.stamp_words = memoryview(self.stamp.data)
-        self.lease_words = memoryview(self.lease_count.data)
-        self.record_of = objects.record_of_one
-        self._record_bytes = objects._record_view
-        self._extent_bytes = objects._extent_view
 
-    # ---- views of rows ------------------------------------------------------------------------
+    # ---- age and size -------------------------------------------------------------------------
 
     @property
     def view_version(self) -> int:
         return self.epoch << 32 | self.view_counter
-
-    def extent_of(self, row: int) -> tuple[int, ...]:
-        """The first extent's fields."""
-        return _unpack_extent(self._extent_bytes, row * _EXTENT_BYTES)
-
-    def is_readable(self, row: int) -> bool:
-        """`readable_rows` for one."""
-        return self.segments.all_readable or bool(self.readable_rows(np.array([row]))[0])
-
-    def records_of(self, rows: Rows) -> NDArray[np.uint64]:
-        """The records as words, uint64[n, 5]: size, checksum, seq, epoch | first extra extent <<
-        32,
-        incarnation | tail bytes << 16 | extents << 32 | replicas << 48 | shards << 56."""
-        return self.objects.records_of(rows).view(np.uint64).reshape(-1, RECORD_WORDS)
-
-    def digests_of(self, rows: Rows) -> NDArray[np.uint64]:
-        return self.digest_column.take(rows).view(np.uint64).reshape(-1, 2)
-
-    def seqs_of(self, rows: Rows) -> NDArray[np.uint64]:
-        return self.record_flat.take(rows * RECORD_WORDS + 2)
-
-    def sizes_of(self, rows: Rows) -> NDArray[np.uint64]:
-        return self.record_flat.take(rows * RECORD_WORDS)
-
-    def incarnations_of(self, rows: Rows) -> NDArray[np.int64]:
-        tail = self.record_flat.take(rows * RECORD_WORDS + 4)
-        return (tail & INCARNATION_MASK).astype(np.int64)
-
-    def spans_of(self, rows: Rows) -> tuple[NDArray[np.int64], Spans]:
-        """(extents of each row, all of them)."""
-        counts, extents = self.objects.extents_of(rows)
-        return counts, from_extents(extents)
-
-    def readable_rows(self, rows: Rows) -> NDArray[np.bool_]:
-        """Which rows have a whole replica on nodes that are not dead."""
-        if self.segments.all_readable:
-            return np.ones(len(rows), np.bool_)
-        words = self.record_flat.take(rows * RECORD_WORDS + 4)
-        readable: NDArray[np.bool_] = self.segments.readable[
-            self.extent_flat.take(rows * 2) & np.uint64(SEGMENT_MASK)
-        ]
-        several = np.flatnonzero(((words >> np.uint64(32)) & np.uint64(0xFFFF)) != 1)
-        if len(several):
-            counts, spans = self.spans_of(rows[several])
-            readable[several] = self._has_whole_replica(counts, spans)
-        return readable
-
-    def _has_whole_replica(self, counts: NDArray[np.int64], spans: Spans) -> NDArray[np.bool_]:
-        owner = np.repeat(np.arange(len(counts)), counts)
-        replica = (spans[:, 0] >> 16) & 0xFF
-        pair = owner * 256 + replica
-        up = self.segments.readable[segments_of(spans)]
-        pairs, at = np.unique(pair, return_inverse=True)
-        whole = np.ones(len(pairs), np.bool_)
-        whole[at[~up]] = False
-        found = np.zeros(len(counts), np.bool_)
-        found[pairs[whole] // 256] = True
-        return found
-
-    def rows_in_segment(self, segment_id: int) -> tuple[Rows, Spans]:
-        """(row of each extent in the segment, those extents), REMOVED rows included."""
-        objects = self.objects
-        used = (objects.state & (LIVE | REMOVED)) != 0
-        single = np.flatnonzero(used & (objects.segment == segment_id) & (objects.extents == 1))
-        spans = from_extents(objects.extents_of(single)[1]) if len(single) else NO_SPANS
-        several = np.flatnonzero(used & (objects.extents > 1))
-        if not len(several):
-            return single, spans
-        counts, more = self.spans_of(several)
-        here = segments_of(more) == segment_id
-        rows = np.concatenate((single, np.repeat(several, counts)[here]))
-        return rows, np.concatenate((spans, more[here]))
-
-    @staticmethod
-    def segment_ids_of(spans: Spans) -> list[int]:
-        ids: list[int] = distinct(segments_of(spans)).tolist()
-        return ids
 
     @property
     def mean_units(self) -> int:
@@ -255,8 +150,18 @@ class Pool:
     # ---- nodes and segments -------------------------------------------------------------------
 
     def instruct(self, node: Node, instruction: Instruction) -> None:
+        # Numbers of one tenure are above those of all earlier ones: "done" can't be mistaken.
+        node.last_instruction = max(node.last_instruction, self.epoch << 32)
         node.instruct(instruction)
         self.effects.append(InstructionsWaiting(node.node_id))
+
+    def cut_off(self, node: Node, session_id: bytes) -> None:
+        """Have the node make sure that this session can't touch its segments any more.
+
+        A daemon that has cut a session off never lets it in again: once told is enough.
+        """
+        if session_id not in node.cutting:
+            self.instruct(node, Instruction(0, cut_sessions=[session_id]))
 
     def view_changed(self) -> None:
         self.view_counter += 1
@@ -414,15 +319,9 @@ class Pool:
         self, rows: Rows, counts: NDArray[np.int64], spans: Spans, replicas: NDArray[np.uint8]
     ) -> None:
         """LIVE -> LIVE with other extents; their space is the caller's business."""
-        before = self._units_of_rows(rows)
+        before = self.units_of_rows(rows)
         self.objects.set_extents(rows, counts, to_extents(spans).view(EXTENT), replicas)
-        self.namespaces.add_units(self.incarnations_of(rows), self._units_of_rows(rows) - before)
-
-    def _units_of_rows(self, rows: Rows) -> NDArray[np.int64]:
-        counts, spans = self.spans_of(rows)
-        ends = np.cumsum(counts)
-        sums: NDArray[np.int64] = np.add.reduceat(spans[:, 3].astype(np.int64), ends - counts)
-        return sums
+        self.namespaces.add_units(self.incarnations_of(rows), self.units_of_rows(rows) - before)
 
     def lose_segment(self, segment: Segment) -> int:
         """A segment's contents are gone, and so is it. Returns how many objects were lost."""
@@ -432,6 +331,8 @@ class Pool:
         self.segments.drop(segment.segment_id)
         for hold in self.orphans.forget_segment(segment.segment_id, segment.node):
             self.drop_lease(hold)
+        if not segment.node.segment_ids:
+            segment.node.forget_instructions()
         self.effects.append(SegmentGone(segment.segment_id))
         self.counters.lost += lost
         self.view_changed()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from .commands import CloseSession, Instruction, OpenSession, RenewSession, RenewSessionReply
+from .commands import CloseSession, OpenSession, RenewSession, RenewSessionReply
 from .commits import end_grant, quarantine
 from .leases import Lease
 from .lookups import lease_ttl_s
 from .pool import Pool
 from .sessions import Session
+from .spans import segment_ids_of
 
 __all__ = ["abandon_session", "close_session", "node_cut_session", "open_session", "renew_session"]
 
@@ -72,7 +73,7 @@ def _orphan_hold(pool: Pool, session_id: bytes, hold: Lease) -> None:
     _, spans = pool.spans_of(rows)
     node_ids = {
         segment.node.node_id
-        for segment_id in pool.segment_ids_of(spans)
+        for segment_id in segment_ids_of(spans)
         if (segment := pool.segments.by_id.get(segment_id)) is not None
     }
     if not node_ids:
@@ -81,7 +82,7 @@ def _orphan_hold(pool: Pool, session_id: bytes, hold: Lease) -> None:
     waiting = pool.orphans.nodes_of(session_id)
     pool.orphans.add_hold(session_id, hold, node_ids)
     for node_id in sorted(node_ids - waiting):
-        pool.instruct(pool.nodes.by_id[node_id], Instruction(0, cut_sessions=[session_id]))
+        pool.cut_off(pool.nodes.by_id[node_id], session_id)
 
 
 def node_cut_session(pool: Pool, session_id: bytes, node_id: int) -> None:

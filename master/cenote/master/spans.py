@@ -25,6 +25,7 @@ __all__ = [
     "from_extents",
     "from_placed",
     "pack_span",
+    "segment_ids_of",
     "segments_of",
     "to_extents",
     "to_placed",
@@ -48,6 +49,11 @@ def units_of(spans: Spans) -> int:
 
 def segments_of(spans: Spans) -> NDArray[np.uint32]:
     return spans[:, 0] & _MASK
+
+
+def segment_ids_of(spans: Spans) -> list[int]:
+    """Each segment once."""
+    return [int(segment_id) for segment_id in distinct(segments_of(spans))]
 
 
 def pack_span(segment: int, replica: int, slot: int, offset: int, length: int) -> Spans:

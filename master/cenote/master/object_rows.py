@@ -1,0 +1,127 @@
+"""Reading the object table a batch of rows at a time, as plain words instead of named fields."""
+
+from __future__ import annotations
+
+from struct import Struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .extents import EXTENT, EXTENT_FORMAT
+from .objects import LIVE, REMOVED, ObjectTable
+from .segments import Segments
+from .spans import NO_SPANS, SEGMENT_MASK, Spans, from_extents, segments_of
+
+__all__ = ["INCARNATION_MASK", "RECORD_WORDS", "ObjectRows", "Rows"]
+
+INCARNATION_MASK = np.uint64(0xFFFF)
+"""Of the last word of an object's record: whose it is."""
+RECORD_WORDS = 5
+_EXTENT_BYTES = EXTENT.itemsize
+_unpack_extent = Struct(EXTENT_FORMAT).unpack_from
+
+Rows = NDArray[np.int64]
+
+
+class ObjectRows:
+    """Views of the table's columns, and what is often asked of some rows (int64, none -1)."""
+
+    def __init__(self, objects: ObjectTable, segments: Segments) -> None:
+        self.objects = objects
+        self.segments = segments
+        # Whole reservations of the table's columns: they stay valid however it grows.
+        self.record_flat = objects._record.view(np.uint64)
+        self.owner_flat = self.record_flat.view(np.uint16)[(RECORD_WORDS - 1) * 4 :]
+        """Whose each row is, at every 20th place."""
+        self.extent_flat = objects._extent.view(np.uint64)
+        self.extent_pairs = self.extent_flat.reshape(-1, 2)
+        self.extent_words = self.extent_flat.view(np.uint32)
+        self.digest_column = objects._digest
+        self.stamp = objects._stamp
+        self.state = objects._state
+        self.lease_count = objects._lease_count
+        self.pin = objects._pin
+        self.stamp_words = memoryview(self.stamp.data)
+        self.lease_words = memoryview(self.lease_count.data)
+        self.record_of = objects.record_of_one
+        self._extent_bytes = objects._extent_view
+
+    def extent_of(self, row: int) -> tuple[int, ...]:
+        """The first extent's fields."""
+        return _unpack_extent(self._extent_bytes, row * _EXTENT_BYTES)
+
+    def is_readable(self, row: int) -> bool:
+        """`readable_rows` for one."""
+        return self.segments.all_readable or bool(self.readable_rows(np.array([row]))[0])
+
+    def records_of(self, rows: Rows) -> NDArray[np.uint64]:
+        """The records as words, uint64[n, 5].
+
+        Size, checksum, seq, epoch | first extra extent << 32,
+        incarnation | tail bytes << 16 | extents << 32 | replicas << 48 | shards << 56.
+        """
+        return self.objects.records_of(rows).view(np.uint64).reshape(-1, RECORD_WORDS)
+
+    def digests_of(self, rows: Rows) -> NDArray[np.uint64]:
+        return self.digest_column.take(rows).view(np.uint64).reshape(-1, 2)
+
+    def seqs_of(self, rows: Rows) -> NDArray[np.uint64]:
+        return self.record_flat.take(rows * RECORD_WORDS + 2)
+
+    def sizes_of(self, rows: Rows) -> NDArray[np.uint64]:
+        return self.record_flat.take(rows * RECORD_WORDS)
+
+    def incarnations_of(self, rows: Rows) -> NDArray[np.int64]:
+        tail = self.record_flat.take(rows * RECORD_WORDS + 4)
+        return (tail & INCARNATION_MASK).astype(np.int64)
+
+    def spans_of(self, rows: Rows) -> tuple[NDArray[np.int64], Spans]:
+        """(extents of each row, all of them)."""
+        counts, extents = self.objects.extents_of(rows)
+        return counts, from_extents(extents)
+
+    def readable_rows(self, rows: Rows) -> NDArray[np.bool_]:
+        """Which rows have a whole replica on nodes that are not dead."""
+        if self.segments.all_readable:
+            return np.ones(len(rows), np.bool_)
+        words = self.record_flat.take(rows * RECORD_WORDS + 4)
+        readable: NDArray[np.bool_] = self.segments.readable[
+            self.extent_flat.take(rows * 2) & np.uint64(SEGMENT_MASK)
+        ]
+        several = np.flatnonzero(((words >> np.uint64(32)) & np.uint64(0xFFFF)) != 1)
+        if len(several):
+            counts, spans = self.spans_of(rows[several])
+            readable[several] = self._has_whole_replica(counts, spans)
+        return readable
+
+    def _has_whole_replica(self, counts: NDArray[np.int64], spans: Spans) -> NDArray[np.bool_]:
+        owner = np.repeat(np.arange(len(counts)), counts)
+        replica = (spans[:, 0] >> 16) & 0xFF
+        pair = owner * 256 + replica
+        up = self.segments.readable[segments_of(spans)]
+        pairs, at = np.unique(pair, return_inverse=True)
+        whole = np.ones(len(pairs), np.bool_)
+        whole[at[~up]] = False
+        found = np.zeros(len(counts), np.bool_)
+        found[pairs[whole] // 256] = True
+        return found
+
+    def rows_in_segment(self, segment_id: int) -> tuple[Rows, Spans]:
+        """(row of each extent in the segment, those extents), REMOVED rows included."""
+        objects = self.objects
+        used = (objects.state & (LIVE | REMOVED)) != 0
+        single = np.flatnonzero(used & (objects.segment == segment_id) & (objects.extents == 1))
+        spans = from_extents(objects.extents_of(single)[1]) if len(single) else NO_SPANS
+        several = np.flatnonzero(used & (objects.extents > 1))
+        if not len(several):
+            return single, spans
+        counts, more = self.spans_of(several)
+        here = segments_of(more) == segment_id
+        rows = np.concatenate((single, np.repeat(several, counts)[here]))
+        return rows, np.concatenate((spans, more[here]))
+
+    def units_of_rows(self, rows: Rows) -> NDArray[np.int64]:
+        counts, spans = self.spans_of(rows)
+        ends = np.cumsum(counts)
+        sums: NDArray[np.int64] = np.add.reduceat(spans[:, 3].astype(np.int64), ends - counts)
+        return sums
