@@ -138,8 +138,12 @@ class DataConnection:
 
         def reply(value: Any) -> None:
             world.network.send(
-                store.host.name, self.party.name, self.party, lambda: signal.set(value)
+                store.host.name, self.party.name, self.party, lambda: signal.set(value), lost
             )
+
+        def lost() -> None:
+            self.client_gone()
+            loop.after(0.0, lambda: signal.set(_gone()), self.party)
 
         def arrive() -> None:
             if not self.closed:
@@ -148,7 +152,7 @@ class DataConnection:
         if self.closed:
             raise self.farewell or Unavailable("the connection is closed")
         self.calls[signal] = None
-        store.ask(self.party.name, arrive)
+        store.ask(self.party.name, arrive, lost)
         if not store.party.alive:
             loop.after(world.network.delay_s(), lambda: signal.set(_gone()), self.party)
         ended = signal.wait(max(0.0, until_s - loop.now_s))

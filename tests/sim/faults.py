@@ -214,10 +214,13 @@ class Faults:
 
         def stop() -> None:
             process.agent.stop(contents_survive=True)
-            world.loop.after(0.0, lambda: world.loop.kill(process.party))
+            world.loop.after(0.0, stopped)
+
+        def stopped() -> None:
+            world.loop.kill(process.party)
+            world.loop.after(self._span_s(2.0), lambda: world.start_store(host))
 
         world.loop.spawn(process.party, "stop", stop)
-        self._later(1.5 + self._span_s(2.0), lambda: world.start_store(host))
 
     def _store_reboot(self) -> None:
         """The host goes down, with all that is on it."""

@@ -40,12 +40,12 @@ class Party:
         """What would have happened while it was paused."""
         self.tasks: dict[Task, None] = {}
         self.on_death: list[Callable[[], None]] = []
+        self.rate = rate
         self._offset_s = offset_s
-        self._rate = rate
 
     def clock_s(self, now_s: float) -> float:
         """The party's own monotonic clock: another zero, and not quite the same pace."""
-        return now_s * self._rate + self._offset_s
+        return now_s * self.rate + self._offset_s
 
 
 class Task:
@@ -195,14 +195,15 @@ class Loop:
         return self.dice.random() * 50e-6
 
     def suspend(self, timeout_s: float | None = None) -> None:
-        """Leave the present task until `resume_soon`, or until the time is over."""
+        """Leave the present task until `resume_soon`, or until so much of its party's time."""
         task = self.task
         assert task is not None, "an event waits"
         if not task.party.alive:
             raise Killed
         number = task.wait_number
         if timeout_s is not None and timeout_s < 1e6:
-            self.after(timeout_s, lambda: self._resume(task, number), task.party)
+            # Never nothing: who waits until a point in time gets there.
+            self.after(max(timeout_s, 0.0) / task.party.rate + 1e-6, lambda: self._resume(task, number), task.party)
         self._hub.switch()
 
     def resume_soon(self, task: Task, number: int) -> None:

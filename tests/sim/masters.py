@@ -337,12 +337,15 @@ class Lane:
         connection, weather = self._connection, network.weather
 
         def reply(answer: bytes | CenoteError) -> None:
-            network.send(MASTER, name, self._party, lambda: signal.set(answer))
+            network.send(MASTER, name, self._party, lambda: signal.set(answer), lost)
+
+        def lost() -> None:
+            self._world.loop.after(0.0, lambda: signal.set(_broken()), self._party)
 
         def arrive() -> None:
             master.receive(connection, method, body, reply, name)
 
-        network.send(name, MASTER, master.party, arrive)
+        network.send(name, MASTER, master.party, arrive, lost)
         if weather.doubled and loop.dice.random() < weather.doubled:
             # One on a connection that was given up, read late: nobody waits for its reply.
             again = loop.dice.random() * 2 * max(weather.late_s, 0.01)

@@ -53,11 +53,24 @@ class Network:
             delay_s += dice.random() * weather.late_s
         return delay_s
 
-    def send(self, source: str, target: str, party: Party, deliver: Callable[[], None]) -> None:
-        """`deliver` happens at the party, unless the message is lost."""
+    def send(
+        self,
+        source: str,
+        target: str,
+        party: Party,
+        deliver: Callable[[], None],
+        lost: Callable[[], None],
+    ) -> None:
+        """`deliver` happens at the party; or, where the connection does not survive, `lost` at
+        the latest a while after the two are in touch again."""
+        loop, dice, weather = self.loop, self.loop.dice, self.weather
+        wait_s = self._cut.get((source, target), 0.0) - loop.now_s
         if self.is_cut(source, target):
-            return
-        dice, weather = self.loop.dice, self.weather
-        if weather.loss and dice.random() < weather.loss:
-            return
-        self.loop.after(self.delay_s(), deliver, party)
+            if dice.random() < 0.5:
+                loop.after(wait_s + self.delay_s(), deliver, party)
+            else:
+                loop.after(wait_s + dice.random(), lost)
+        elif weather.loss and dice.random() < weather.loss:
+            loop.after(dice.random() * dice.choice((0.01, 1.0)), lost)
+        else:
+            loop.after(self.delay_s(), deliver, party)

@@ -27,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--faults", default=",".join(sorted(ALL_FAULTS)))
     parser.add_argument("--without", default="", help="kinds of faults to leave out")
     parser.add_argument("--lines", type=int, default=60, help="of the trace of a failure")
+    parser.add_argument("--no-shrink", action="store_true", help="don't look for fewer faults")
     given = parser.parse_args(arguments)
     faults = frozenset(given.faults.split(",")) - frozenset(given.without.split(",")) - {""}
     if given.seed is not None:
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = (
         Options(seed, given.steps, faults) for seed in range(int(first), int(end or int(first) + 1))
     )
-    return run_many(options, given.minutes, given.jobs, given.lines)
+    return run_many(options, given)
 
 
 def told(report: Report, lines: int) -> str:
@@ -45,12 +46,13 @@ def told(report: Report, lines: int) -> str:
     if not report.failure:
         return f"{head}: clean ({report.fingerprint & 0xFFFFFFFF:08x})"
     return "\n".join(
-        [*report.trace[-lines:], "", head, report.failure, f"again: {report.reproduction}"]
+        [*(report.trace[-lines:] if lines else ()), "", head, report.failure, f"again: {report.reproduction}"]
     )
 
 
-def run_many(options: Iterator[Options], minutes: float, jobs: int, lines: int) -> int:
-    until = time.monotonic() + minutes * 60
+def run_many(options: Iterator[Options], given: argparse.Namespace) -> int:
+    jobs = given.jobs
+    until = time.monotonic() + given.minutes * 60
     began = time.monotonic()
     done = failed = 0
     with ProcessPoolExecutor(jobs) as pool:
@@ -61,21 +63,22 @@ def run_many(options: Iterator[Options], minutes: float, jobs: int, lines: int) 
                 continue
             report = waiting.pop(0).result()
             done += 1
-            failed += tell(report, lines)
+            failed += tell(report, given)
             if time.monotonic() > until or failed >= 20:
                 break
         for future in waiting:
             report = future.result()
             done += 1
-            failed += tell(report, lines)
+            failed += tell(report, given)
     print(f"{done} seeds, {failed} failed, {time.monotonic() - began:.1f} s")
     return bool(failed)
 
 
-def tell(report: Report, lines: int) -> bool:
+def tell(report: Report, given: argparse.Namespace) -> bool:
     if report.failure:
-        smaller = shrunk(report)
-        print(told(report, lines), smaller, sep="\n", flush=True)
+        print(told(report, given.lines), flush=True)
+        if not given.no_shrink:
+            print(shrunk(report), flush=True)
     return bool(report.failure)
 
 

@@ -221,6 +221,6 @@ class StoreProcess:
         for connection in list(self.connections):
             connection.daemon_died()
 
-    def ask(self, source: str, act: Callable[[], None]) -> None:
+    def ask(self, source: str, act: Callable[[], None], lost: Callable[[], None]) -> None:
         """A message to this daemon."""
-        self.world.network.send(source, self.host.name, self.party, act)
+        self.world.network.send(source, self.host.name, self.party, act, lost)
