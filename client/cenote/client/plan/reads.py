@@ -206,7 +206,8 @@ class _Reader:
                     outcome.values[position] = fetch.values[row]
             if located.cached:
                 self._touch(positions)
-            elif fetch.cacheable is not None:
+            elif fetch.cacheable is not None and self.options.lease is None:
+                # Not what a lease says: its objects may have been removed since it was acquired.
                 self._remember(fetch, located)
         for rows, error in fetch.failed:
             outcome.fail(fetch.positions[rows], error)

@@ -1,0 +1,19 @@
+"""Bugs that the simulator found in the SDK's reads, each in its smallest form."""
+
+from __future__ import annotations
+
+from cenote.client import Client
+from fake_pool import FakeMaster
+
+
+def test_a_location_read_under_a_lease_is_not_remembered(
+    client: Client, master: FakeMaster
+) -> None:
+    """It would be used for another `location_ttl_s` after the object was removed."""
+    client.put("key", b"value")
+    lease = client.acquire(["key"], ttl_s=5)
+    master.objects.clear()  # another client removes it
+    buffer = bytearray(5)
+    assert client.get_into_batch(["key"], [buffer], lease=lease).sizes.tolist() == [5]
+    assert buffer == b"value"
+    assert client.get("key") is None
