@@ -268,6 +268,8 @@ def _several_extents(
                 break
             left = sizes[i]
             for word, _, offset, length in by_replica[number]:
+                if not left:
+                    break  # only the key's tail lies in the rest
                 size = min(left, length * UNIT_BYTES)
                 left -= size
                 out.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cenote.client import Client
+from cenote.client.plan.budgets import lease_ttl_ms
 from fake_pool import FakeMaster
 
 
@@ -17,3 +18,8 @@ def test_a_location_read_under_a_lease_is_not_remembered(
     assert client.get_into_batch(["key"], [buffer], lease=lease).sizes.tolist() == [5]
     assert buffer == b"value"
     assert client.get("key") is None
+
+
+def test_a_deadline_that_passed_meanwhile_is_no_negative_lease() -> None:
+    assert lease_ttl_ms(-1.0, 0) == lease_ttl_ms(0.0, 0) > 0
+    assert 0 < lease_ttl_ms(-1.0, 10_000) < 1000

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from cenote.api.rows import CommitStatus
 from cenote.master import commands as c
-
+from cenote.master.state_config import StateConfig
 from unit.master.state_checks import check
-from unit.master.state_kit import Kit, new_node
+from unit.master.state_kit import KIB, Kit, new_node
 
 
 def test_a_batch_with_a_present_and_a_hidden_key_replaces_the_hidden_one() -> None:
@@ -22,3 +24,20 @@ def test_a_batch_with_a_present_and_a_hidden_key_replaces_the_hidden_one() -> No
     kit.attach(kit.nodes[1])
     assert kit.exists(1, 2, 3) == [1, 1, 1]
     check(kit.state)
+
+
+def test_an_extent_that_holds_only_the_keys_tail_is_not_located() -> None:
+    kit = Kit(StateConfig(pinned_share_max=1.0, reserve_share=0.0))
+    kit.with_nodes(new_node(1, 64 * KIB)).with_session()
+    for key in range(8):
+        kit.put([key], 8 * KIB)
+    assert kit.exists(*range(8)) == [1] * 8
+    kit.remove(1, 3, 5)
+    kit.apply(c.Pin(*kit.place, kit.digests(0, 2, 4, 6, 7), 0))
+    tails = np.array([90], np.uint16)
+    put = kit.start([20], 16 * KIB, tail_lengths=tails)
+    assert [length for *_, length in put.extents[0]] == [8 * KIB, 8 * KIB, 90]
+    kit.commit(put)
+    (hit,) = kit.get(20)
+    assert hit is not None
+    assert [length for *_, length in hit.extents] == [8 * KIB, 8 * KIB]

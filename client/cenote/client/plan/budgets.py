@@ -85,7 +85,7 @@ def backoff_s(attempt: int) -> float:
 
 def lease_ttl_ms(remaining_s: float, ttl_max_ms: int) -> int:
     """A lease that outlasts the call, as far as the master gives one."""
-    wanted_ms = int((remaining_s + _TTL_SLACK_S) / LEASE_SHARE * 1000) + 1
+    wanted_ms = int((max(0.0, remaining_s) + _TTL_SLACK_S) / LEASE_SHARE * 1000) + 1
     return min(wanted_ms, ttl_max_ms) if ttl_max_ms else wanted_ms
 
 
