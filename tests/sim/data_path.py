@@ -46,6 +46,7 @@ __all__ = ["DataConnection", "SimShm", "SimTcp", "Write"]
 _STALE: Final = StaleLocation.code
 _INVALID: Final = InvalidArgument.code
 PIECE_BYTES: Final = (64, 512, 4096)
+PIECES_MAX: Final = 24
 NO_EPOCH: Final = 1 << 32
 
 
@@ -196,7 +197,8 @@ def open_connection(
 
 def _cut_pieces(world: World, found: list[tuple[SegmentFile, int, int]]) -> list[Any]:
     """Pieces of what is moved, the first one last."""
-    step = world.loop.dice.choice(PIECE_BYTES)
+    total = sum(length for _, _, length in found)
+    step = max(world.loop.dice.choice(PIECE_BYTES), -(-total // PIECES_MAX // 64) * 64)
     pieces = [
         (file, at, min(step, offset + length - at))
         for file, offset, length in found

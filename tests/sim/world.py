@@ -233,6 +233,7 @@ class World:
         self.calm = True
         self.loop.note("world", "all faults end")
         self.faults.end()
+        self.slowness_s = 20e-6
         self.network.heal()
         if self.master is None:
             self.start_master()
