@@ -36,6 +36,13 @@ class Admin:
         )
         return {node.view.name: node for node in reply.nodes}
 
+    def node_of_segments(self) -> dict[int, str]:
+        """Names of nodes by segment id."""
+        reply = self._stub.ListSegments(
+            admin_pb2.ListSegmentsRequest(), timeout=_TIMEOUT_S, wait_for_ready=True
+        )
+        return {segment.view.segment_id: segment.node_name for segment in reply.segments}
+
     def fill_ratios(self) -> dict[str, float]:
         """By node's name: the share of its capacity that is used."""
         return {name: n.used_bytes / n.capacity_bytes for name, n in self.nodes().items()}

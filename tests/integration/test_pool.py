@@ -34,7 +34,8 @@ SIZES = [1, 63, 64, 65, 4096, 70_001, 1 << 20, (3 << 20) + 1]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(stores=0) as made:
+    flags = {"location-ttl-s": 1, "session-ttl-s": 3}
+    with Cluster(stores=0, master_flags=flags) as made:
         for i in range(2):
             made.add_store(dram_bytes=128 * MIB, flags={"failure-domain": f"domain{i}"})
         made.wait_alive(2)
@@ -151,10 +152,9 @@ def test_replicas_are_met_or_refused(cluster: Cluster, client: Client, peer: Pee
     )
     assert results.stored_count == len(keys)
     lease = client.acquire(keys, 5.0)
-    nodes = client._session.state.peers.node_by_segment
-    rows = np.frombuffer(lease.extents, lease.extent_rows.dtype)
-    by_replica = rows.reshape(len(keys), 2)
-    for pair in by_replica:
+    with admin_of(cluster) as admin:
+        nodes = admin.node_of_segments()
+    for pair in lease.extent_rows.reshape(len(keys), 2):
         assert len({nodes[int(extent["segment"])] for extent in pair}) == 2
     client.release(lease)
     (key,) = fresh()
