@@ -54,6 +54,7 @@ from .spans import (
     SEGMENT_MASK,
     Spans,
     distinct,
+    segments_of,
     to_extents,
     to_placed,
     units_of,
@@ -262,12 +263,14 @@ class Pool(ObjectRows):
         self.grants.settle(grant, entries, units)
         session.granted_units -= units
 
-    def drop_replicas(self, rows: Rows, lost: Spans, reason: GoneReason) -> int:
+    def drop_replicas(
+        self, rows: Rows, lost: Spans, reason: GoneReason, *, vanishing: int = NO_SEGMENT
+    ) -> int:
         """These extents (each of a LIVE row, one row an extent) hold nothing any more.
 
         A replica with a lost extent goes as a whole; an object without any replica left goes, too,
-        as does one under lease (its readers may be on the lost replica: its space has to wait for
-        them). Returns how many objects went.
+        as does one under lease whose lost replica has space outside of the `vanishing` segment (its
+        readers may be there, and the space has to wait for them). Returns how many objects went.
         """
         if not len(rows):
             return 0
@@ -279,7 +282,9 @@ class Pool(ObjectRows):
         lost_pairs = np.searchsorted(unique, rows) * 256 + ((lost[:, 0] >> 16) & 0xFF)
         stays = ~np.isin(pairs, lost_pairs)
         kept = np.bincount(owner[stays], minlength=len(unique))
-        gone = (kept == 0) | (self.lease_count.take(unique) != 0)
+        reusable = ~stays & (segments_of(spans) != vanishing)
+        waits = np.bincount(owner[reusable], minlength=len(unique)) > 0
+        gone = (kept == 0) | (waits & (self.lease_count.take(unique) != 0))
         self.unlink(unique[gone], reason)
         some = np.flatnonzero(~gone)
         if len(some):
@@ -327,7 +332,9 @@ class Pool(ObjectRows):
         """A segment's contents are gone, and so is it. Returns how many objects were lost."""
         rows, spans = self.rows_in_segment(segment.segment_id)
         live = (self.state.take(rows) & LIVE) != 0
-        lost = self.drop_replicas(rows[live], spans[live], GoneReason.LOST)
+        lost = self.drop_replicas(
+            rows[live], spans[live], GoneReason.LOST, vanishing=segment.segment_id
+        )
         self.segments.drop(segment.segment_id)
         for hold in self.orphans.forget_segment(segment.segment_id, segment.node):
             self.drop_lease(hold)

@@ -41,3 +41,17 @@ def test_an_extent_that_holds_only_the_keys_tail_is_not_located() -> None:
     (hit,) = kit.get(20)
     assert hit is not None
     assert [length for *_, length in hit.extents] == [8 * KIB, 8 * KIB]
+
+
+def test_a_leased_object_survives_the_loss_of_one_of_its_replicas() -> None:
+    kit = Kit().with_nodes(new_node(1), new_node(2)).with_session()
+    kit.put([1], replicas=2)
+    lease = kit.acquire(1)
+    kit.apply(c.Detach(kit.nodes[1].node_id, contents_survive=False))
+    check(kit.state)
+    (hit,) = kit.get(1)
+    assert hit is not None
+    assert [segment for segment, *_ in hit.extents] == [kit.nodes[2].segments[0].segment_id]
+    kit.release(lease)
+    check(kit.state)
+    assert kit.exists(1) == [1]
