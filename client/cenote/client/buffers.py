@@ -29,6 +29,7 @@ __all__ = [
     "AnyBuffer",
     "Buffer",
     "Buffers",
+    "bytes_address",
     "bytes_pieces",
     "column_pieces",
     "hash_memory",
@@ -54,9 +55,9 @@ _PIECES_MAX: Final = 1 << 20
 
 _from_buffer: Final = ctypes.c_char.from_buffer
 _addressof: Final = ctypes.addressof
-_bytes_address: Final = ctypes.pythonapi.PyBytes_AsString
-_bytes_address.argtypes = (ctypes.py_object,)
-_bytes_address.restype = ctypes.c_void_p
+bytes_address: Final = ctypes.pythonapi.PyBytes_AsString
+bytes_address.argtypes = (ctypes.py_object,)
+bytes_address.restype = ctypes.c_void_p
 _new_bytes: Final = ctypes.pythonapi.PyBytes_FromStringAndSize
 _new_bytes.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t)
 _new_bytes.restype = ctypes.py_object
@@ -160,7 +161,7 @@ def readable_memory(buffer: AnyBuffer, position: int | None = None) -> Memory:
     if type(buffer) is bytes:
         if not buffer:
             raise _empty(position)
-        return _bytes_address(buffer), len(buffer), buffer
+        return bytes_address(buffer), len(buffer), buffer
     if type(buffer) is Buffer:
         return _live_address(buffer, position), buffer.size_bytes, buffer
     try:
@@ -369,7 +370,7 @@ def bytes_pieces(values: Buffers, count: int) -> Pieces:
         total = int(sizes.sum())
         if int(sizes.min()) and total <= _JOIN_BYTES_MAX * count:
             joined = b"".join(values)
-            addresses = np.cumsum(sizes) - sizes + np.uint64(_bytes_address(joined))
+            addresses = np.cumsum(sizes) - sizes + np.uint64(bytes_address(joined))
             return Pieces(addresses, sizes, None, [joined])
     return pieces_of(values, count, writable=False)
 
@@ -380,7 +381,7 @@ def bytes_pieces(values: Buffers, count: int) -> Pieces:
 def new_bytes(length: int) -> tuple[bytes, int]:
     """Uninitialised `bytes` and their address: filled before anyone else sees them."""
     value: bytes = _new_bytes(None, length)
-    return value, _bytes_address(value)
+    return value, bytes_address(value)
 
 
 def hash_memory(address: int, length: int) -> int:

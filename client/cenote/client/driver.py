@@ -37,8 +37,11 @@ from .plan.steps import (
     Reopen,
     SealPart,
     Seals,
+    Stage,
+    Staged,
 )
 from .session import Session
+from .staging import stage, write_with_tail
 
 __all__ = ["BlockingDriver"]
 
@@ -66,6 +69,7 @@ class BlockingDriver:
             MoveOne: self.move_one,
             Seals: self.seals,
             Hash: self.hash,
+            Stage: self.stage,
             Allocate: self.allocate,
             AllocateOne: self.allocate_one,
             Pause: self.pause,
@@ -184,6 +188,9 @@ class BlockingDriver:
     def hash(self, call: Call, step: Hash) -> NDArray[np.uint64]:
         return hash_pieces(step.pieces, step.sizes)
 
+    def stage(self, call: Call, step: Stage) -> Staged:
+        return stage(step.pieces, step.size, step.keys)
+
     def allocate(self, call: Call, step: Allocate) -> tuple[Pieces, list[bytes]]:
         made = [new_bytes(size) for size in step.sizes.tolist()]
         values = [value for value, _ in made]
@@ -264,15 +271,18 @@ class BlockingDriver:
             wanted = step.checksum != Checksum.NEVER and not by_lease
             if step.grant_id:
                 step.unfenced = not channel.verifies_by_lease
-                status, checksum = channel.write_one(
-                    step.segment,
-                    step.offset,
-                    step.length,
-                    step.address,
-                    step.grant_id,
-                    step.budget_s,
-                    wanted,
-                )
+                if step.tail:
+                    status, checksum = write_with_tail(channel, step, session.state.now)
+                else:
+                    status, checksum = channel.write_one(
+                        step.segment,
+                        step.offset,
+                        step.length,
+                        step.address,
+                        step.grant_id,
+                        step.budget_s,
+                        wanted,
+                    )
                 step.unfenced = False
             else:
                 status, checksum = channel.read_one(

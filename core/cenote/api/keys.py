@@ -134,7 +134,7 @@ def split_digests(digests: bytes) -> list[bytes]:
 
 
 def tail_lengths(keys: Sequence[bytes]) -> NDArray[np.uint16] | None:
-    """Per key the bytes that its daemon stores behind the payload: all of a key over 64 bytes.
+    """Per key the bytes that are stored behind the payload: all of a key over 64 bytes.
 
     None where no key is that long.
     """

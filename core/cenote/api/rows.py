@@ -19,7 +19,7 @@ UNIT_BYTES: Final = 64
 """Allocation unit of DRAM segments; every extent starts and ends on a multiple of its segment's."""
 KEY_BYTES_MAX: Final = 512
 KEY_INLINE_BYTES: Final = 64
-"""Longer keys are stored behind the payload; the slot then holds their digest only."""
+"""Longer keys are stored behind the payload; the slot then holds their beginning only."""
 EXTENTS_PER_OBJECT_MAX: Final = 64
 
 

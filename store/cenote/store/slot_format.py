@@ -28,7 +28,7 @@ from cenote.api.rows import KEY_INLINE_BYTES, SEAL, SLOT
 SLOT_BYTES: Final = 192
 SLOT_MAGIC: Final = 0x544C5343
 """`CSLT` as it lies in the file."""
-SLOT_FORMAT: Final = 1
+SLOT_FORMAT: Final = 2
 
 STATE_FREE: Final = 0
 STATE_SEALED: Final = 1
@@ -48,7 +48,7 @@ SLOT_RECORD: Final = np.dtype(
         # Body: 72 bytes, as in the SEAL row.
         ("slot", "<u4"),  # its own number: a record in the wrong place is not valid
         ("offset", "<u8"),  # extent in the data file, bytes
-        ("length", "<u8"),  # granted bytes: payload, and behind it a key too long for `key`
+        ("length", "<u8"),  # granted bytes: payload, behind it a key over 64 bytes
         ("seq", "<u8"),  # ... version: and the decision within it
         ("checksum", "<u8"),  # XXH3-64 of the object's payload
         ("object_size", "<u8"),  # bytes of the whole object (this shard of it)
@@ -62,7 +62,7 @@ SLOT_RECORD: Final = np.dtype(
         ("flags", "u1"),
         ("body_reserved", "<u2"),
         ("blob_references", "<u4"),  # spare, for content dedup
-        ("key", f"V{KEY_INLINE_BYTES}"),  # the key, zero-padded; or BLAKE2b-256 of a longer one
+        ("key", f"V{KEY_INLINE_BYTES}"),  # the key's first 64 bytes, zero-padded
         ("blob_digest", "V16"),  # spare, for content dedup
         ("spare", "V8"),
         ("crc", "<u8"),  # XXH3-64 of all bytes before it
@@ -143,7 +143,8 @@ _check_layouts()
 
 HEADER_COPY_BYTES: Final = 4096
 HEADER_BYTES: Final = 2 * HEADER_COPY_BYTES
-HEADER_FORMAT: Final = 1
+HEADER_FORMAT: Final = 2
+"""A table of another format is void, and with it what its segment holds."""
 _HEADER_MAGIC: Final = b"CENOTESG"
 _HEADER: Final = Struct("<8sIIQ16s16s16sIIQQQQIIIII4x")
 _CRC: Final = Struct("<Q")

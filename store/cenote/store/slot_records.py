@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final
@@ -38,8 +36,6 @@ from .slot_format import (
     STATE_SEALED,
 )
 
-LONG_KEY_DIGEST_BYTES: Final = 32
-
 Rows = NDArray[np.void]
 Flags = NDArray[np.bool_]
 
@@ -49,7 +45,7 @@ index, shard count, replica, flags."""
 _CRC: Final = Struct("<Q")
 _ZEROS: Final = bytes(SLOT_BYTES)
 
-# Row L keeps the first L of 64 bytes; row 0 also stands for keys too long for the slot.
+# Row L keeps the first L of 64 bytes.
 _KEY_MASKS: Final = np.tri(KEY_INLINE_BYTES + 1, KEY_INLINE_BYTES, -1, np.uint8) * np.uint8(255)
 
 
@@ -60,11 +56,6 @@ class Bounds:
     unit_bytes: int
     limit_bytes: int
     retired: RangeSet
-
-
-def long_key_digest(key: bytes | memoryview) -> bytes:
-    """What a slot holds of a key that is too long for it."""
-    return hashlib.blake2b(key, digest_size=LONG_KEY_DIGEST_BYTES).digest()
 
 
 # ---- columns --------------------------------------------------------------------------------
@@ -89,10 +80,6 @@ def malformed_rows(
     bad |= key_starts < 0
     bad |= key_starts + key_length > keys_bytes
     bad |= rows["shard_index"] >= np.maximum(rows["shard_count"], 1)
-    long = key_length > KEY_INLINE_BYTES
-    if long.any():
-        last = rows["extent_index"] + np.uint16(1) == count
-        bad |= long & last & (length < key_length)
     if bounds.retired:
         sound = ~bad
         bad[sound] |= bounds.retired.overlapping(offset[sound], length[sound])
@@ -111,14 +98,8 @@ def build_records(
     inline = windows(padded, KEY_INLINE_BYTES)[key_starts]
     texts: NDArray[np.uint8] = inline.view(np.uint8).reshape(n, KEY_INLINE_BYTES)
     lengths = rows["key_length"]
-    long = lengths > KEY_INLINE_BYTES
-    texts &= _KEY_MASKS[np.where(long, np.uint16(0), lengths)]
-    for length, which in by_length(lengths, long):
-        long_keys = windows(keys, length)[key_starts[which]].tolist()
-        digests = b"".join(map(long_key_digest, long_keys))
-        texts[which, :LONG_KEY_DIGEST_BYTES] = np.frombuffer(digests, np.uint8).reshape(
-            -1, LONG_KEY_DIGEST_BYTES
-        )
+    if np.count_nonzero(lengths < KEY_INLINE_BYTES):
+        texts &= _KEY_MASKS[np.minimum(lengths, KEY_INLINE_BYTES)]
     records["key"] = texts.view(f"V{KEY_INLINE_BYTES}").reshape(n)
     write_checksums(records)
     return records
@@ -130,35 +111,6 @@ def windows(memory: bytes | memoryview, length: int) -> NDArray[np.void]:
     A gather or scatter by position then moves pieces of memory without a Python step for each.
     """
     return np.ndarray(len(memory) - length + 1, f"V{length}", memory, strides=(1,))
-
-
-def by_length(lengths: NDArray[np.uint16], chosen: Flags) -> Iterator[tuple[int, NDArray[np.intp]]]:
-    """The positions of the `chosen` lengths, grouped: keys of a batch mostly have one length."""
-    which = np.flatnonzero(chosen)
-    while len(which):
-        length = int(lengths[which[0]])
-        same = lengths[which] == length
-        yield length, which[same]
-        which = which[~same]
-
-
-def write_tails(
-    data: memoryview, rows: Rows, keys: memoryview, key_starts: NDArray[np.int64]
-) -> None:
-    """Put keys too long for their slot at the ends of their objects' last extents.
-
-    A writer may have put them there with the payload; those bytes are left alone.
-    """
-    lengths = rows["key_length"]
-    tailed = lengths > KEY_INLINE_BYTES
-    tailed &= rows["extent_index"] + np.uint16(1) == rows["extent_count"]
-    for length, which in by_length(lengths, tailed):
-        ends = (rows["offset"][which] + rows["length"][which]).astype(np.intp)
-        places, at = windows(data, length), ends - length
-        wanted = windows(keys, length)[key_starts[which]]
-        there = places[at].view(np.uint8).reshape(-1, length)
-        differ = (there != wanted.view(np.uint8).reshape(-1, length)).any(axis=1)
-        places[at[differ]] = wanted[differ]
 
 
 def write_checksums(records: NDArray[np.void]) -> None:
@@ -244,15 +196,14 @@ def is_malformed(fields: tuple[int, ...], key_start: int, keys_bytes: int, bound
         or key_start < 0
         or key_start + key_length > keys_bytes
         or shard >= max(shards, 1)
-        or (key_length > KEY_INLINE_BYTES and index + 1 == count and length < key_length)
         or (bool(bounds.retired) and bounds.retired.overlaps(offset, length))
     )
 
 
 def build_record(head: bytes, row: bytes, key: memoryview) -> bytes:
     """The finished record of one sound SEAL row, given as bytes."""
-    inline = key if len(key) <= KEY_INLINE_BYTES else long_key_digest(key)
-    checked = b"".join((head, row[4:], _ZEROS[: KEY_AT - BODY_AT - SEAL.itemsize + 4], inline))
+    gap = _ZEROS[: KEY_AT - BODY_AT - SEAL.itemsize + 4]
+    checked = b"".join((head, row[4:], gap, key[:KEY_INLINE_BYTES]))
     checked = checked.ljust(CHECKED_BYTES, b"\0")
     return checked + _CRC.pack(xxh3_64_intdigest(checked))
 

@@ -45,13 +45,11 @@ from .slot_records import (
     inventory_rows,
     is_malformed,
     joined,
-    long_key_digest,
     malformed_rows,
     sealed_head,
     sort_out,
     taken,
     write_checksums,
-    write_tails,
 )
 
 __all__ = ["SlotKey", "SlotTable"]
@@ -75,7 +73,7 @@ class SlotKey:
     """A sealed object (one shard of one replica) as `cenote ls` shows it."""
 
     key: bytes
-    """Empty where a long key's bytes behind the payload are not what the slot says."""
+    """Empty where a long key is spread over two extents, of which this segment has the second."""
     digest: bytes
     object_size_bytes: int
     epoch: int
@@ -87,16 +85,17 @@ class SlotKey:
 class SlotTable:
     """Slots in `memory`, which is writable, n x 192 bytes, and not anybody else's.
 
-    `data` is the segment's data area: the daemon puts keys of over 64 bytes there when it seals
-    their last extent. Call `recover` before anything else where the memory holds slots of an
-    earlier life.
+    `data` is the segment's data area, which is read only: writers put keys of over 64 bytes behind
+    their payloads, under their grants. A seal may come so late that the extent is another writer's
+    by then, so it must not touch what the slot names. Call `recover` before anything else where
+    the memory holds slots of an earlier life.
     """
 
     def __init__(
         self, memory: memoryview, data: memoryview, *, unit_bytes: int, limit_bytes: int
     ) -> None:
         self._lock = threading.Lock()
-        self._data = data
+        self._data = data.toreadonly()
         self._fence = 0
         self._bounds = Bounds(unit_bytes, limit_bytes, RangeSet())
         self._used = 0  # no slot at or above this number was ever written
@@ -227,9 +226,8 @@ class SlotTable:
                 chosen = kept if chosen is None else chosen[kept]
                 slots = slots[kept]
             if chosen is not None:
-                records, rows, key_starts = records[chosen], rows[chosen], key_starts[chosen]
+                records = records[chosen]
             if len(slots):
-                write_tails(self._data, rows, keys, key_starts)
                 fresh = len(slots) - int(np.count_nonzero(self._states[slots] == STATE_SEALED))
                 self._whole[slots] = records["all"]
                 self._count(fresh, len(slots), int(slots.max()))
@@ -266,11 +264,6 @@ class SlotTable:
             if held_epoch >= epoch and (held_epoch > epoch or held_seq >= seq):
                 repeated = held_epoch == epoch and held_seq == seq and state == STATE_SEALED
                 return _OK if repeated else _STALE
-            if key_length > KEY_INLINE_BYTES and fields[6] + 1 == fields[7]:
-                end = fields[1] + fields[2]
-                # A writer may have put it there with the payload; then its bytes are left alone.
-                if self._data[end - key_length : end] != key:
-                    self._data[end - key_length : end] = key
             self._memory[at : at + SLOT_BYTES] = record
             self._count(int(state != STATE_SEALED), 1, slot)
         return _OK
@@ -359,7 +352,9 @@ class SlotTable:
     ) -> Iterator[SlotKey]:
         """At most `limit` objects of that namespace and generation whose key begins with `prefix`.
 
-        In the order of slots. One entry for each replica and shard that ends in this segment.
+        In the order of slots. One entry for each replica and shard that ends in this segment. Slots
+        of evicted objects stay until they are sealed again; where another object's bytes lie in
+        place of a long key by now, its entry is left out.
         """
         for first in range(0, self._used, _SCAN_SLOTS):
             block, wanted = self._scan(first)
@@ -373,14 +368,22 @@ class SlotTable:
 
     def _entries(self, records: NDArray[np.void], prefix: bytes) -> Iterator[SlotKey]:
         ends = (records["offset"] + records["length"]).tolist()
-        columns = zip(records["key"].tolist(), records["key_length"].tolist(), ends, strict=True)
-        for i, (inline, length, end) in enumerate(columns):
+        columns = zip(
+            records["key"].tolist(),
+            records["key_length"].tolist(),
+            records["length"].tolist(),
+            ends,
+            strict=True,
+        )
+        for i, (inline, length, extent_length, end) in enumerate(columns):
             if length <= KEY_INLINE_BYTES:
                 key = inline[:length]
+            elif length > extent_length:
+                key = b""
             else:
                 key = bytes(self._data[end - length : end])
-                if key.startswith(prefix) and not inline.startswith(long_key_digest(key)):
-                    key = b""
+                if not key.startswith(inline):
+                    continue
             if key.startswith(prefix):
                 record = records[i]
                 yield SlotKey(

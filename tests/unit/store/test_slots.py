@@ -6,16 +6,17 @@ both ways: by size where that is natural, else with the fixture `by_rows_or_colu
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import numpy as np
 import pytest
 
 from cenote.api.errors import InvalidArgument, StaleEpoch, StaleLocation, Unavailable
-from cenote.api.rows import SEAL, SLOT
+from cenote.api.rows import KEY_INLINE_BYTES, SEAL, SLOT
 from cenote.store import slots as slots_module
 from cenote.store.ranges import RangeSet
-from cenote.store.slot_format import SLOT_BYTES
+from cenote.store.slot_format import KEY_AT, SLOT_BYTES
 from cenote.store.slots import SlotKey, SlotTable
 from slot_rows import Sealed, refs, seal, seal_arguments, table
 
@@ -109,7 +110,6 @@ def test_a_slot_that_stands_twice_in_a_batch_keeps_the_higher_version() -> None:
         {"key": b"x" * 513},
         {"shard_index": 1},
         {"shard_index": 2, "shard_count": 2},
-        {"key": LONG_KEY, "length": 199},
         {"offset": 4096, "length": 64},
         {"offset": 3968, "length": 129},
     ],
@@ -145,32 +145,47 @@ def test_an_empty_batch_and_one_larger_than_is_built_at_once() -> None:
     assert sorted(keys(target, limit=n)) == sorted(b"%d" % i for i in range(n))
 
 
+@pytest.mark.usefixtures("by_rows_or_columns")
+def test_a_slot_holds_the_first_64_bytes_of_a_long_key() -> None:
+    target, memory, _ = table(slots=32)
+    texts = [bytes(range(1, n + 1)) for n in (64, 65, 200)] + [b"short", b"\xff" * 63]
+    assert seal(target, *(Sealed(i, key=text) for i, text in enumerate(texts))) == [0] * 5
+    for i, text in enumerate(texts):
+        inline = memory[i * SLOT_BYTES + KEY_AT :][:KEY_INLINE_BYTES]
+        assert inline == text[:64].ljust(64, b"\0")
+        assert inventory(target)["key_length"][i] == len(text)
+
+
 @pytest.mark.parametrize("others", [0, 15])
-def test_a_long_key_lies_behind_the_payload_of_the_last_extent(others: int) -> None:
-    target, memory, data = table(slots=32)
-    data[:300] = b"p" * 300
+def test_a_long_key_is_listed_from_behind_the_payload_of_the_last_extent(others: int) -> None:
+    target, _, data = table(slots=32)
+    data[:300] = b"p" * 100 + LONG_KEY
     more = [Sealed(i, offset=8192, key=b"short") for i in range(others)]
     first = Sealed(18, offset=4096, length=64, key=LONG_KEY, extent_count=2)
     last = Sealed(19, length=300, key=LONG_KEY, extent_index=1, extent_count=2)
-    assert seal(target, first, *more) == [0] * (1 + others)
-    assert not any(data[4096:4160])
-    assert seal(target, last, *more) == [0] * (1 + others)
-    assert data[:300] == b"p" * 100 + LONG_KEY
-    assert LONG_KEY[:64] not in memory
+    spread = Sealed(20, offset=640, length=100, key=b"k" * 101, extent_index=1, extent_count=2)
+    assert seal(target, first, last, spread, *more) == [0] * (3 + others)
     assert keys(target, LONG_KEY[:150]) == [LONG_KEY]
-    data[250] ^= 1
-    (entry,) = (e for e in target.list_keys(5, 3, b"", 99) if not e.key)
-    assert entry == SlotKey(b"", last.digest, 100, 1, 1, 0)
+    assert [e for e in target.list_keys(5, 3, b"", 99) if not e.key] == [
+        SlotKey(b"", spread.digest, 100, 1, 1, 0)
+    ]
+    data[150] ^= 1  # another object's bytes lie there by now
+    assert keys(target, LONG_KEY[:10]) == []
+    assert len(keys(target)) == 1 + others
 
 
 @pytest.mark.usefixtures("by_rows_or_columns")
-def test_a_stale_seal_leaves_the_data_alone() -> None:
+@pytest.mark.parametrize("key_bytes", [3, 65, 200])
+def test_a_late_seal_leaves_what_lies_in_its_extent_alone(key_bytes: int) -> None:
+    """Between commit and seal the object may be evicted, and its extent another writer's."""
     target, _, data = table()
-    long = Sealed(1, seq=1, length=300, key=LONG_KEY)
-    assert seal(target, Sealed(1, seq=2)) == [0]
-    assert seal(target, long) == [STALE]
-    assert seal(target, long, Sealed(2)) == [STALE, 0]
-    assert not any(data)
+    data[:] = others = bytes(i * 7 % 251 for i in range(len(data)))
+    late = Sealed(1, length=100 + key_bytes, key=LONG_KEY[:key_bytes])
+    assert seal(target, late) == [0]
+    assert seal(target, Sealed(2, seq=2)) == [0]
+    assert seal(target, dataclasses.replace(late, slot=2), Sealed(3)) == [STALE, 0]
+    assert data == others
+    assert keys(target) == [late.key] * (key_bytes <= 64) + [b"key", b"key"]
 
 
 @pytest.mark.parametrize("batch", [1, 15])

@@ -9,7 +9,6 @@ objects of the batch, one after the other) and cut at every border of either.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,11 +122,22 @@ class Items:
     addresses: U64
     owner: I64
     """Per item: its object's position."""
+    extent: I64
+    """Per item: the position of the extent that it lies in."""
     whole: bool
     """Each object is one item."""
 
-
-_NO_ITEMS: Final = np.zeros(0, np.int64)
+    def followed_by(self, more: Items) -> Items:
+        """These items and then those; `whole` is of these."""
+        if not len(more.owner):
+            return self
+        return Items(
+            np.concatenate((self.extents, more.extents)),
+            np.concatenate((self.addresses, more.addresses)),
+            np.concatenate((self.owner, more.owner)),
+            np.concatenate((self.extent, more.extent)),
+            self.whole,
+        )
 
 
 def cut_items(extents: Rows, owner: I64, start: I64, sizes: I64, pieces: Pieces) -> Items:
@@ -140,9 +150,9 @@ def cut_items(extents: Rows, owner: I64, start: I64, sizes: I64, pieces: Pieces)
     if len(extents) == len(sizes) and pieces.starts is None:
         rows = extents.copy()
         rows["length"] = sizes
-        return Items(rows, pieces.addresses, owner, whole=True)
+        return Items(rows, pieces.addresses, owner, np.arange(len(rows)), whole=True)
     base = np.cumsum(sizes) - sizes
-    kept = start < sizes[owner]
+    kept = np.flatnonzero(start < sizes[owner])
     extents, owner, start = extents[kept], owner[kept], start[kept]
     remote = base[owner] + start
     local, local_addresses = _pieces_along(pieces, sizes, base)
@@ -156,7 +166,7 @@ def cut_items(extents: Rows, owner: I64, start: I64, sizes: I64, pieces: Pieces)
     rows["length"] = lengths
     addresses = local_addresses[of_piece] + (cuts - local[of_piece]).astype(np.uint64)
     item_owner = owner[of_extent]
-    return Items(rows, addresses, item_owner, whole=len(rows) == len(sizes))
+    return Items(rows, addresses, item_owner, kept[of_extent], whole=len(rows) == len(sizes))
 
 
 def _pieces_along(pieces: Pieces, sizes: I64, base: I64) -> tuple[I64, U64]:

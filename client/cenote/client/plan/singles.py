@@ -354,7 +354,8 @@ def _store(
         yield RefreshView(call.remaining_s())
         return _Undone(None)
     budget_s = attempt_budget_s(call.remaining_s(), size, alternatives=call.has_other_nodes())
-    write = MoveOne(node, segment, offset, size, address, budget_s, Checksum.ALWAYS, grant_id)
+    tail = key if len(key) > KEY_INLINE_BYTES else b""
+    write = MoveOne(node, segment, offset, size, address, budget_s, Checksum.ALWAYS, grant_id, tail)
     grant.moving = (write,)
     try:
         item, checksum, _ = yield write

@@ -36,6 +36,8 @@ __all__ = [
     "Reopen",
     "SealPart",
     "Seals",
+    "Stage",
+    "Staged",
     "Step",
 ]
 
@@ -105,6 +107,7 @@ class Part:
         "error",
         "extents",
         "grant_id",
+        "keeper",
         "node_id",
         "size_bytes",
         "statuses",
@@ -121,10 +124,13 @@ class Part:
         size_bytes: int,
         checksum: int,
         grant_id: int = READ_GRANT,
+        keeper: object = None,
     ) -> None:
         self.node_id = node_id
         self.extents = extents
         self.addresses = addresses
+        self.keeper = keeper
+        """Keeps memory valid that isn't the caller's."""
         self.grant_id = grant_id
         self.checksum = checksum
         self.budget_s = budget_s
@@ -153,7 +159,10 @@ class Move:
 
 
 class MoveOne:
-    """One extent, one piece. Result: (item status, XXH3-64 or 0, whether the lease proves it)."""
+    """One extent, one piece. Result: (item status, XXH3-64 or 0, whether the lease proves it).
+
+    `tail` is written behind the piece, and is no part of what the checksum is of.
+    """
 
     __slots__ = (
         "address",
@@ -164,6 +173,7 @@ class MoveOne:
         "node_id",
         "offset",
         "segment",
+        "tail",
         "unfenced",
     )
 
@@ -177,7 +187,9 @@ class MoveOne:
         budget_s: float,
         checksum: int,
         grant_id: int = READ_GRANT,
+        tail: bytes = b"",
     ) -> None:
+        self.tail = tail
         self.node_id = node_id
         self.segment = segment
         self.offset = offset
@@ -219,6 +231,28 @@ class Hash:
     def __init__(self, pieces: Pieces, sizes: U64Array) -> None:
         self.pieces = pieces
         self.sizes = sizes
+
+
+class Stage:
+    """Copies of payloads of one size (one piece each) with their keys, all of one length, behind
+    them. Result: Staged."""
+
+    __slots__ = ("keys", "pieces", "size")
+
+    def __init__(self, pieces: Pieces, size: int, keys: Sequence[bytes]) -> None:
+        self.pieces = pieces
+        self.size = size
+        self.keys = keys
+
+
+class Staged:
+    """Where the copies lie, and XXH3-64 of each payload."""
+
+    __slots__ = ("checksums", "pieces")
+
+    def __init__(self, pieces: Pieces, checksums: U64Array) -> None:
+        self.pieces = pieces
+        self.checksums = checksums
 
 
 class Allocate:
@@ -281,6 +315,7 @@ Step: TypeAlias = (
     | MoveOne
     | Seals
     | Hash
+    | Stage
     | Allocate
     | AllocateOne
     | Pause

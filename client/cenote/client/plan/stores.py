@@ -41,7 +41,21 @@ from .budgets import (
 from .pieces import Items, Pieces, Placement, cut_items, place_replicas, place_single
 from .seal_rows import seal_rows
 from .state import Call, Grant, groups_by_node
-from .steps import Checksum, Hash, Move, Part, Pause, Plan, RefreshView, Reopen, SealPart, Seals
+from .steps import (
+    Checksum,
+    Hash,
+    Move,
+    Part,
+    Pause,
+    Plan,
+    RefreshView,
+    Reopen,
+    SealPart,
+    Seals,
+    Stage,
+    Staged,
+)
+from .tails import KeyTails, can_stage, cut_tails, join_neighbours
 
 __all__ = ["Store"]
 
@@ -53,6 +67,30 @@ ONE_GRANTED: Final = PUT_STRUCT.pack(PutStatus.GRANTED, 1, 1, 0)
 """The PUT row of one replica in one extent: what all are, nearly always."""
 DECIDED: Final = bytes([CommitStatus.DECIDED])
 count_nonzero: Final = np.count_nonzero  # five times as fast as any() and all() of short arrays
+
+
+class _Members:
+    """What one part of a transfer consists of."""
+
+    __slots__ = ("counts", "extents", "hashed", "where")
+
+    def __init__(self, extents: I64, where: I64 | None, hashed: bool) -> None:
+        self.extents = extents
+        """Per item: its extent."""
+        self.where = where
+        """Which of the replica's items they are; None: all."""
+        self.hashed = hashed
+        self.counts: I64 | None = None
+        """How many items each joined one stands for."""
+
+
+def _join(part: Part) -> I64 | None:
+    """Make neighbours one item; how many each stands for."""
+    joined = join_neighbours(part.extents, part.addresses)
+    if joined is None:
+        return None
+    part.extents, part.addresses, counts = joined
+    return counts
 
 
 class Store:
@@ -83,6 +121,11 @@ class Store:
         self._cut = False
         """A daemon cut this session off."""
         self._seal_failures = 0
+        self._tails = tails
+        self._moved = pieces, sizes
+        """What is written: the payloads, or copies of them with their keys."""
+        self._key_tails: KeyTails | None = None
+        """Keys to write behind the payloads."""
         extents = np.frombuffer(reply.extents, EXTENT)
         with_tails = sizes if tails is None else sizes + tails
         self.replicas: I64
@@ -131,86 +174,89 @@ class Store:
 
     def _move(self) -> Plan[U64]:
         """Write every replica; the payloads' checksums."""
+        staged: Staged | None = None
+        if self._tails is not None:
+            if can_stage(self.sizes, self._tails, self.pieces):
+                staged = yield Stage(self.pieces, int(self.sizes[0]), self.keys)
+                self._moved = staged.pieces, self.sizes + self._tails
+            else:
+                self._key_tails = KeyTails(self.keys, self._tails)
         parts: list[Part] = []
-        members: list[tuple[I64, I64 | None, bool]] = []
+        members: list[_Members] = []
         first_items: Items | None = None
         for replica in range(1 if self.placement.single else int(self.replicas.max())):
-            items, of_extent = self._items(replica)
+            items = self._items(replica)
+            hashed_here = not replica and staged is None
+            for part, where in self._parts(items, hashed_here):
+                parts.append(part)
+                of = items.extent if where is None else items.extent[where]
+                members.append(_Members(of, where, hashed_here))
+                if staged is not None and items.whole:
+                    members[-1].counts = _join(part)
             if not replica:
                 first_items = items
-            for part, where in self._parts(items, Checksum.NEVER if replica else Checksum.ALWAYS):
-                parts.append(part)
-                of = of_extent if where is None else of_extent[where]
-                members.append((of, where, not replica))
         assert first_items is not None
         self._grant.moving = parts
         yield Move(parts)
         unfenced = False
         sums = np.zeros(len(first_items.owner), np.uint64)
         summed = 0
-        for part, (extents, where, of_first) in zip(parts, members, strict=True):
-            unfenced |= self._take_part(part, extents)
-            if of_first and part.checksums is not None and part.error is None:
-                sums[slice(None) if where is None else where] = part.checksums
+        for part, member in zip(parts, members, strict=True):
+            if member.counts is not None and part.statuses is not None:
+                part.statuses = np.repeat(part.statuses, member.counts)
+            unfenced |= self._take_part(part, member.extents)
+            if member.hashed and part.checksums is not None and part.error is None:
+                sums[slice(None) if member.where is None else member.where] = part.checksums
                 summed += len(part.checksums)
         self._grant.unfenced = unfenced
         self._grant.moving = ()
         if self._cut:
             yield self._begin_another_session()
             raise self.last_error or GrantRevoked("this session was cut off")
+        if staged is not None:
+            return staged.checksums
         if first_items.whole and summed == len(sums):
+            payloads = len(self.keys)  # keys behind them come after them
             if self.placement.single:
-                return sums
-            by_row = np.empty(len(self.keys), np.uint64)
-            by_row[first_items.owner] = sums
+                return sums[:payloads]
+            by_row = np.empty(payloads, np.uint64)
+            by_row[first_items.owner[:payloads]] = sums[:payloads]
             return by_row
         hashed: U64 = yield Hash(self.pieces, self.sizes.astype(np.uint64))
         return hashed
 
-    def _items(self, replica: int) -> tuple[Items, I64]:
-        """What one replica of every row takes, and which extent each item lies in."""
+    def _items(self, replica: int) -> Items:
+        """What one replica of every row takes: `extent` and `owner` are of the placement."""
         placement = self.placement
+        pieces, sizes = self._moved
+        tails = self._key_tails
         if placement.single:
-            items = cut_items(
-                placement.extents, placement.owner, placement.start, self.sizes, self.pieces
-            )
-            return items, items.owner
+            place = placement.extents, placement.owner, placement.start
+            items = cut_items(*place, sizes, pieces)
+            return items if tails is None else items.followed_by(cut_tails(*place, sizes, tails))
         select = np.flatnonzero(placement.replica == replica)
-        rows = np.unique(placement.owner[select])
-        whole = len(rows) == len(self.keys)
+        extents, start = placement.extents[select], placement.start[select]
         owner = placement.owner[select]
-        items = cut_items(
-            placement.extents[select],
-            owner if whole else np.searchsorted(rows, owner),
-            placement.start[select],
-            self.sizes if whole else self.sizes[rows],
-            self.pieces if whole else self.pieces.take(rows),
-        )
-        if not whole:
+        rows = np.unique(owner)
+        if len(rows) == len(self.keys):
+            items = cut_items(extents, owner, start, sizes, pieces)
+        else:
+            numbers = np.searchsorted(rows, owner)
+            items = cut_items(extents, numbers, start, sizes[rows], pieces.take(rows))
             items.owner = rows[items.owner]
-        return items, select[self._extent_of(items, select)]
+        if tails is not None:
+            items = items.followed_by(cut_tails(extents, owner, start, sizes, tails))
+        items.extent = select[items.extent]
+        return items
 
-    def _extent_of(self, items: Items, select: I64) -> I64:
-        """Position in `select` of the extent that holds each item."""
-        if len(items.owner) == len(select):
-            return np.arange(len(select), dtype=np.int64)
-        extents = self.placement.extents[select]
-        order = np.lexsort((extents["offset"], extents["segment"]))
-        # Extents never overlap, so (segment, offset) sorts items into them.
-        keys = extents["segment"][order].astype(object) * (1 << 64) + extents["offset"][order]
-        wanted = items.extents["segment"].astype(object) * (1 << 64) + items.extents["offset"]
-        found: I64 = order[np.searchsorted(keys, wanted, side="right") - 1]
-        return found
-
-    def _parts(self, items: Items, checksum: int) -> list[tuple[Part, I64 | None]]:
+    def _parts(self, items: Items, hashed: bool) -> list[tuple[Part, I64 | None]]:
         """One part for each node, and which items it has (None: all)."""
         remaining_s = self.call.remaining_s()
         if remaining_s <= 0:
             raise DeadlineExceeded("the deadline passed before the bytes were sent")
-        if items.whole and self.placement.single:
-            nodes = self.nodes
-        else:
-            nodes = self.call.state.peers.nodes_of(items.extents["segment"])
+        nodes = self.nodes
+        if not self.placement.single or len(items.owner) != len(nodes):
+            nodes = nodes[items.extent]
         made = []
         for node, where in groups_by_node(nodes):
             if node < 0:
@@ -227,8 +273,9 @@ class Store:
                     remaining_s, size_bytes, alternatives=self.call.has_other_nodes()
                 ),
                 size_bytes=size_bytes,
-                checksum=checksum,
+                checksum=Checksum.ALWAYS if hashed else Checksum.NEVER,
                 grant_id=self._grant.grant_id,
+                keeper=(self._moved, self._key_tails),
             )
             made.append((part, where))
         return made
