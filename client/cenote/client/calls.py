@@ -70,6 +70,9 @@ class PutKeywords(TypedDict, total=False):
     deadline_s: float | None
 
 
+_PUT_KEYWORDS: Final = PutKeywords.__optional_keys__
+
+
 class Calls:
     """Plans of one namespace."""
 
@@ -365,6 +368,11 @@ def _check_copies(name: str, value: object) -> None:
 
 def put_options_of(config: ClientConfig, options: PutKeywords) -> PutOptions:
     """The options of one put. Raises InvalidArgument."""
+    if not options.keys() <= _PUT_KEYWORDS:
+        unknown = min(options.keys() - _PUT_KEYWORDS)
+        raise InvalidArgument(
+            f"a put has no option {unknown!r}", remedy="one of: " + ", ".join(sorted(_PUT_KEYWORDS))
+        )
     replicas = options.get("replicas", config.replicas)
     _check_copies("replicas", replicas)
     # The client's default must not turn an explicit replicas=1 into an error.

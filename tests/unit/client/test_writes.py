@@ -415,3 +415,12 @@ def test_a_deadline_bounds_the_call(client: Client, master: FakeMaster) -> None:
     with pytest.raises(DeadlineExceeded, match="nobody there"):
         client.put("a", b"x", deadline_s=0.05)
     assert len(master.faults["put_start"]) > 900  # it backs off
+
+
+def test_an_option_that_puts_do_not_have_is_refused(client: Client, master: FakeMaster) -> None:
+    misspelt: dict[str, int] = {"ttl": 60}
+    with pytest.raises(InvalidArgument, match=r"no option 'ttl' .*ttl_s"):
+        client.put("a", b"x", **misspelt)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="no option 'ttl'"):
+        client.put_batch(["a"], [b"x"], **misspelt)  # type: ignore[arg-type]
+    assert master.calls["put_start"] == 0
