@@ -96,6 +96,8 @@ METHOD_MAX: Final = 0xFFFF
 DEADLINE_MS_MAX: Final = 0xFFFF_FFFF
 
 _HELLO_HEAD: Final = struct.Struct("<8sHH")
+# A gRPC server greets with a SETTINGS frame: its length, then this type, flags and stream.
+_HTTP2_SETTINGS: Final = b"\x04\0\0\0\0\0"
 _ERROR_TEXT_BYTES_MAX: Final = 1024  # each; gRPC carries them in 8 KiB of metadata
 # Pieces of an unfinished frame shorter than this are copied, so that a peer who sends a few bytes
 # of a frame behind a large chunk does not keep that whole chunk in memory.
@@ -132,6 +134,11 @@ def check_header(length: int, kind: int, flags: int, body_bytes_max: int, head: 
 
     Raises ProtocolError.
     """
+    if length > body_bytes_max and head[3:9] == _HTTP2_SETTINGS:
+        raise ProtocolError(
+            "the other end speaks HTTP/2, as a gRPC port does, not the lane's protocol",
+            remedy="give the address of the lane: a master's gRPC port is by default the one after",
+        )
     if not HELLO <= kind <= ERROR:
         if kind == GOODBYE:
             raise ProtocolError("frame kind 6 (GOODBYE) is reserved and not sent by any version")

@@ -235,3 +235,10 @@ def test_the_highest_common_version_is_chosen() -> None:
     for low, high in ((6, 9), (0, 1)):
         with pytest.raises(ProtocolVersionMismatch, match="2 to 5"):
             choose_version(Hello(low, high, b""), 2, 5)
+
+
+def test_the_greeting_of_a_grpc_port_is_recognised() -> None:
+    parser = FrameParser(BODY_BYTES_MAX)
+    parser.feed(b"\x00\x00\x18\x04\x00\x00\x00\x00\x00" + bytes(24))
+    with pytest.raises(ProtocolError, match=r"HTTP/2.*address of the lane"):
+        parser.next()
