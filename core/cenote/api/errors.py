@@ -140,7 +140,9 @@ class FingerprintMismatch(CenoteError):
 
     code = 11
     grpc_status = "FAILED_PRECONDITION"
-    default_remedy = "use another namespace name, or reset the namespace if its contents may go"
+    default_remedy = (
+        "open it with the fingerprint that it was made with, or use another namespace name"
+    )
 
 
 class NamespaceReset(CenoteError):
@@ -170,7 +172,10 @@ class NoSpace(CenoteError):
     code = 14
     grpc_status = "RESOURCE_EXHAUSTED"
     retryable = True
-    default_remedy = "add capacity, or release leases and pins; `cenote status` shows who holds it"
+    default_remedy = (
+        "add capacity, or release leases and pins; `cenote status` shows who holds it; after a "
+        "master's crash wait until leases from before have ended (by default 10 s)"
+    )
 
 
 class QuotaExceeded(NoSpace):

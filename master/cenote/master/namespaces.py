@@ -28,6 +28,7 @@ __all__ = ["Namespace", "Namespaces"]
 INCARNATIONS_MAX = 0xFFFF
 _NAME_BYTES_MAX = 256
 _FINGERPRINT_BYTES_MAX = 4096
+_SHOWN_CHARACTERS_MAX = 64
 
 
 @dataclass(slots=True)
@@ -51,9 +52,16 @@ class Namespace:
         )
 
 
-def _short_hex(fingerprint: bytes) -> str:
-    text = fingerprint.hex()
-    return text if len(text) <= 24 else f"{text[:24]}..., {len(fingerprint)} bytes"
+def _shown(fingerprint: bytes) -> str:
+    """As the user wrote it, where it is text: the difference should be seen."""
+    try:
+        text = fingerprint.decode()
+        text = repr(text) if text.isprintable() else fingerprint.hex()
+    except UnicodeDecodeError:
+        text = fingerprint.hex()
+    if len(text) <= _SHOWN_CHARACTERS_MAX:
+        return text
+    return f"{text[:_SHOWN_CHARACTERS_MAX]}..., {len(fingerprint)} bytes"
 
 
 class Namespaces:
@@ -99,8 +107,8 @@ class Namespaces:
         if namespace is not None:
             if namespace.fingerprint != fingerprint:
                 raise FingerprintMismatch(
-                    f"namespace {name!r} has fingerprint {_short_hex(namespace.fingerprint)}, "
-                    f"not {_short_hex(fingerprint)}"
+                    f"namespace {name!r} has fingerprint {_shown(namespace.fingerprint)}, "
+                    f"not {_shown(fingerprint)}"
                 )
             return namespace, False
         if not create:

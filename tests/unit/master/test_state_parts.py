@@ -108,6 +108,9 @@ def test_a_namespace_opens_with_its_fingerprint_only() -> None:
     assert "010101" in str(caught.value)
     assert "02" in str(caught.value)
     assert len(str(caught.value)) < 250
+    names.open("t", b"bf16;block=16", True, 1, 6, 10)
+    with pytest.raises(FingerprintMismatch, match=r"fingerprint 'bf16;block=16', not 'bf16'"):
+        names.open("t", b"bf16", True, 1, 6, 10)
     with pytest.raises(InvalidArgument):
         names.open("", b"", True, 1, 6, 10)
     with pytest.raises(InvalidArgument):
