@@ -138,7 +138,7 @@ class StoreDaemon:
         )
         for stale in stale_nodes(files):
             _log.warning(
-                "a dead store daemon left memory behind",
+                "memory is kept for a store daemon that isn't running",
                 node=stale.name,
                 pid=stale.pid,
                 size=format_size(stale.size_bytes),

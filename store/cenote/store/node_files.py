@@ -66,11 +66,17 @@ class NodeFiles:
         self.node_uuid = secrets.token_bytes(_UUID_BYTES)
 
     def announce(self, node_uuid: bytes) -> None:
-        """Write the pid and the node's uuid into the lock file."""
+        """Write the pid and the node's uuid into the lock file. Raises ResourceUnavailable."""
         self.node_uuid = node_uuid
         text = json.dumps({"pid": os.getpid(), "node_uuid": node_uuid.hex()}) + "\n"
-        os.ftruncate(self._lock_fd, 0)
-        os.pwrite(self._lock_fd, text.encode(), 0)
+        try:
+            os.ftruncate(self._lock_fd, 0)
+            os.pwrite(self._lock_fd, text.encode(), 0)
+        except OSError as error:  # not even a page is left in a full tmpfs
+            raise ResourceUnavailable(
+                f"can't write {self.lock_path}: {error.strerror}",
+                remedy="make room in that file system, or choose another one (--dram-dir)",
+            ) from error
 
     def available_bytes(self) -> tuple[int, int | None]:
         """Memory that data files could get, and tables where that is other memory, else None.

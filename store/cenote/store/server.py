@@ -8,6 +8,7 @@ told so.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -252,9 +253,12 @@ def _listen_tcp(host: str, port: int) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            remedy = "write an address of this host (--listen)"
+        else:
+            remedy = "is another daemon running there? choose another port"
         raise ResourceUnavailable(
-            f"can't listen on {host}:{port}: {error}",
-            remedy="is another daemon running there? choose another port",
+            f"can't listen on {host}:{port}: {error}", remedy=remedy
         ) from error
     return listener
 

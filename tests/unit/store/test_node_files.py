@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -135,3 +136,16 @@ def test_only_huge_pages_need_another_directory_for_the_rest(
     assert control_directory_for(Path("/mnt/huge pages/a")) == Path("/dev/shm")
     for other in ("/mnt/huge pages2", "/mnt/huge/a", "/"):
         assert control_directory_for(Path(other)) == Path(other)
+
+
+def test_a_file_system_without_a_page_left_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    files = NodeFiles(tmp_path, "a")
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(ResourceUnavailable, match=r"cenote-a\.lock: No space left .*make room"):
+        files.announce(files.node_uuid)
+    files.close()

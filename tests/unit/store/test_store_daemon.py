@@ -177,7 +177,7 @@ def test_memory_that_dead_daemons_hold_is_told(
                 pass
 
     run(test())
-    (record,) = (r for r in caplog.records if "left memory behind" in r.getMessage())
+    (record,) = (r for r in caplog.records if "memory is kept for a store daemon" in r.getMessage())
     told = record.__dict__["cenote_fields"]
     assert told["node"] == "old"
     assert told["remove_with"].startswith(f"rm {tmp_path}/cenote-old-0.data ")
