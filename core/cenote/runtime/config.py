@@ -191,7 +191,7 @@ def _read_file(path: Path) -> dict[str, object]:
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, UnicodeDecodeError, [[[[...
         raise ConfigError(
             f"the configuration file {path} is no TOML: {error}",
-            remedy='write lines such as: capacity_bytes = "4GiB"',
+            remedy='write lines such as: log_level = "debug"',
         ) from error
 
 
