@@ -55,6 +55,10 @@ def attach(pool: Pool, command: Attach, now_s: float) -> AttachReply:
     unknown = inventory[~known]
     adopted, stale = adopt(pool, fresh, unknown)
     node.attached = True
+    if not same_process:
+        # An earlier process alone knew whom it could not cut off yet.
+        for session_id in pool.orphans.sessions_at(node.node_id):
+            pool.cut_off(node, session_id)
     node.heard_s = now_s
     node.state = NodeState.ALIVE
     pool.segments.refresh_readable()

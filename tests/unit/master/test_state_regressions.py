@@ -8,7 +8,7 @@ from cenote.api.rows import CommitStatus
 from cenote.master import commands as c
 from cenote.master.state_config import StateConfig
 from unit.master.state_checks import check
-from unit.master.state_kit import KIB, Kit, new_node
+from unit.master.state_kit import KIB, Kit, new_node, session_id
 
 
 def test_a_batch_with_a_present_and_a_hidden_key_replaces_the_hidden_one() -> None:
@@ -55,3 +55,21 @@ def test_a_leased_object_survives_the_loss_of_one_of_its_replicas() -> None:
     kit.release(lease)
     check(kit.state)
     assert kit.exists(1) == [1]
+
+
+def test_a_restarted_daemon_is_told_again_whom_to_cut_off() -> None:
+    kit = Kit().with_nodes(new_node(1)).with_session()
+    node = kit.nodes[1]
+    put = kit.start([1])
+    kit.apply(c.PutAbort(session_id(1), put.reply.grant_id, unfenced=True))
+    assert [i.cut_sessions for i in kit.heartbeat(node)] == [[session_id(1)]]
+    node.cut.clear()  # the session could not be cut off yet ...
+    kit.heartbeat(node)
+    assert kit.state.status(kit.now_s).quarantined_bytes > 0
+    node.process_id += 1  # ... and the process that knew of it is gone
+    node.done_instruction = 0
+    kit.attach(node)
+    assert [i.cut_sessions for i in kit.heartbeat(node)] == [[session_id(1)]]
+    kit.heartbeat(node)
+    assert kit.state.status(kit.now_s).quarantined_bytes == 0
+    check(kit.state)
