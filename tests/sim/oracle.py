@@ -366,11 +366,18 @@ class Oracle:
                 if not self.surviving_replicas(version):
                     continue
                 number = self._numbers[version]
-                if any(r.number > number for r in self.removals.get(put.key, ())):
+                if self._last_removal(put.key) > number:
                     continue
                 if number > best.get(put.key, 0):
                     best[put.key], found[put.key] = number, put
         return found
+
+    def _last_removal(self, key: int) -> int:
+        """The number of the latest decision that removed it, told to anybody or not."""
+        numbers = [number for number, _ in self._resets]
+        for digest in self.digests.get(key, ()):
+            numbers += [number for number, _ in self._removed_at.get(digest, ())]
+        return max(numbers, default=0)
 
 
 def _is_sealed(file: SegmentFile, slot: int, version: Version) -> bool:
