@@ -269,9 +269,9 @@ class FakeMaster:
                     continue
                 total = int(sizes[i]) + (int(tails[i]) if tails is not None else 0)
                 placed = self._place(total, avoid, request.options.replicas or 1)
-                if not placed:
+                if self.nodes and not placed:
                     puts[i]["status"] = PutStatus.NO_SPACE
-                elif len(placed) < request.options.min_replicas:
+                elif len(placed) < max(1, request.options.min_replicas):
                     puts[i]["status"] = PutStatus.REPLICAS_UNAVAILABLE
                 else:
                     puts[i] = (PutStatus.GRANTED, len(placed), sum(map(len, placed)), 0)

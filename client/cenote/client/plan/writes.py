@@ -275,9 +275,13 @@ class _Writer:
                 self.last = refusal[0](refusal[1])
             elif refusal is not None:
                 kind, what = refusal
+                remedy = None
+                if status == PutStatus.REPLICAS_UNAVAILABLE and self.options.min_replicas <= 1:
+                    what = "no store daemon that takes new objects is attached to the master"
+                    remedy = "start one (cenote-store); `cenote nodes` shows who is there"
                 if status in _FOR_LACK_OF_NODES and self.last is not None:
                     what += f"; before that in this call: {self.last.message}"
-                self.outcome.fail(todo[statuses == status], kind(what))
+                self.outcome.fail(todo[statuses == status], kind(what, remedy=remedy))
         return (
             everything[statuses == PutStatus.GRANTED],
             everything[statuses == PutStatus.DUPLICATE_IN_BATCH],
