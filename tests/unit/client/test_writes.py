@@ -177,7 +177,7 @@ def test_min_replicas_is_met_or_refused(client: Client, master: FakeMaster) -> N
 
 def test_a_pool_without_daemons_says_so(make_client: MakeClient) -> None:
     client = make_client(of=FakeMaster(nodes=0))
-    with pytest.raises(ReplicasUnavailable, match="no store daemon .* start one"):
+    with pytest.raises(ReplicasUnavailable, match=r"no store daemon .*start one"):
         client.put("a", b"x")
 
 
