@@ -1,4 +1,4 @@
-"""Every error a caller of cenote can meet: one class per reason, the same on both sides of the wire.
+"""Every error that a caller can meet: one class per reason, the same on both sides of the wire.
 
 A class carries its wire `code` (stable, never reused), its gRPC status name and whether the same
 call may succeed when it is sent again. `message` says what happened; `remedy` says what to do.
@@ -45,7 +45,7 @@ __all__ = [
 
 
 class CenoteError(Exception):
-    """Base of all errors raised by cenote. `str(error)` is one line: what happened, then the remedy."""
+    """Base of all errors raised by cenote. `str(error)` is one line: what happened, then what to do."""
 
     code: ClassVar[int] = 1
     grpc_status: ClassVar[str] = "UNKNOWN"
@@ -93,7 +93,7 @@ class InvalidKey(InvalidArgument):
 
 
 class InvalidBuffer(InvalidArgument):
-    """A buffer is read-only, not contiguous, too small, or of a type without the buffer protocol."""
+    """A buffer is read-only, not contiguous, too small, or of a type without buffer protocol."""
 
     code = 5
 
@@ -154,7 +154,7 @@ class NamespaceReset(CenoteError):
 
 
 class AlreadyExists(CenoteError):
-    """Another writer committed this key first. `same_bytes` tells whether it stored the same bytes."""
+    """Another writer committed this key first. `same_bytes`: whether it stored the same bytes."""
 
     code = 13
     grpc_status = "ALREADY_EXISTS"
@@ -261,7 +261,7 @@ class SessionUnknown(CenoteError):
 
 
 class BufferInUse(CenoteError):
-    """The deadline passed and a transfer may still touch this buffer: keep it until it is drained."""
+    """The deadline passed and a transfer may still touch this buffer: keep it until drained."""
 
     code = 25
     grpc_status = "ABORTED"

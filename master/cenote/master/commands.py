@@ -2,7 +2,7 @@
 
 `MasterState.apply(command, now_s) -> (reply, effects)`. Columns are NumPy arrays or the packed rows
 of `cenote.api.rows`, so that a batch costs per byte, not per object. Commands are plain slotted
-dataclasses (not frozen: a frozen one costs three times as much to make, and they live for one call).
+dataclasses (not frozen: a frozen one costs three times as much to make; they live for one call).
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class AcquireReply:
     objects: bytes
     """Packed rows.OBJECT, one a key."""
     extents: bytes
-    """Packed rows.EXTENT of the hits; `slot` holds the replica number, lengths clipped to the payload."""
+    """Packed rows.EXTENT of the hits; `slot` is the replica number, lengths clipped to the payload."""
     lease_id: int
     ttl_ms: int
     view_version: int
@@ -343,8 +343,8 @@ class NodeProbed:
 
 @dataclass(slots=True)
 class Tick:
-    """Housekeeping, every 10-50 ms: leases and sessions that ran out, eviction ahead of need, sweep of
-    reset namespaces, nodes that fell silent, compaction; each step bounded."""
+    """Housekeeping, every 10-50 ms: leases and sessions that ran out, eviction ahead of need,
+    sweep of reset namespaces, nodes that fell silent, compaction; each step bounded."""
 
 
 Command = (

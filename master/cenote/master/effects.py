@@ -1,7 +1,7 @@
-"""What came of a command, in order: the event stream that journal, metrics and routers' events read.
+"""What came of a command, in order: the stream that journal, metrics and routers' events read.
 
 *Durable* effects rebuild the state: `MasterState.replay(effect)` applies one, and a snapshot is
-nothing but a sequence of them (`MasterState.snapshot()`). *Transient* ones concern the present only.
+nothing but a sequence of them (`MasterState.snapshot()`). *Transient* ones concern the present.
 """
 
 from __future__ import annotations
