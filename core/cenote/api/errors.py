@@ -45,7 +45,7 @@ __all__ = [
 
 
 class CenoteError(Exception):
-    """Base of all errors raised by cenote. `str(error)` is one line: what happened, then what to do."""
+    """Base of all errors of cenote. `str(error)` is one line: what happened, then the remedy."""
 
     code: ClassVar[int] = 1
     grpc_status: ClassVar[str] = "UNKNOWN"
