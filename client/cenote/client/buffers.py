@@ -329,7 +329,10 @@ def column_pieces(addresses: Any, lengths: Any, count: int) -> Pieces:
             remedy="pass uint64[n], or uint64[n, pieces]",
         )
     try:
-        long = np.broadcast_to(_column(lengths, "lengths"), at.shape)
+        if type(lengths) is int and 0 < lengths < 1 << 48:
+            long = np.full(at.shape, lengths, np.uint64)
+        else:
+            long = np.broadcast_to(_column(lengths, "lengths"), at.shape)
     except ValueError:
         raise InvalidBuffer(
             f"lengths of the shape {list(np.shape(lengths))} for addresses of {list(at.shape)}"

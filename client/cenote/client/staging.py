@@ -20,11 +20,14 @@ from cenote.transport.memory_access import MEMORY
 from .buffers import bytes_address
 from .plan.pieces import Pieces
 from .plan.steps import MoveOne, Staged
-from .plan.tails import STAGED_BYTES_MAX, staged_stride
+from .plan.tails import staged_stride
 
 __all__ = ["stage", "write_with_tail"]
 
 _digest: Final = xxh3_64_intdigest
+_ONE_BYTES_MAX: Final = 64 << 10
+_ONE_NEAR_BYTES_MAX: Final = 16 << 10
+"""Copying costs less than one more round trip; up to here also than one more call over shm."""
 
 
 def stage(pieces: Pieces, size: int, keys: Sequence[bytes]) -> Staged:
@@ -38,14 +41,15 @@ def stage(pieces: Pieces, size: int, keys: Sequence[bytes]) -> Staged:
     memory = np.zeros((count, stride), np.uint8)
     address = address_of(memory)
     slots = np.ndarray(count, f"V{size}", memory, strides=(stride,))
-    base = int(pieces.addresses.min())
-    reach = int(pieces.addresses.max()) - base
+    sources = pieces.addresses.astype(np.intp)
+    base = int(sources.min())
+    reach = int(sources.max()) - base
     # As overlapping elements, a piece at each address: they are gathered without a step for each.
     around = np.ndarray(reach + 1, f"V{size}", MEMORY[base : base + reach + size], strides=(1,))
-    slots[:] = around[(pieces.addresses - np.uint64(base)).astype(np.intp)]
+    sources -= base
+    payloads = around[sources]
+    slots[:] = payloads
     memory[:, size : size + tail] = np.frombuffer(b"".join(keys), np.uint8).reshape(count, tail)
-    view = memory.reshape(-1).data
-    sums = [_digest(view[at : at + size]) for at in range(0, count * stride, stride)]
     return Staged(
         Pieces(
             np.arange(address, address + count * stride, stride, dtype=np.uint64),
@@ -53,14 +57,14 @@ def stage(pieces: Pieces, size: int, keys: Sequence[bytes]) -> Staged:
             None,
             [memory],
         ),
-        np.array(sums, np.uint64),
+        np.fromiter(map(_digest, payloads.tolist()), np.uint64, count),
     )
 
 
 def write_with_tail(channel: Channel, step: MoveOne, now: Callable[[], float]) -> tuple[int, int]:
     """Write a payload and the key behind it: (item status, XXH3-64 of the payload)."""
     length, address, tail = step.length, step.address, step.tail
-    if length <= STAGED_BYTES_MAX:
+    if length <= (_ONE_NEAR_BYTES_MAX if channel.verifies_by_lease else _ONE_BYTES_MAX):
         staged = b"".join((MEMORY[address : address + length], tail))
         address = bytes_address(staged)
         checksum = _digest(MEMORY[address : address + length])

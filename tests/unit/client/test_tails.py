@@ -74,7 +74,8 @@ BATCHES = {
     "short keys": [(64, 64)] * 5,
     "mixed keys": [(64, 101), (64, 65), (64, 64), (64, 512), (64, 10)] * 3,
     "mixed sizes": [(1, 101), (1000, 101), (63, 101)] * 3,
-    "too large to copy": [(70_000, 101)] * 3,
+    "as large as is copied": [(1024, 101)] * 9,
+    "too large to copy": [(1025, 101)] * 9,
     "one": [(100, 300)],
 }
 
@@ -90,8 +91,8 @@ def test_each_replica_of_a_batch_has_its_keys(
     replicas: int,
     extent_bytes_max: int,
 ) -> None:
-    if batch == "too large to copy":
-        extent_bytes_max <<= 10
+    if "large" in batch:
+        extent_bytes_max <<= 4
     master.extent_bytes_max = extent_bytes_max
     values = {key_of(i, k): os.urandom(size) for i, (size, k) in enumerate(BATCHES[batch])}
     results = client.put_batch(list(values), list(values.values()), replicas=replicas)
@@ -100,15 +101,22 @@ def test_each_replica_of_a_batch_has_its_keys(
     assert client.get_batch(list(values)) == list(values.values())
 
 
-@pytest.mark.parametrize("size", [1, 64 << 10, (64 << 10) + 1])
+@pytest.mark.parametrize("by_lease", [True, False])
+@pytest.mark.parametrize("size", [1, 16 << 10, (16 << 10) + 1, 64 << 10, (64 << 10) + 1])
 @pytest.mark.parametrize("key_bytes", [64, 65, 512])
 def test_a_single_put_brings_its_key(
-    client: Client, master: FakeMaster, placed: Placed, size: int, key_bytes: int
+    make_client: MakeClient,
+    master: FakeMaster,
+    placed: Placed,
+    size: int,
+    key_bytes: int,
+    by_lease: bool,
 ) -> None:
     value = os.urandom(size)
-    assert client.put(key_of(0, key_bytes), value).stored
+    assert make_client(by_lease=by_lease).put(key_of(0, key_bytes), value).stored
     check(master, placed, {key_of(0, key_bytes): value}, 1)
-    assert master.nodes[1].writes == 1 + (size > 64 << 10 and key_bytes > 64)
+    apart = size > (16 << 10 if by_lease else 64 << 10)
+    assert master.nodes[1].writes == 1 + (apart and key_bytes > 64)
 
 
 def test_neighbours_go_as_one(client: Client, master: FakeMaster, placed: Placed) -> None:

@@ -30,9 +30,11 @@ __all__ = [
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 
-STAGED_BYTES_MAX: Final = 64 << 10
-"""Larger payloads are not copied to stand before their keys."""
-STAGING_BYTES_MAX: Final = 4 << 20
+STAGED_BYTES_MAX: Final = 1 << 10
+"""Larger payloads of a batch are not copied to stand before their keys: a copy of 512 bytes takes
+0.4 us with all that belongs to it, one of 4 KiB (out of the cache, in pages that are new) 3, an
+item of the key's own less than 1."""
+STAGING_BYTES_MAX: Final = 1 << 20
 """Of a whole batch: what is copied is read again, so it should still be in the cache."""
 
 
@@ -100,12 +102,15 @@ def join_neighbours(extents: Rows, addresses: U64) -> tuple[Rows, U64, I64] | No
     breaks |= addresses[1:] - addresses[:-1] != stride
     breaks |= segments[1:] != segments[:-1]
     if not np.count_nonzero(breaks):
-        firsts = np.zeros(1, np.int64)
-    else:
-        firsts = np.concatenate((np.zeros(1, np.int64), np.flatnonzero(breaks) + 1))
-        if len(firsts) == len(extents):
-            return None
-    counts = np.diff(firsts, append=len(extents))
+        rows = extents[:1].copy()
+        rows["length"] = (len(extents) - 1) * int(stride) + length
+        return rows, addresses[:1], np.array([len(extents)])
+    seams = np.flatnonzero(breaks) + 1
+    if len(seams) == len(extents) - 1:
+        return None
+    edges = np.concatenate((np.zeros(1, np.int64), seams, np.array([len(extents)])))
+    firsts = edges[:-1]
+    counts = edges[1:] - firsts
     rows = extents[firsts]
     rows["length"] = (counts - 1) * int(stride) + length
     return rows, addresses[firsts], counts
