@@ -58,6 +58,8 @@ class Write:
         self.grant_id = grant_id
         self.pieces = pieces
         """(file, offset, length) still to come, first one last."""
+        self.crawls = False
+        """Each piece takes its time."""
 
     def may_touch(self, file: SegmentFile, first: int, end: int) -> bool:
         return any(f is file and o < end and o + n > first for f, o, n in self.pieces)
@@ -283,7 +285,13 @@ class _Channel:
     def seal(self, batch: SealBatch, deadline_s: float) -> U8Array:
         def make(connection: DataConnection) -> Any:
             def act(reply: Callable[[Any], None]) -> None:
-                reply(seal_at(connection.store, batch))
+                def sealed() -> None:
+                    if not connection.closed:
+                        reply(seal_at(connection.store, batch))
+
+                # One that was read from the socket late.
+                late_s = self.world.loop.dice.random() * 3 if self.world.crawls() else 0.0
+                self.world.loop.after(late_s, sealed, connection.store.party)
 
             return act
 
@@ -383,7 +391,10 @@ class TcpChannel(_Channel):
             def act(reply: Callable[[Any], None]) -> None:
                 statuses, found = self._locate(connection.store, extents)
                 pieces = _cut_pieces(self.world, [f for f in found if f is not None])
-                self._send(connection, pieces, bytearray(), lambda data: reply((statuses, data)))
+                crawls = self.world.crawls()
+                self._send(
+                    connection, pieces, bytearray(), crawls, lambda data: reply((statuses, data))
+                )
 
             return act
 
@@ -401,6 +412,7 @@ class TcpChannel(_Channel):
         connection: DataConnection,
         pieces: list[Any],
         data: bytearray,
+        crawls: bool,
         then: Callable[[bytearray], None],
     ) -> None:
         """The daemon sends piece by piece: what it reads later may have changed meanwhile."""
@@ -412,8 +424,8 @@ class TcpChannel(_Channel):
         file, offset, length = pieces.pop()
         data += file.data[offset : offset + length].tobytes()
         self.world.loop.after(
-            self.world.piece_delay_s(),
-            lambda: self._send(connection, pieces, data, then),
+            self.world.piece_delay_s(crawls=crawls),
+            lambda: self._send(connection, pieces, data, crawls, then),
             connection.store.party,
         )
 
@@ -460,7 +472,7 @@ class TcpChannel(_Channel):
         pieces = _cut_pieces(self.world, [f for f in found if f is not None])
         connection.write = Write(connection.party.name, grant_id, pieces)
         connection.epoch = epoch
-        self.world.oracle.write_begun(connection.write)
+        self.world.write_begins(connection.write, connection.party, connection.store.party)
         self._land(connection, connection.write, b"".join(chunks), 0, lambda: reply(statuses))
 
     def _land(
@@ -480,7 +492,7 @@ class TcpChannel(_Channel):
                 connection._close(Unavailable("closed by the client"))
             then()
             return
-        delay_s = self.world.piece_delay_s()
+        delay_s = self.world.piece_delay_s(crawls=write.crawls)
         if self.world.network.is_cut(connection.party.name, connection.store.host.name):
             self.world.loop.after(
                 delay_s + 0.05,
@@ -601,11 +613,12 @@ class ShmChannel(_Channel):
         if place is None:
             return
         base = place[1]
+        crawls = self.world.crawls()
         for file, offset, length in reversed(_cut_pieces(self.world, [place])):
             ctypes.memmove(
                 address + offset - base, file.data[offset : offset + length].tobytes(), length
             )
-            self._stroke(until_s)
+            self._stroke(until_s, crawls)
 
     def write(
         self,
@@ -625,7 +638,7 @@ class ShmChannel(_Channel):
             statuses, found = self._locate(extents, until_s)
             places = [f for f in found if f is not None]
             write = Write(self.party.name, grant_id, _cut_pieces(world, places))
-            world.oracle.write_begun(write)
+            world.write_begins(write, self.party)
             world.step()
             payload = b"".join(
                 ctypes.string_at(address, place[2])
@@ -638,7 +651,7 @@ class ShmChannel(_Channel):
                 world.oracle.landed(write, file, offset, length)
                 file.data[offset : offset + length] = np.frombuffer(payload, np.uint8, length, at)
                 at += length
-                self._stroke(until_s)
+                self._stroke(until_s, write.crawls)
         finally:
             if write is not None:
                 world.oracle.write_ended(write)
@@ -647,11 +660,11 @@ class ShmChannel(_Channel):
         world.step()
         return statuses
 
-    def _stroke(self, until_s: float) -> None:
+    def _stroke(self, until_s: float, crawls: bool) -> None:
         """Between two pieces of a copy the process may be stopped, and the clock is looked at."""
         loop = self.world.loop
-        if loop.dice.random() < 0.3:
-            loop.sleep(self.world.piece_delay_s())
+        if crawls or loop.dice.random() < 0.3:
+            loop.sleep(self.world.piece_delay_s(crawls=crawls))
         if loop.now_s > until_s:
             raise DeadlineExceeded("the copy took too long")
 

@@ -72,6 +72,7 @@ class Faults:
         self._weights = [weight * dice.choice((0, 1, 1, 3)) for weight, _ in every.values()]
         if "power" not in kinds:
             self._weights[list(every).index("power")] = 0
+        self._malice = dice.choice((0.0, 0.02, 0.1))
         self._interval_s = MEAN_INTERVAL_S * dice.choice((0.5, 1, 3))
 
     def begin(self) -> None:
@@ -92,6 +93,18 @@ class Faults:
             self.count += 1
             self._every[kind][1]()
         self._world.loop.after(self._next_s(), self._strike)
+
+    def strike_near(self, *parties: Party) -> None:
+        """Something has begun there that had better not be interrupted."""
+        dice = self._world.loop.dice
+        if self._over or dice.random() > self._malice:
+            return
+        party = dice.choice(parties)
+        delay_s = dice.expovariate(1 / 0.005)
+        if "pause" in self._kinds and dice.random() < 0.6:
+            self._world.loop.after(delay_s, lambda: self._stop(party, dice.choice(PAUSES_S)), party)
+        elif "client-crash" in self._kinds and party.name in self._world.clients:
+            self._world.loop.after(delay_s, lambda: self._kill_client(party.name), party)
 
     def _later(self, seconds: float, act: Callable[[], None]) -> None:
         """Unless all faults have ended by then, which mends everything."""
@@ -151,8 +164,13 @@ class Faults:
         parties = self._parties()
         if not parties:
             return
-        party = world.loop.dice.choice(parties)
-        seconds = world.loop.dice.choice(PAUSES_S) * (0.5 + world.loop.dice.random())
+        self._stop(world.loop.dice.choice(parties), world.loop.dice.choice(PAUSES_S))
+
+    def _stop(self, party: Party, most_s: float) -> None:
+        world = self._world
+        if self._over or party.paused:
+            return
+        seconds = most_s * (0.5 + world.loop.dice.random())
         world.loop.note(party.name, f"is stopped for {seconds:.3f} s")
         client = world.clients.get(party.name)
         if client is not None:
@@ -172,6 +190,8 @@ class Faults:
     def _kill_client(self, name: str) -> None:
         world = self._world
         client = world.clients[name]
+        if self._over or not client.party.alive:
+            return
         world.loop.note(name, "is killed")
         world.loop.kill(client.party)
         successor = f"c{100 + world.new_number()}"

@@ -203,7 +203,11 @@ class Loop:
         number = task.wait_number
         if timeout_s is not None and timeout_s < 1e6:
             # Never nothing: who waits until a point in time gets there.
-            self.after(max(timeout_s, 0.0) / task.party.rate + 1e-6, lambda: self._resume(task, number), task.party)
+            self.after(
+                max(timeout_s, 0.0) / task.party.rate + 1e-6,
+                lambda: self._resume(task, number),
+                task.party,
+            )
         self._hub.switch()
 
     def resume_soon(self, task: Task, number: int) -> None:

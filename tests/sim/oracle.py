@@ -139,6 +139,21 @@ class Oracle:
 
     def _check(self, master: MasterProcess) -> None:
         check(master.service.state)
+        for put in self.puts.values():
+            for version in put.versions if put.acked else ():
+                if version not in self.gone:
+                    self._check_slots(put, version)
+
+    def _check_slots(self, put: PutRecord, version: Version) -> None:
+        """As long as the master has not let go of it, an acknowledged object's slots are its own:
+        a daemon that restarts finds it there."""
+        if self.surviving_replicas(version):
+            return
+        if not any(f.is_lost or version in f.damaged for f, _, _ in self._placed[version]):
+            raise Violation(
+                f"put {put.serial} of key {put.key}, version {version}, was acknowledged, and none"
+                " of its replicas has its slots any more"
+            )
 
     def _file(self, pool: Pool, segment_id: int) -> SegmentFile | None:
         segment = pool.segments.by_id.get(segment_id)
@@ -202,8 +217,17 @@ class Oracle:
             self.gone[version] = effect.reason
             if effect.reason == GoneReason.LOST:
                 self.lost += 1
-                if name not in stored_later:
+                if name not in stored_later or self._is_readable(pool, version):
                     self._check_loss(version, forgotten)
+
+    def _is_readable(self, pool: Pool, version: Version) -> bool:
+        """Whether a replica lies on nodes that the master takes for alive: then it does not give
+        way to what another writer puts."""
+        replicas: dict[int, bool] = {}
+        for file, _, replica in self._placed[version]:
+            up = bool(pool.segments.readable[file.segment_id]) and not file.is_lost
+            replicas[replica] = replicas.get(replica, True) and up
+        return any(replicas.values())
 
     def _check_loss(self, version: Version, forgotten: list[int]) -> None:
         """An acknowledged object is lost with all the daemons that held it, and not otherwise."""

@@ -46,7 +46,13 @@ def told(report: Report, lines: int) -> str:
     if not report.failure:
         return f"{head}: clean ({report.fingerprint & 0xFFFFFFFF:08x})"
     return "\n".join(
-        [*(report.trace[-lines:] if lines else ()), "", head, report.failure, f"again: {report.reproduction}"]
+        [
+            *(report.trace[-lines:] if lines else ()),
+            "",
+            head,
+            report.failure,
+            f"again: {report.reproduction}",
+        ]
     )
 
 

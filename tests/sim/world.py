@@ -19,6 +19,7 @@ from cenote.store.agent_core import Failed
 from cenote.store.slot_format import SLOT_BYTES
 from cenote.transport.base import SealBatch
 from sim.clients import NAMESPACE, ClientProcess, key_bytes
+from sim.data_path import Write
 from sim.faults import ALL_FAULTS, Faults
 from sim.loop import START_S, Loop, Party, Violation
 from sim.machine import inhabited
@@ -33,7 +34,7 @@ ACTIVE_S: Final = 8.0
 RECOVERY_S: Final = 6.0
 FAREWELL_S: Final = 5.0
 KIB: Final = 1 << 10
-EVERY_KEY: Final = 80
+EVERY_KEY: Final = 100
 
 
 @dataclass(frozen=True)
@@ -81,15 +82,16 @@ class World:
         self.clients: dict[str, ClientProcess] = {}
         self.calm = False
         self.slack_s = 0.0
-        self.keys = dice.choice((4, 8, 16, 40))
+        self.keys = dice.choice((4, 12, 40, 60))
         self.sizes = dice.choice((4, 7, 9))
         self.haste = dice.choice((0.0, 0.02, 0.1))
         """How often a task is stopped for a moment between two steps."""
         self.slowness_s = dice.choice((20e-6, 200e-6, 2e-3))
+        self.crawl_share = dice.choice((0.0, 0.02, 0.1))
         self.location_ttl_ms = dice.choice((100, 500))
         self.seeds: set[int] = set()
         self.pending_seals: dict[str, list[SealBatch]] = {}
-        self.segment_bytes = dice.choice((32, 64, 128)) * KIB
+        self.segment_bytes = dice.choice((32, 32, 64)) * KIB
         self.state_config = StateConfig(
             objects_max=4096,
             session_ttl_s=2.0,
@@ -136,8 +138,18 @@ class World:
         if self.haste and self.loop.dice.random() < self.haste:
             self.loop.sleep(self.loop.dice.expovariate(1 / 0.005))
 
-    def piece_delay_s(self) -> float:
-        return self.loop.dice.expovariate(1 / self.slowness_s)
+    def crawls(self) -> bool:
+        """Whether a transfer is very slow, as some are while there are faults."""
+        return not self.calm and self.loop.dice.random() < self.crawl_share
+
+    def piece_delay_s(self, *, crawls: bool = False) -> float:
+        return self.loop.dice.expovariate(1 / (0.15 if crawls else self.slowness_s))
+
+    def write_begins(self, write: Write, *parties: Party) -> None:
+        """The moment that faults like best."""
+        write.crawls = self.crawls()
+        self.oracle.write_begun(write)
+        self.faults.strike_near(*parties)
 
     @contextlib.contextmanager
     def sealing(self, host: str, batch: SealBatch) -> Iterator[None]:

@@ -1,0 +1,160 @@
+"""Bugs on purpose: each takes one rule out of the production code; the simulator must notice."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from cenote.master import commits, decider, housekeeping, pool, session_ops
+from cenote.master.effects import Gone, GoneReason
+from cenote.master.leases import LeaseTable
+from cenote.master.log_writer import LogWriter
+from cenote.store.sessions import SessionTable
+from cenote.store.slot_format import SLOT_BYTES
+from cenote.store.slots import SlotTable
+
+__all__ = ["MUTATIONS", "mutated"]
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def _free_on_expiry() -> contextlib.AbstractContextManager[None]:
+    """A session that falls silent: its grants' extents are free at once, without the cut."""
+
+    def give(at: Any, session_id: bytes, spans: Any) -> None:
+        at.segments.give(spans)
+
+    return _replaced(session_ops, "quarantine", give)
+
+
+def _free_unfenced() -> contextlib.AbstractContextManager[None]:
+    """Extents whose writer can't say that it is done are free at once."""
+
+    def give(at: Any, session_id: bytes, spans: Any) -> None:
+        at.segments.give(spans)
+
+    return _replaced(commits, "quarantine", give)
+
+
+def _no_version_check() -> contextlib.AbstractContextManager[None]:
+    """A seal that comes late overwrites a newer slot."""
+    seal = SlotTable._seal_one
+
+    def forgetful(table: Any, epoch: int, head: bytes, row: bytes, keys: Any, start: int) -> int:
+        slot = int.from_bytes(row[4:8], "little")
+        if slot < table.slots:
+            table._memory[slot * SLOT_BYTES : (slot + 1) * SLOT_BYTES] = bytes(SLOT_BYTES)
+        return seal(table, epoch, head, row, keys, start)
+
+    return _replaced(SlotTable, "_seal_one", forgetful)
+
+
+def _free_leased() -> contextlib.AbstractContextManager[None]:
+    """What is removed or evicted is free at once, whoever reads it under a lease."""
+    unlink = pool.Pool.unlink
+
+    def unleased(at: Any, rows: Any, reason: Any, *, quiet: bool = False) -> int:
+        for lease in list(at.leases.by_id.values()):
+            held = {lease.rows} if isinstance(lease.rows, int) else set(lease.rows.tolist())
+            if held & set(np.asarray(rows).tolist()):
+                at.drop_lease(lease)
+        return unlink(at, rows, reason, quiet=quiet)
+
+    return _replaced(pool.Pool, "unlink", unleased)
+
+
+def _older_writes_go_on() -> contextlib.AbstractContextManager[None]:
+    """A daemon follows a new leader without an end to what was begun under the old one."""
+    return _replaced(SessionTable, "end_older_writes", lambda table, epoch, timeout_s=1.0: True)
+
+
+def _removals_are_not_journaled() -> contextlib.AbstractContextManager[None]:
+    """A removal is told before it is written down."""
+    add = LogWriter.add
+
+    def adding(log: Any, effect: Any) -> None:
+        if not (isinstance(effect, Gone) and effect.reason == GoneReason.REMOVED):
+            add(log, effect)
+
+    return _replaced(LogWriter, "add", adding)
+
+
+def _old_leases_are_forgotten() -> contextlib.AbstractContextManager[None]:
+    """A new leader does not wait for the leases of the one before."""
+    return _replaced(decider, "_inherited_wait_s", lambda note, lease_ttl_max_s: 0.0)
+
+
+def _cut_is_a_word() -> contextlib.AbstractContextManager[None]:
+    """A daemon reports sessions as cut off, and does nothing about them."""
+
+    def cut(table: Any, session_ids: Any, timeout_s: float = 1.0) -> Any:
+        return list(session_ids), []
+
+    return _replaced(SessionTable, "cut", cut)
+
+
+def _mappings_are_overlooked() -> contextlib.AbstractContextManager[None]:
+    """Closing connections counts as a cut, though the process may still write over shm."""
+
+    def is_out(table: Any, session_id: bytes, connections: Any, deadline: float) -> bool:
+        return True
+
+    return _replaced(SessionTable, "_is_out", is_out)
+
+
+def _second_commit_wins() -> contextlib.AbstractContextManager[None]:
+    """The later of two writers of a key replaces the earlier one's object."""
+    resolve = commits._resolve_conflicts
+
+    def replacing(at: Any, session: Any, grant: Any, *rest: Any) -> Any:
+        rows = at.objects.lookup(grant.digests[rest[1]])
+        at.unlink(np.unique(rows[rows >= 0]), GoneReason.LOST)
+        return resolve(at, session, grant, *rest)
+
+    return _replaced(commits, "_resolve_conflicts", replacing)
+
+
+def _leases_never_end() -> contextlib.AbstractContextManager[None]:
+    """Leases are given and not taken back."""
+    return _replaced(LeaseTable, "due", lambda table, now_s, limit: [])
+
+
+def _sessions_never_end() -> contextlib.AbstractContextManager[None]:
+    """A dead client's session is kept, with all that it holds."""
+
+    def none(at: Any, session: Any) -> None:
+        at.sessions.by_id[session.session_id] = session
+
+    return _replaced(housekeeping, "abandon_session", none)
+
+
+MUTATIONS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
+    "free on expiry": _free_on_expiry,
+    "free unfenced": _free_unfenced,
+    "no version check": _no_version_check,
+    "free leased": _free_leased,
+    "older writes go on": _older_writes_go_on,
+    "removals are not journaled": _removals_are_not_journaled,
+    "old leases are forgotten": _old_leases_are_forgotten,
+    "cut is a word": _cut_is_a_word,
+    "mappings are overlooked": _mappings_are_overlooked,
+    "second commit wins": _second_commit_wins,
+    "leases never end": _leases_never_end,
+    "sessions never end": _sessions_never_end,
+}
+
+
+def mutated(name: str) -> contextlib.AbstractContextManager[None]:
+    """The production code with one bug in it."""
+    return MUTATIONS[name]()
