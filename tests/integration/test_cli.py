@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from cenote.cli.cmd_pool import _kept_memory
 from cenote.cli.daemons import clean_environment
 from cenote.cli.main import main
 from cenote.cli.scratch import MEMORY_DIRECTORY
@@ -415,6 +417,26 @@ def test_daemons_end_with_a_killed_up(tmp_path: Path) -> None:
     wait_until(lambda: not daemons_in(tmp_path), what="the daemons to end")
 
 
+def test_a_daemon_that_is_killed_is_named_and_ends_the_rest(tmp_path: Path) -> None:
+    environment = clean_environment() | {"TMPDIR": str(tmp_path)}
+    arguments = ["--nodes", "2", "--dram", "16MiB", "--port", "0", "--ready-line"]
+    with start_cenote("up", *arguments, environment=environment) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith(b"ready")
+        (victim,) = (pid for pid in daemons_in(tmp_path) if b"node1" in command_line(pid))
+        os.kill(victim, signal.SIGKILL)
+        assert process.wait(timeout=10) == 1
+        said = process.stderr.read().decode()
+    assert said.startswith("cenote: node1 was killed by SIGKILL (by somebody, or by the kernel")
+    assert "so the rest is stopped, too\n" in said  # it had nothing to complain of
+    wait_until(lambda: not daemons_in(tmp_path), what="the daemons to end")
+
+
+def command_line(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 def test_up_in_the_background_keeps_its_contents_and_down_ends_it(tmp_path: Path) -> None:
     environment = clean_environment() | {"TMPDIR": str(tmp_path)}
     directory = tmp_path / "pool"
@@ -424,7 +446,6 @@ def test_up_in_the_background_keeps_its_contents_and_down_ends_it(tmp_path: Path
     arguments = ["up", "--nodes", "1", "--dram", "16MiB", "--dir", str(directory)]
     arguments += ["--port", str(port), "--detach"]
     found = environment | {"CENOTE_MASTER": f"127.0.0.1:{port}"}
-    memory: list[Path] = []
     try:
         for round_number in range(2):
             started = run_cenote(*arguments, environment=environment)
@@ -439,16 +460,13 @@ def test_up_in_the_background_keeps_its_contents_and_down_ends_it(tmp_path: Path
             assert got.stdout == Path(__file__).read_bytes()
             down = run_cenote("down", "--port", str(port), environment=environment)
             assert down.returncode == 0, down.stderr
+            kept = down.stderr.decode()
+            assert f"of memory in {_kept_memory(directory)}, " in kept
+            assert f"rm -r {directory} {_kept_memory(directory)}" in kept
         assert run_cenote("down", "--port", str(port), environment=environment).returncode == 3
     finally:
         run_cenote("down", "--port", str(port), environment=environment)
-        from cenote.cli.cmd_pool import _kept_memory
-
-        memory += [_kept_memory(directory)]
-        for path in memory:
-            for file in path.glob("*"):
-                file.unlink()
-            path.rmdir()
+        shutil.rmtree(_kept_memory(directory))
     assert not daemons_in(tmp_path)
 
 

@@ -28,6 +28,7 @@ _POLL_S: Final = 0.05
 _DOWN_TIMEOUT_S: Final = 5.0
 _DETACH_TIMEOUT_S: Final = 60.0
 _PORT_DEFAULT: Final = 5110
+_LOCK_BYTES_MAX: Final = 16_384
 
 Port = Annotated[
     int,
@@ -45,7 +46,12 @@ def up(
     dram: Annotated[str, typer.Option(metavar="SIZE", help="Memory of each.")] = "1GiB",
     directory: Annotated[
         Path | None,
-        typer.Option("--dir", metavar="DIR", help="Keep the pool's contents, and its logs in DIR."),
+        typer.Option(
+            "--dir",
+            metavar="DIR",
+            help="Keep the pool's contents: metadata and logs in DIR, objects in memory, in"
+            " /dev/shm/cenote-UID-HASH of that DIR, until a reboot or until you remove both.",
+        ),
     ] = None,
     port: Port = _PORT_DEFAULT,
     detach: Annotated[
@@ -55,7 +61,11 @@ def up(
 ) -> int:
     """Start a whole pool on this machine: a master and store daemons. Ctrl-C stops all of it.
 
-    Without --dir nothing is left of it afterwards.
+    Without --dir nothing is left of it afterwards. With it, the memory stays in use after the end:
+    what is kept, how large it is and how to remove it is printed then, and by `cenote down`.
+
+    All of it also stops when one of its daemons ends by itself: the message names the daemon, how
+    it ended and its last warning or error, and the exit code is 1.
     """
     from cenote.runtime.units import parse_size_bytes
 
@@ -76,7 +86,7 @@ def up(
         distinct_domains=True,
     )
     code = EXIT_OK
-    with _registered(port):
+    with _registered(port, plan.directory, plan.dram_directory):
         try:
             with running_pool(plan, current_interrupts()) as pool:
                 _announce(pool, plan, dram, ready_line=ready_line)
@@ -84,24 +94,33 @@ def up(
         except KeyboardInterrupt:
             note("stopped")
         finally:
-            _say_what_is_kept(plan)
+            _say_what_is_kept(plan.directory, plan.dram_directory)
     return code
 
 
-def _say_what_is_kept(plan: PoolPlan) -> None:
+def _say_what_is_kept(directory: Path | None, dram_directory: Path | None) -> None:
+    from cenote.runtime.units import format_size
+
     from .output import note
 
-    if plan.directory is None or plan.dram_directory is None:
+    if directory is None or dram_directory is None:
         return
     with contextlib.suppress(OSError):  # not empty, or never made
-        plan.dram_directory.rmdir()
-    if plan.dram_directory.exists():
-        again = shlex.join(["cenote", "up", "--dir", str(plan.directory)])
-        remove = shlex.join(["rm", "-r", str(plan.directory), str(plan.dram_directory)])
-        note(
-            f"kept: metadata in {plan.directory}, objects in {plan.dram_directory};"
-            f" go on with them: {again}; be rid of them: {remove}"
-        )
+        dram_directory.rmdir()
+    if dram_directory.exists():
+        metadata, objects = (format_size(_held_bytes(d)) for d in (directory, dram_directory))
+        note(f"kept: {objects} of memory in {dram_directory}, {metadata} of disk in {directory}")
+        note("go on with it:  " + shlex.join(["cenote", "up", "--dir", str(directory)]))
+        note("be rid of it:   " + shlex.join(["rm", "-r", str(directory), str(dram_directory)]))
+
+
+def _held_bytes(directory: Path) -> int:
+    """What the files in it take up, which for a sparse one is less than its length."""
+    held_bytes = 0
+    for path in directory.rglob("*"):
+        with contextlib.suppress(OSError):  # it has gone meanwhile
+            held_bytes += path.lstat().st_blocks * 512
+    return held_bytes
 
 
 def _announce(pool: LocalPool, plan: PoolPlan, dram: str, *, ready_line: bool) -> None:
@@ -133,9 +152,10 @@ def _watch(pool: LocalPool) -> int:
     while True:
         dead = pool.first_dead()
         if dead is not None:
+            why = dead.last_trouble()
             note(
-                f"cenote: {dead.name} ended with exit code {dead.exit_code}, so all is stopped:"
-                f" {dead.last_line()}"
+                f"cenote: {dead.name} {dead.how_it_ended()}, so the rest is stopped, too"
+                + (f": {why}" if why else "")
             )
             return EXIT_ERROR
         time.sleep(_POLL_S)
@@ -180,19 +200,19 @@ def _port_option(port: int) -> str:
 
 
 def down(port: Port = _PORT_DEFAULT) -> int:
-    """Stop what `cenote up` started on this port."""
+    """Stop what `cenote up` started on this port; says what a --dir keeps, and how to remove it."""
     from cenote.api.errors import DeadlineExceeded
 
     from .output import note
 
     path = _lock_path(port)
-    pid = _holder(path)
+    pid, kept = _holder(path)
     if not pid:
         note(f"cenote: no pool of `cenote up{_port_option(port)}` runs here")
         return EXIT_NOT_FOUND
     os.kill(pid, signal.SIGTERM)
     end_s = time.monotonic() + _DOWN_TIMEOUT_S
-    while _holder(path) == pid:
+    while _holder(path)[0] == pid:
         if time.monotonic() > end_s:
             raise DeadlineExceeded(
                 f"the pool of pid {pid} did not stop in {_DOWN_TIMEOUT_S:g} s",
@@ -200,6 +220,7 @@ def down(port: Port = _PORT_DEFAULT) -> int:
             )
         time.sleep(_POLL_S)
     note("stopped")
+    _say_what_is_kept(*kept)
     return EXIT_OK
 
 
@@ -219,7 +240,7 @@ def _lock_path(port: int) -> Path:
 
 
 @contextmanager
-def _registered(port: int) -> Iterator[None]:
+def _registered(port: int, directory: Path | None, dram_directory: Path | None) -> Iterator[None]:
     """Be the one that `cenote down` on this port means."""
     from cenote.api.errors import ResourceUnavailable
 
@@ -232,32 +253,41 @@ def _registered(port: int) -> Iterator[None]:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ResourceUnavailable(
-                f"a pool of `cenote up` has port {port} already, pid {_pid_in(fd)}",
+                f"a pool of `cenote up` has port {port} already, pid {_written_in(fd)[0]}",
                 remedy="stop it with `cenote down`, or choose another --port",
             ) from None
         os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        words = [str(os.getpid())]
+        if directory is not None and dram_directory is not None:
+            words += [str(directory.resolve()), str(dram_directory)]
+        os.pwrite(fd, b"\0".join(map(os.fsencode, words)), 0)
         yield
     finally:
         os.close(fd)
 
 
-def _holder(path: Path) -> int:
-    """The pid that holds the lock; 0 where nobody does."""
+_Kept = tuple[Path | None, Path | None]
+
+
+def _holder(path: Path) -> tuple[int, _Kept]:
+    """The pid that holds the lock, 0 where nobody does; directories of metadata and memory kept."""
     with contextlib.suppress(FileNotFoundError):
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return _pid_in(fd)
+            return _written_in(fd)
         finally:
             os.close(fd)
-    return 0
+    return 0, (None, None)
 
 
-def _pid_in(fd: int) -> int:
-    text = os.pread(fd, 32, 0)
-    return int(text) if text.isdigit() else 0
+def _written_in(fd: int) -> tuple[int, _Kept]:
+    pid, *paths = os.pread(fd, _LOCK_BYTES_MAX, 0).split(b"\0")
+    kept: _Kept = (None, None)
+    if len(paths) == 2:
+        kept = (Path(os.fsdecode(paths[0])), Path(os.fsdecode(paths[1])))
+    return (int(pid) if pid.isdigit() else 0), kept
 
 
 # ---- single daemons --------------------------------------------------------------------------

@@ -26,6 +26,7 @@ __all__ = ["Daemon", "DaemonSpec", "clean_environment", "stop_all"]
 _POLL_S: Final = 0.005
 _LOG_TAIL_BYTES: Final = 16_384
 _LOG_PREFIX: Final = re.compile(r"^[\d-]{10} [\d:.]+ [A-Z]+ +\S+ ")
+_LOG_TROUBLE: Final = re.compile(r"^[\d-]{10} [\d:.]+ (WARNING|ERROR|CRITICAL) ")
 _LOG_REASON: Final = re.compile(r" reason=\w+$")
 _EXIT_USAGE: Final = 2
 _EXIT_UNAVAILABLE: Final = 3
@@ -107,9 +108,25 @@ class Daemon:
         """The last thing that it logged, without the time and the logger's name."""
         lines = self.log_text().strip().splitlines()
         if not lines:
-            return f"it logged nothing (exit code {self.exit_code})"
-        line = _LOG_PREFIX.sub("", lines[-1]).removeprefix("cenote: ").removeprefix("failed: ")
-        return _LOG_REASON.sub("", line)
+            return f"it {self.how_it_ended()} and logged nothing"
+        return _message_of(lines[-1])
+
+    def last_trouble(self) -> str:
+        """The last warning or error that it logged, like `last_line`; empty where there is none."""
+        lines = [line for line in self.log_text().splitlines() if _LOG_TROUBLE.match(line)]
+        return _message_of(lines[-1]) if lines else ""
+
+    def how_it_ended(self) -> str:
+        """Such as "was killed by SIGKILL" or "ended with exit code 1"."""
+        code = self.exit_code
+        if code is None or code >= 0:
+            return f"ended with exit code {code}"
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:  # a real-time signal
+            name = f"signal {-code}"
+        cause = " (by somebody, or by the kernel for lack of memory)" if name == "SIGKILL" else ""
+        return f"was killed by {name}{cause}"
 
     # ---- life --------------------------------------------------------------------------------
 
@@ -212,6 +229,12 @@ def stop_all(daemons: Sequence[Daemon], end_s: float, interrupts: Interrupts | N
         for daemon in running:
             if daemon.is_running:
                 daemon.kill()
+
+
+def _message_of(line: str) -> str:
+    """What a log line says, without the time, the logger's name and the error's reason."""
+    text = _LOG_PREFIX.sub("", line).removeprefix("cenote: ").removeprefix("failed: ")
+    return _LOG_REASON.sub("", text)
 
 
 def _tail(path: Path, start: int) -> str:

@@ -126,7 +126,9 @@ class LocalPool:
                     return
                 dead = self.first_dead()
                 if dead is not None:
-                    raise Unavailable(f"{dead.name} ended", remedy=f"its log: {dead.last_line()}")
+                    raise Unavailable(
+                        f"{dead.name} {dead.how_it_ended()}", remedy=dead.last_trouble()
+                    )
                 if time.monotonic() > end_s:
                     raise DeadlineExceeded(f"the memory was not ready in {_MEMORY_TIMEOUT_S:g} s")
                 time.sleep(_POLL_S)
