@@ -124,7 +124,7 @@ class AcquireReply:
     objects: bytes
     """Packed rows.OBJECT, one a key."""
     extents: bytes
-    """Packed rows.EXTENT of the hits; `slot` is the replica number, lengths end with the payload."""
+    """Packed rows.EXTENT of the hits; `slot` is the replica number, lengths end where it ends."""
     lease_id: int
     ttl_ms: int
     view_version: int
