@@ -209,12 +209,12 @@ class BlockingDriver:
         for part in parts:
             (near if part.node_id in self._session.state.lease_proven else far).append(part)
         if len(far) < 2 or sum(part.size_bytes for part in far) < _PARALLEL_BYTES_MIN:
-            for part in parts:
-                self.move_part(part)
+            near = list(parts)
         else:
             self._side_by_side([(self.move_part, part, part.node_id) for part in far])
-            for part in near:
-                self.move_part(part)
+        for part in near:  # one after the other: what one takes is not there for the next
+            part.budget_s = min(part.budget_s, call.remaining_s())
+            self.move_part(part)
 
     def _side_by_side(self, tasks: Sequence[tuple[Any, Any, int]]) -> None:
         """Run tasks at the same time, the first one here. Returns when all ended."""
@@ -238,12 +238,22 @@ class BlockingDriver:
             wait(futures, _INTERRUPT_WAIT_S)
             raise
 
+    def _channel_for(self, step: Part | MoveOne | SealPart) -> Channel:
+        """The channel to the step's node; what making one takes comes off the step's budget."""
+        session = self._session
+        channel = session.channels.get(step.node_id)
+        if channel is None:
+            now = session.state.now
+            until_s = now() + step.budget_s
+            channel = session.channel(step.node_id, step.budget_s)
+            step.budget_s = until_s - now()
+        return channel
+
     def move_part(self, part: Part) -> None:
         """One node's transfers; what went wrong is noted in the part."""
-        session = self._session
         channel: Channel | None = None
         try:
-            channel = session.channel(part.node_id, part.budget_s)
+            channel = self._channel_for(part)
             sums = None
             if part.checksum == Checksum.ALWAYS or (
                 part.checksum and not channel.verifies_by_lease
@@ -266,7 +276,7 @@ class BlockingDriver:
         session = self._session
         channel: Channel | None = None
         try:
-            channel = session.channel(step.node_id, step.budget_s)
+            channel = self._channel_for(step)
             by_lease = channel.verifies_by_lease and step.checksum != Checksum.ALWAYS
             wanted = step.checksum != Checksum.NEVER and not by_lease
             if step.grant_id:
@@ -296,6 +306,7 @@ class BlockingDriver:
         parts = step.parts
         if len(parts) < _PARALLEL_SEALS_MIN:
             for part in parts:
+                part.budget_s = min(part.budget_s, call.remaining_s())
                 self.seal_part(part)
         else:
             self._side_by_side([(self.seal_part, part, part.node_id) for part in parts])
@@ -304,7 +315,7 @@ class BlockingDriver:
         """One daemon's seals; what went wrong is noted in the part."""
         channel: Channel | None = None
         try:
-            channel = self._session.channel(part.node_id, part.budget_s)
+            channel = self._channel_for(part)
             part.statuses = channel.seal(part.batch, max(part.budget_s, 0.001))
         except CenoteError as error:
             part.error = self.node_error(part.node_id, channel, error)
