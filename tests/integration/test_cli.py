@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import contextlib
 import fcntl
+import io
 import json
 import os
 import random
@@ -12,6 +13,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import termios
 import time
 from collections.abc import Iterator
@@ -189,6 +191,11 @@ def test_listings_for_scripts(cenote: Cenote) -> None:
     assert all(segment["tier"] == "dram" for segment in segments)
 
 
+def test_a_directory_is_no_object(cenote: Cenote, namespace: str, tmp_path: Path) -> None:
+    put = cenote("put", "-n", namespace, "k", str(tmp_path))
+    assert (put.code, put.err.startswith(f"cenote: {tmp_path} is a directory")) == (2, True)
+
+
 def test_listings_for_people(cenote: Cenote) -> None:
     assert "2 of 2 alive" in cenote("status").out.decode()
     for command in ("nodes", "segments"):
@@ -199,7 +206,7 @@ def test_listings_for_people(cenote: Cenote) -> None:
 
 
 def test_namespaces_are_made_and_reset_one_by_one(
-    cenote: Cenote, cluster: Cluster, namespace: str
+    cenote: Cenote, cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = f"{namespace}-other"
     made = cenote("namespaces", "create", namespace, "--fingerprint", "bf16", "--json")
@@ -212,6 +219,10 @@ def test_namespaces_are_made_and_reset_one_by_one(
         client.put("k", b"v")
         client.namespace(other).put("k", b"v")
     assert cenote("get", "-n", namespace, "k").out == b"v"
+    monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
+    unsure = cenote("namespaces", "reset", namespace)
+    assert unsure.code == 1
+    assert f"nothing was done: {namespace} still has 1 object\n" in unsure.err
     assert cenote("namespaces", "reset", namespace, "--yes", "--json").json()["generation"] > 1
     assert cenote("get", "-n", namespace, "k").code == 3
     assert cenote("get", "-n", other, "k").out == b"v"

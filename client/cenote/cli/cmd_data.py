@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat as stat_module
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,7 +96,10 @@ def _bytes_of(source: str) -> Iterator[memoryview]:
     except OSError as error:
         raise InvalidArgument(f"can't read {source}: {error.strerror}") from error
     try:
-        if not os.fstat(fd).st_size:  # empty, or a pipe, which can't be mapped either
+        found = os.fstat(fd)
+        if stat_module.S_ISDIR(found.st_mode):
+            raise InvalidArgument(f"{source} is a directory", remedy="put one file under each key")
+        if not found.st_size:  # empty, or a pipe, which can't be mapped either
             with os.fdopen(os.dup(fd), "rb") as file:
                 yield memoryview(file.read())
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .options import MASTER_DEFAULT, AsJson, DeadlineS, GrpcAddress, MasterAddress
+from .options import MASTER_DEFAULT, AsJson, DeadlineS, GrpcAddress, MasterAddress, Wide
 
 if TYPE_CHECKING:
     from cenote.v1 import admin_pb2
@@ -56,11 +56,13 @@ def _hit_rate(reply: admin_pb2.GetStatusResponse) -> float | None:
 def _status_pairs(reply: admin_pb2.GetStatusResponse) -> list[tuple[str, str | int | None]]:
     from cenote.runtime.units import format_duration, format_size
 
+    from .output import counted
+
     rate = _hit_rate(reply)
     held = [
-        (f"{format_size(reply.leased_bytes)} in {reply.leases} leases", reply.leases),
-        (f"{format_size(reply.granted_bytes)} in {reply.grants} grants", reply.grants),
-        (f"{reply.pinned_objects} objects pinned", reply.pinned_objects),
+        (f"{format_size(reply.leased_bytes)} in {counted(reply.leases, 'lease')}", reply.leases),
+        (f"{format_size(reply.granted_bytes)} in {counted(reply.grants, 'grant')}", reply.grants),
+        (f"{counted(reply.pinned_objects, 'object')} pinned", reply.pinned_objects),
         (f"{format_size(reply.condemned_bytes)} removed, still read", reply.condemned_bytes),
         (f"{format_size(reply.quarantined_bytes)} in quarantine", reply.quarantined_bytes),
     ]
@@ -73,17 +75,18 @@ def _status_pairs(reply: admin_pb2.GetStatusResponse) -> list[tuple[str, str | i
         (
             "used",
             f"{format_size(reply.used_bytes)} ({_share(reply.used_bytes, reply.capacity_bytes)})"
-            f" by {reply.objects} objects",
+            f" by {counted(reply.objects, 'object')}",
         ),
         ("held", ", ".join(text for text, some in held if some) or "nothing"),
         ("sessions", reply.sessions),
         (
             "reads",
-            f"{reply.acquired_keys} keys" + ("" if rate is None else f", {100 * rate:.1f} % hits"),
+            counted(reply.acquired_keys, "key")
+            + ("" if rate is None else f", {100 * rate:.1f} % hits"),
         ),
         (
             "evicted",
-            f"{reply.evicted_objects} objects, {format_size(reply.evicted_bytes)}",
+            f"{counted(reply.evicted_objects, 'object')}, {format_size(reply.evicted_bytes)}",
         ),
         (
             "metadata",
@@ -100,6 +103,7 @@ def nodes(
     master: MasterAddress = MASTER_DEFAULT,
     grpc: GrpcAddress = None,
     json: AsJson = False,
+    wide: Wide = False,
     deadline: DeadlineS = 5.0,
 ) -> None:
     """The store daemons: state, use, traffic, addresses.
@@ -134,6 +138,8 @@ def nodes(
             for node in found
         ),
         empty="no store daemon has attached; start one with `cenote store`",
+        spare=["id", "sessions", "at", "capacity"],
+        wide=wide,
     )
 
 
@@ -172,6 +178,7 @@ def segments(
     master: MasterAddress = MASTER_DEFAULT,
     grpc: GrpcAddress = None,
     json: AsJson = False,
+    wide: Wide = False,
     deadline: DeadlineS = 5.0,
 ) -> None:
     """The ranges of memory that the nodes contribute: use, fragmentation, slots."""
@@ -214,6 +221,8 @@ def segments(
             for segment in found
         ),
         empty="no segment: no store daemon has attached",
+        spare=["free runs", "largest", "tier", "ready"],
+        wide=wide,
     )
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .exits import EXIT_ERROR, EXIT_OK
 from .options import (
     MASTER_DEFAULT,
     AsJson,
@@ -13,6 +14,7 @@ from .options import (
     FingerprintText,
     GrpcAddress,
     MasterAddress,
+    Wide,
     fingerprint_bytes,
 )
 
@@ -32,6 +34,7 @@ def list_namespaces(
     master: MasterAddress = MASTER_DEFAULT,
     grpc: GrpcAddress = None,
     json: AsJson = False,
+    wide: Wide = False,
     deadline: DeadlineS = 5.0,
 ) -> None:
     """The key spaces: list them, or `create` and `reset` one."""
@@ -63,6 +66,8 @@ def list_namespaces(
             for namespace in found
         ),
         empty="no namespace yet; a client's first call makes one",
+        spare=["id", "generation", "fingerprint", "durability"],
+        wide=wide,
     )
 
 
@@ -130,16 +135,20 @@ def reset_namespace(
     master: _Master = None,
     grpc: _Grpc = None,
     json: _Json = False,
-) -> None:
+) -> int:
     """Forget all objects of one namespace, and of no other."""
-    from .output import note, print_json
+    from .output import counted, note, print_json
 
     with _open(context, master, grpc) as admin:
         namespace = admin.namespace(name)
         if not yes:
-            typer.confirm(f"Forget {namespace.objects} objects of {name}?", abort=True, err=True)
+            what = counted(namespace.objects, "object")
+            if not typer.confirm(f"Forget {what} of {name}?", err=True):
+                note(f"cenote: nothing was done: {name} still has {what}")
+                return EXIT_ERROR
         generation = admin.reset_namespace(name)
     if json or context.obj["json"]:
         print_json({"name": name, "generation": generation})
     else:
         note(f"namespace {name} is empty: generation {generation}")
+    return EXIT_OK

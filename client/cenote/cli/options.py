@@ -14,6 +14,7 @@ __all__ = [
     "GrpcAddress",
     "MasterAddress",
     "NamespaceName",
+    "Wide",
     "fingerprint_bytes",
 ]
 
@@ -39,6 +40,9 @@ GrpcAddress = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document, for scripts.")]
+Wide = Annotated[
+    bool, typer.Option("--wide", "-w", help="All columns, however narrow the terminal is.")
+]
 NamespaceName = Annotated[
     str,
     typer.Option("--namespace", "-n", envvar="CENOTE_NAMESPACE", metavar="NAME", help="Key space."),

@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 _PIPE_WIDTH: Final = 240  # nobody wraps a pipe; rich would at 80
+_GAP: Final = 2  # between the columns of a table
 _BAR_AFTER_S: Final = 1.0
 _HEX: Final = "hex:"
 
@@ -50,26 +51,82 @@ def print_json(value: object) -> None:
 
 
 def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, empty: str = "none"
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    empty: str = "none",
+    spare: Sequence[str] = (),
+    wide: bool = False,
 ) -> None:
-    """A table; numbers stand right. `empty` is said where there is no row."""
+    """A table; numbers stand right. `empty` is said where there is no row.
+
+    On a terminal that is too narrow for it, the columns `spare` are left out, the first of them
+    first, and a note says so. `wide`: none is, and the terminal breaks the lines.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     listed = [list(row) for row in rows]
-    for index, name in enumerate(columns):
+    if not listed:
+        note(empty)
+        return
+    columns_width = [
+        max(_width(name), *(_width(_shown(row[index])) for row in listed))
+        for index, name in enumerate(columns)
+    ]
+    left_out: list[str] = []
+    width = None
+    if sys.stdout.isatty() and (wide or spare):
+        if not wide:
+            left_out = _left_out(columns, columns_width, spare, _console(sys.stdout).width)
+        # Rather a line that the terminal breaks than a cell that is folded into several.
+        width = _table_width(
+            cells
+            for cells, name in zip(columns_width, columns, strict=True)
+            if name not in left_out
+        )
+    kept = [index for index, name in enumerate(columns) if name not in left_out]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="bold")
+    for index in kept:
         numeric = any(isinstance(row[index], int | float) for row in listed) or _looks_numeric(
             [row[index] for row in listed]
         )
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        table.add_column(columns[index], justify="right" if numeric else "left", overflow="fold")
     for row in listed:
-        table.add_row(*(Text("-" if cell is None else str(cell)) for cell in row))
-    if listed:
-        _print(table)
-    else:
-        note(empty)
+        table.add_row(*(Text(_shown(row[index])) for index in kept))
+    _print(table, width)
+    if left_out:
+        note(f"left out for lack of width: {', '.join(left_out)}; all of it: --wide")
+
+
+def _shown(cell: Cell) -> str:
+    return "-" if cell is None else str(cell)
+
+
+def _width(text: str) -> int:
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _table_width(widths: Iterable[int]) -> int:
+    listed = list(widths)
+    return sum(listed) + _GAP * (len(listed) - 1) + 2  # a blank at either edge
+
+
+def _left_out(
+    columns: Sequence[str], widths: Sequence[int], spare: Sequence[str], width: int
+) -> list[str]:
+    """Which of the columns `spare` go so that the rest fits; in this order."""
+    left = dict(zip(columns, widths, strict=True))
+    out: list[str] = []
+    for name in spare:
+        if _table_width(left.values()) <= width:
+            break
+        del left[name]
+        out.append(name)
+    return out
 
 
 def _looks_numeric(cells: Sequence[Cell]) -> bool:
@@ -90,8 +147,10 @@ def print_pairs(pairs: Iterable[tuple[str, Cell]], title: str = "") -> None:
     _print(table)
 
 
-def _print(table: Table) -> None:
+def _print(table: Table, width: int | None = None) -> None:
     console = _console(sys.stdout)
+    if width is not None:
+        console.width = max(width, console.width)
     if sys.stdout.isatty():
         console.print(table)
         return

@@ -94,7 +94,7 @@ def print_report(report: dict[str, Any]) -> None:
             ("time", f"{format_duration(report['wall_s'])} with {clients}:"
                 f" {_number(report['requests_per_s'])} requests/s,"
                 f" {_number(report['moved_gb_per_s'])} GB/s in all"),
-            ("evicted", f"{report['evicted_objects']} objects,"
+            ("evicted", f"{counted(report['evicted_objects'], 'object')},"
                 f" {format_size(report['evicted_bytes'])}"),
             ("errors", report["errors"]),
             ("wrong bytes", report["wrong_bytes"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 
 import pytest
@@ -107,3 +108,55 @@ def test_the_grpc_address_follows_from_the_lanes() -> None:
     assert grpc_address_of("127.0.0.1:5110", "h:1") == "h:1"
     with pytest.raises(InvalidArgument):
         grpc_address_of("nonsense", None)
+
+
+class Terminal(io.StringIO):
+    """What a command writes to when it is run by hand."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+NODES = ["node", "id", "state", "used", "capacity", "tcp out", "tcp in", "sessions", "seen", "at"]
+NODE: list[str | int] = [
+    "gpu-node-17",
+    17,
+    "alive",
+    "97.3 %",
+    "511.25 GiB",
+    "1.25 TiB",
+    "981.2 GiB",
+    12,
+]
+NODE += ["250 ms ago", "10.120.130.140:51200"]
+
+
+def printed_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, columns: int, *, spare: list[str], wide: bool = False
+) -> list[str]:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    print_table(NODES, [NODE, NODE], spare=spare, wide=wide)
+    plain = re.sub("\x1b\\[[0-9;]*m", "", terminal.getvalue())
+    return [line.rstrip() for line in plain.splitlines() if line.strip()]
+
+
+def test_a_narrow_terminal_gets_fewer_columns_and_whole_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spare = ["id", "sessions", "at", "capacity"]
+    lines = printed_on_a_terminal(monkeypatch, 80, spare=spare)
+    assert max(map(len, lines)) <= 80
+    assert len(lines) == 4  # header, rule, two nodes: nothing was folded
+    assert " ".join(lines[0].split()) == "node state used capacity tcp out tcp in seen"
+    said = capsys.readouterr().err
+    assert "left out for lack of width: id, sessions, at; all of it: --wide" in said
+
+    assert "10.120.130.140:51200" in printed_on_a_terminal(monkeypatch, 200, spare=spare)[2]
+    assert not capsys.readouterr().err
+    wide = printed_on_a_terminal(monkeypatch, 80, spare=spare, wide=True)
+    assert len(wide) == 4
+    assert "10.120.130.140:51200" in wide[3]
+    # Where all that can go is not enough, the terminal breaks the lines: no cell is folded.
+    assert len(printed_on_a_terminal(monkeypatch, 40, spare=spare)) == 4
