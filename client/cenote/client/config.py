@@ -84,4 +84,6 @@ def make_config(
     given = dict(overrides)
     if addresses is not None:
         given["addresses"] = addresses if isinstance(addresses, str) else list(addresses)
-    return load_config(ClientConfig, env_prefix=ENV_PREFIX, overrides=given)
+    return load_config(
+        ClientConfig, env_prefix=ENV_PREFIX, overrides=given, overrides_are="keywords"
+    )

@@ -7,8 +7,10 @@ client of ours makes the same exception again.
 
 from __future__ import annotations
 
+import errno
 import inspect
 import logging
+import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final, NoReturn
@@ -50,6 +52,7 @@ __all__ = [
 ERROR_METADATA_KEY: Final = "cenote-error-bin"
 MESSAGE_BYTES_MAX_DEFAULT: Final = 16 << 20
 
+_TAKEN: Final = "stop the other program or choose another port (--grpc)"
 _log = logging.getLogger(__name__)
 
 _CODE: Final = struct.Struct("<I")
@@ -280,13 +283,11 @@ class GrpcServer:
 
         Raises ResourceUnavailable.
         """
+        _try_to_bind(address)
         try:
             port: int = self.server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise ResourceUnavailable(
-                f"can't serve gRPC on {address}: {error}",
-                remedy="stop the other program or choose another port",
-            ) from error
+        except RuntimeError as error:  # taken meanwhile, or something that only gRPC refuses
+            raise ResourceUnavailable(f"can't serve gRPC on {address}", remedy=_TAKEN) from error
         if port == 0:
             raise ResourceUnavailable(f"can't serve gRPC on {address}")
         return port
@@ -312,3 +313,37 @@ class GrpcServer:
         """Tell health checks, take no more calls, cut those that last longer than `grace_s`."""
         await self._health.enter_graceful_shutdown()
         await self.server.stop(grace_s)
+
+
+def _try_to_bind(address: str) -> None:
+    """Find out why a TCP port can't be had: gRPC would say so in a line of its C++ code only."""
+    if address.startswith("unix:"):
+        return
+    host, _, port_text = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    if not host or not port_text.isdecimal() or int(port_text) == 0:
+        return
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # What gRPC sets: a port in TIME_WAIT is free, one that somebody listens on is not. Its own
+        # SO_REUSEPORT is off (server_options), and the probe never listens.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, int(port_text)))
+        except socket.gaierror as error:
+            raise ResourceUnavailable(
+                f"can't serve gRPC on {address}: {error.strerror}",
+                remedy="write an address of this host (--grpc)",
+            ) from error
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ResourceUnavailable(
+                    f"can't serve gRPC on {address}: port {port_text} is in use", remedy=_TAKEN
+                ) from error
+            if error.errno == errno.EADDRNOTAVAIL:
+                remedy = "write an address of this host (--grpc)"
+            else:
+                remedy = "choose another port (--grpc)"
+            raise ResourceUnavailable(
+                f"can't serve gRPC on {address}: {error.strerror}", remedy=remedy
+            ) from error

@@ -26,6 +26,7 @@ import dataclasses
 import difflib
 import math
 import os
+import re
 import tomllib
 import types
 import typing
@@ -35,7 +36,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from cenote.api.errors import ConfigError, InvalidArgument
 
-from .units import parse_duration_s, parse_size_bytes
+from .units import format_size, parse_duration_s, parse_size_bytes
 
 __all__ = ["help_of", "load_config", "option"]
 
@@ -85,12 +86,14 @@ def load_config(
     file: Path | str | None = None,
     env: Mapping[str, str] | None = None,
     overrides: Mapping[str, object] | None = None,
+    overrides_are: Literal["flags", "keywords"] = "flags",
 ) -> T:
     """A `cls` filled from `overrides` (flags), then `env`, then `file`, then its defaults.
 
     `env` is os.environ where None; only names that start with `env_prefix` are looked at, so each
     program has a prefix of its own. An override of None means that the flag was not given; other
-    overrides are values of the field's type, or text.
+    overrides are values of the field's type, or text. `overrides_are`: how errors spell them, as
+    `--deadline-s` of a command or as `deadline_s=` of a call.
 
     Raises ConfigError, naming the source and the key: unknown key, wrong type, out of range,
     missing value, unreadable file, or what the class's `__post_init__` found wrong (as ValueError
@@ -107,27 +110,35 @@ def load_config(
     env_file = from_env.pop("config", None)
     path = Path(file) if file is not None else Path(str(env_file)) if env_file else None
     values: dict[str, object] = {}
+    given = {k: v for k, v in (overrides or {}).items() if v is not None}
+    if overrides_are == "flags":
+        overriding = _Source("", "", _as_flag, given)
+    else:
+        overriding = _Source("the argument ", "", _as_is, given)
+    origins: dict[str, _Source] = {}
     for source in (
         _Source("", f" in {path}", _as_is, _read_file(path) if path else {}),
         _Source("the environment variable ", "", lambda key: env_prefix + key.upper(), from_env),
-        _Source("", "", _as_flag, {k: v for k, v in (overrides or {}).items() if v is not None}),
+        overriding,
     ):
         for key, value in source.values.items():
             if key not in fields:
                 raise source.unknown(key, fields)
+            origins[key] = source
             values[key] = _convert(value, hints[key], fields[key], source.place(key))
     missing = [name for name, f in fields.items() if name not in values and _is_required(f)]
     if missing:
         raise ConfigError(
             f"{', '.join(missing)} must be given",
-            remedy=f"set {_as_flag(missing[0])} or {env_prefix}{missing[0].upper()}",
+            remedy=f"set {overriding.spell(missing[0])} or {env_prefix}{missing[0].upper()}",
         )
     try:
         return cls(**values)
-    except ConfigError:
-        raise
     except InvalidArgument as error:
-        raise ConfigError(error.message, remedy=error.remedy) from error
+        message = _respelled(error.message, origins)
+        if type(error) is ConfigError and message == error.message:
+            raise
+        raise ConfigError(message, remedy=error.remedy) from error
     except ValueError as error:
         raise ConfigError(f"the configuration is inconsistent: {error}") from error
 
@@ -159,6 +170,14 @@ def _as_is(key: str) -> str:
 
 def _as_flag(key: str) -> str:
     return "--" + key.replace("_", "-")
+
+
+def _respelled(message: str, origins: Mapping[str, _Source]) -> str:
+    """A message of `__post_init__`, which speaks of flags, with the names of where values are."""
+    for key, source in origins.items():
+        place = source.place(key).replace("\\", r"\\")
+        message = re.sub(rf"{_as_flag(key)}(?![\w-])", place, message)
+    return message
 
 
 def _fields(cls: type[object]) -> Iterator[dataclasses.Field[Any]]:
@@ -200,7 +219,7 @@ def _convert(value: object, hint: object, field: dataclasses.Field[Any], where: 
     shown = repr(value) if field.repr else "the given value"
     try:
         converted = _as_type(value, hint, _option(field))
-        _check_range(converted, _option(field))
+        _check_range(converted, value, _option(field))
     except InvalidArgument as error:
         raise ConfigError(f"{where}: {shown} is {error.message}", remedy=error.remedy) from error
     return converted
@@ -299,10 +318,26 @@ _SCALARS: Final[dict[object, Callable[[object, _Option], object]]] = {
 }
 
 
-def _check_range(value: object, options: _Option) -> None:
+def _check_range(value: object, given: object, options: _Option) -> None:
     if not isinstance(value, int | float):
         return
     if options.minimum is not None and value < options.minimum:
-        raise InvalidArgument(f"less than {options.minimum}")
+        raise InvalidArgument(
+            f"less than {_bound(options.minimum, options)}", remedy=_unit_remedy(given, options)
+        )
     if options.maximum is not None and value > options.maximum:
-        raise InvalidArgument(f"more than {options.maximum}")
+        raise InvalidArgument(f"more than {_bound(options.maximum, options)}")
+
+
+def _bound(bound: float, options: _Option) -> str:
+    if options.unit == "size":
+        return format_size(int(bound))
+    return f"{bound:g} s" if options.unit == "duration" else str(bound)
+
+
+def _unit_remedy(given: object, options: _Option) -> str:
+    """For a size that is too small because its unit was forgotten."""
+    text = str(given).strip()
+    if options.unit != "size" or not text.isdigit() or not int(text):
+        return ""
+    return f"a number without a unit is bytes; write {text}MiB or {text}GiB if that was meant"

@@ -35,6 +35,7 @@ __all__ = [
     "allocate_file",
     "available_bytes",
     "create_memfd",
+    "is_in_memory",
     "populate",
 ]
 
@@ -46,6 +47,7 @@ _POPULATE_STEP_BYTES: Final = 64 << 20  # between steps a thread can see that it
 
 _TMPFS_MAGIC: Final = 0x01021994
 _HUGETLBFS_MAGIC: Final = 0x958458F6
+_RAMFS_MAGIC: Final = 0x858458F6
 _KEEP_FREE_SHARE: Final = 64  # 1/64 of the memory is left to the rest of the machine
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -162,11 +164,7 @@ def available_bytes(fd: int) -> int:
     For files in memory that is bounded by the file system's size, by the machine's available memory
     (less 1/64 of it all) and by the memory limits of the control groups that this process is in.
     """
-    raw = ctypes.create_string_buffer(256)
-    if _fstatfs(fd, raw):
-        error = ctypes.get_errno()
-        raise ResourceUnavailable(f"can't examine the file system: {os.strerror(error)}")
-    magic = struct.unpack_from("@l", raw)[0] & 0xFFFFFFFF
+    magic = _file_system_magic(fd)
     stats = os.fstatvfs(fd)
     bounds = [stats.f_bavail * stats.f_frsize]
     if magic in (_TMPFS_MAGIC, _HUGETLBFS_MAGIC) and not stats.f_blocks:
@@ -176,6 +174,29 @@ def available_bytes(fd: int) -> int:
     elif magic == _HUGETLBFS_MAGIC:
         bounds.append(_huge_page_room_bytes(stats.f_bsize))
     return max(0, min(bounds))
+
+
+def is_in_memory(directory: Path) -> bool:
+    """Whether files in `directory` are memory (tmpfs, hugetlbfs, ramfs) rather than on a disk.
+
+    Raises ResourceUnavailable where it can't be examined.
+    """
+    try:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ResourceUnavailable(f"can't open {directory}: {error.strerror}") from error
+    try:
+        return _file_system_magic(fd) in (_TMPFS_MAGIC, _HUGETLBFS_MAGIC, _RAMFS_MAGIC)
+    finally:
+        os.close(fd)
+
+
+def _file_system_magic(fd: int) -> int:
+    raw = ctypes.create_string_buffer(256)
+    if _fstatfs(fd, raw):
+        error = ctypes.get_errno()
+        raise ResourceUnavailable(f"can't examine the file system: {os.strerror(error)}")
+    return int(struct.unpack_from("@l", raw)[0]) & 0xFFFFFFFF
 
 
 def _machine_room_bytes() -> int:

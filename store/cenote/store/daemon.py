@@ -14,6 +14,7 @@ from typing import Final, TypeVar, final
 from cenote.api.errors import CenoteError, ResourceUnavailable
 from cenote.rpc.grpc_util import GrpcServer
 from cenote.runtime.log import get_logger
+from cenote.runtime.memory import is_in_memory
 from cenote.runtime.metrics import Metrics
 from cenote.runtime.metrics_http import MetricsServer
 from cenote.runtime.units import format_size
@@ -136,6 +137,11 @@ class StoreDaemon:
             config.name,
             control_directory=control_directory_for(config.dram_dir),
         )
+        if not is_in_memory(config.dram_dir):
+            _log.warning(
+                "--dram-dir is on a disk, which every put will wait for: give a tmpfs or hugetlbfs",
+                directory=config.dram_dir,
+            )
         for stale in stale_nodes(files):
             _log.warning(
                 "memory is kept for a store daemon that isn't running",

@@ -210,15 +210,26 @@ def test_health_and_reflection_answer() -> None:
     serve(work)
 
 
-def test_a_port_in_use_is_refused() -> None:
+def test_a_port_in_use_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     async def work(_: Echo, channel: Any, server: GrpcServer) -> None:
         taken = GrpcServer()
         port = taken.listen("127.0.0.1:0")
         await taken.start()
         other = GrpcServer()
-        with pytest.raises(ResourceUnavailable, match=f"127.0.0.1:{port}"):
+        with pytest.raises(ResourceUnavailable, match=f"port {port} is in use .*--grpc"):
             other.listen(f"127.0.0.1:{port}")
         await taken.close(0)
+        await other.close(0)
+        assert "add_port.cc" not in capfd.readouterr().err
+
+    serve(work)
+
+
+def test_an_address_of_another_host_is_refused() -> None:
+    async def work(_: Echo, channel: Any, server: GrpcServer) -> None:
+        other = GrpcServer()
+        with pytest.raises(ResourceUnavailable, match=r"Cannot assign .*an address of this host"):
+            other.listen("192.0.2.1:5111")
         await other.close(0)
 
     serve(work)

@@ -160,6 +160,39 @@ def test_unknown_keys_are_refused_with_the_nearest_known(toml: Path) -> None:
         load(zzz=1)
 
 
+def test_keywords_are_answered_as_keywords() -> None:
+    def call(**keywords: object) -> Config:
+        return load_config(
+            Config, env_prefix="CENOTE_T_", env={}, overrides=keywords, overrides_are="keywords"
+        )
+
+    with pytest.raises(
+        ConfigError, match=r"^the argument heartbeet_s is unknown \(did you mean heartbeat_s\?\)$"
+    ):
+        call(heartbeet_s=1)
+    with pytest.raises(ConfigError, match=r"^the argument heartbeat_s: 11 is more than 10 s$"):
+        call(heartbeat_s=11)
+
+
+def test_what_a_class_says_of_a_flag_names_where_its_value_came_from(toml: Path) -> None:
+    @dataclass(frozen=True)
+    class Picky:
+        listen: str
+        listen_more: str = ""
+
+        def __post_init__(self) -> None:
+            raise ConfigError(f"--listen {self.listen} is no --listen-more")
+
+    with pytest.raises(ConfigError, match=r"^--listen x is no --listen-more$"):
+        load_config(Picky, env_prefix="X_", env={}, overrides={"listen": "x"})
+    variables = {"X_LISTEN": "x"}
+    with pytest.raises(ConfigError, match=r"^the environment variable X_LISTEN x is no --"):
+        load_config(Picky, env_prefix="X_", env=variables)
+    toml.write_text("listen_more = 'y'")
+    with pytest.raises(ConfigError, match=f"^--listen x is no listen_more in {toml}$"):
+        load_config(Picky, env_prefix="X_", env={}, file=toml, overrides={"listen": "x"})
+
+
 def test_secrets_are_not_quoted() -> None:
     assert "hunter2" not in repr(load(token="hunter2"))
     with pytest.raises(ConfigError) as caught:

@@ -52,7 +52,8 @@ def test_the_default_name_is_the_hosts_and_it_listens_on_loopback() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"dram": "100KiB"}, r"--dram: '100KiB' is less than 1048576"),
+        ({"dram": "100KiB"}, r"--dram: '100KiB' is less than 1 MiB$"),
+        ({"dram": "64"}, r"--dram: '64' is less than 1 MiB \(.*bytes; write 64MiB or 64GiB"),
         ({"dram": "4G"}, r"--dram: '4G' is no size"),
         ({"name": "a/b"}, r"--name 'a/b' can't stand in a file name"),
         ({"master": ""}, "--master names no address"),

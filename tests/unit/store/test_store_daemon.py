@@ -183,6 +183,25 @@ def test_memory_that_dead_daemons_hold_is_told(
     assert told["remove_with"].startswith(f"rm {tmp_path}/cenote-old-0.data ")
 
 
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_memory_on_a_disk_is_warned_of_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    in_memory: bool,
+) -> None:
+    monkeypatch.setattr("cenote.store.daemon.is_in_memory", lambda _: in_memory)
+
+    async def test() -> None:
+        with caplog.at_level(logging.WARNING):
+            async with running(tmp_path):
+                pass
+
+    run(test())
+    told = [r for r in caplog.records if "--dram-dir is on a disk" in r.getMessage()]
+    assert len(told) == (0 if in_memory else 1)
+
+
 @pytest.mark.parametrize("allow_less", [False, True])
 def test_memory_that_is_lost_to_others_while_it_is_set_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allow_less: bool
