@@ -94,6 +94,22 @@ def _indexes(data: bytes, field: str) -> NDArray[np.uint32] | None:
     return positions
 
 
+def _failed_replicas(data: bytes) -> NDArray[np.uint32] | None:
+    """uint32[k, 2] of (position, replica); None where there are none."""
+    if not data:
+        return None
+    if len(data) % 8:
+        raise InvalidArgument(f"failed_replicas has {len(data)} bytes, which is no whole rows of 8")
+    rows = unpack_u32(data, "failed_replicas").reshape(-1, 2)
+    beyond = int(rows[:, 0].max()) >= BATCH_KEYS_MAX or int(rows[:, 1].max()) >= REPLICAS_MAX
+    if beyond or len(rows) > BATCH_KEYS_MAX * REPLICAS_MAX:
+        raise InvalidArgument(
+            f"failed_replicas names positions beyond {BATCH_KEYS_MAX} or replicas beyond"
+            f" {REPLICAS_MAX}"
+        )
+    return rows
+
+
 def _avoid(data: bytes) -> NDArray[np.uint32] | None:
     if not data:
         return None
@@ -291,17 +307,13 @@ class RequestReader:
             )
         if not 0 < len(checksums) <= BATCH_KEYS_MAX:
             raise InvalidArgument(f"{len(checksums)} checksums: 1 to {BATCH_KEYS_MAX} are due")
-        if message.failed_replicas:
-            raise InvalidArgument(
-                "failed_replicas is not supported by this release",
-                remedy="abort the keys whose replicas were not written, and put them again",
-            )
         return PutCommit(
             check_id(message.session_id or session, "session_id"),
             message.request_id,
             message.grant_id,
             positions,
             checksums,
+            _failed_replicas(message.failed_replicas),
         )
 
     @staticmethod

@@ -127,9 +127,21 @@ WRONG: list[tuple[object, str]] = [
     ),
     (
         pb.PutCommitRequest(
-            grant_id=1, session_id=SESSION, checksums=u64(1), failed_replicas=u32(0, 0)
+            grant_id=1, session_id=SESSION, checksums=u64(1), failed_replicas=u32(0)
         ),
-        "failed_replicas is not supported",
+        "failed_replicas has 4 bytes",
+    ),
+    (
+        pb.PutCommitRequest(
+            grant_id=1, session_id=SESSION, checksums=u64(1), failed_replicas=u32(0, 300)
+        ),
+        "replicas beyond 8",
+    ),
+    (
+        pb.PutCommitRequest(
+            grant_id=1, session_id=SESSION, checksums=u64(1), failed_replicas=u32(20_000, 0)
+        ),
+        "positions beyond 16384",
     ),
     (pb.PutAbortRequest(grant_id=1, session_id=SESSION, indexes=b"12"), "indexes has 2 bytes"),
     (pb.RemoveRequest(), "no key"),
