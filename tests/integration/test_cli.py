@@ -360,6 +360,14 @@ def is_empty(pipe: Any) -> bool:
     return not waiting[0]
 
 
+def test_a_host_without_an_address_is_named_with_the_resolvers_error(cenote: Cenote) -> None:
+    result = cenote("status", "--grpc", "no-such-host.invalid:5111")
+    assert result.code == 4
+    assert "no connection to " in result.err
+    assert "no-such-host.invalid:5111: " in result.err
+    assert "nobody answers" not in result.err
+
+
 # ---- up and down -----------------------------------------------------------------------------
 
 

@@ -61,11 +61,11 @@ def up(
 ) -> int:
     """Start a whole pool on this machine: a master and store daemons. Ctrl-C stops all of it.
 
-    Without --dir nothing is left of it afterwards. With it, the memory stays in use after the end:
-    what is kept, how large it is and how to remove it is printed then, and by `cenote down`.
+    Without --dir nothing is left of it. With it, memory stays in use after the end.
 
-    All of it also stops when one of its daemons ends by itself: the message names the daemon, how
-    it ended and its last warning or error, and the exit code is 1.
+    What is kept, its size and how to remove it is printed then, and by `cenote down`.
+
+    All of it stops, with exit code 1, when one daemon ends by itself: which one and how is said.
     """
     from cenote.runtime.units import parse_size_bytes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast, final
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["Admin", "grpc_address_of", "list_slots", "open_admin", "open_client"]
 
 _GRPC_PORT_DEFAULT: Final = 5111
+_LOOKUP: Final = re.compile(
+    r"^gRPC .*(lookup failed|resolving|resolution)", re.IGNORECASE | re.DOTALL
+)
+_LOOKUP_TIMEOUT_S: Final = 1.0
 _NO_MASTER: Final = "start a pool with `cenote up`, or say where it is: --master, CENOTE_MASTER"
 M = TypeVar("M", bound="Message")
 
@@ -185,11 +190,34 @@ def _typed(rpc_error: Any, whom: str, remedy: str) -> CenoteError:
     from cenote.rpc.grpc_util import typed_error
 
     error = typed_error(rpc_error)
+    if type(error) is Unavailable and _LOOKUP.search(error.message):
+        return _unresolved(whom, remedy)
     if type(error) is Unavailable and error.message.startswith("gRPC "):
         return Unavailable(f"nobody answers at {whom}", remedy=remedy)
     if type(error) is DeadlineExceeded and error.message.startswith("gRPC "):
         return DeadlineExceeded(f"no answer in time from {whom}", remedy=remedy)
     return error
+
+
+def _unresolved(whom: str, remedy: str) -> CenoteError:
+    """gRPC says at length that a name has no address; the resolver says why."""
+    import socket
+    import threading
+
+    host = whom.rpartition(" ")[2].rpartition(":")[0].removeprefix("[").removesuffix("]")
+    why = ["its name could not be looked up"]
+
+    def look_up() -> None:
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError as error:
+            why.append(error.strerror or str(error))
+
+    # The resolver has no deadline of its own; the thread ends with the lookup or the process.
+    thread = threading.Thread(target=look_up, name="cenote-resolve", daemon=True)
+    thread.start()
+    thread.join(_LOOKUP_TIMEOUT_S)
+    return Unavailable(f"no connection to {whom}: {why[-1]}", remedy=remedy)
 
 
 def open_client(

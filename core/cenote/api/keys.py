@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -182,6 +182,14 @@ def chain_keys(
         )
     if not isinstance(parent, bytes):
         raise InvalidArgument(f"parent is bytes, not {type(parent).__name__}")
+    if (
+        isinstance(token_blocks, np.ndarray)
+        and token_blocks.ndim == 1
+        and _are_numbers(token_blocks)
+    ):
+        raise InvalidArgument(
+            "token_blocks is a flat array", remedy="one row a block, such as tokens.reshape(-1, 16)"
+        )
     keys: list[bytes] = []
     last = parent or hash_of(_CHAIN_ROOT)
     # The length in front keeps (parent, tokens) and (longer parent, fewer tokens) apart.
@@ -189,6 +197,10 @@ def chain_keys(
         last = hash_of(len(last).to_bytes(4, "little") + last + _block_bytes(block, position))
         keys.append(last)
     return keys
+
+
+def _are_numbers(array: NDArray[Any]) -> bool:
+    return array.dtype.kind in "biuf" and array.size > 0
 
 
 def _block_bytes(block: TokenBlock, position: int) -> bytes:
@@ -202,5 +214,5 @@ def _block_bytes(block: TokenBlock, position: int) -> bytes:
         pass
     raise InvalidArgument(
         f"token block {position} is no sequence of token ids",
-        remedy="pass integers below 2**63, or bytes",
+        remedy="pass one row a block: integers below 2**63, or bytes",
     )

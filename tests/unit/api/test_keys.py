@@ -135,3 +135,6 @@ def test_an_unknown_hash_is_refused() -> None:
         chain_keys([[1]], algorithm="md5")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="parent"):
         chain_keys([[1]], parent="x")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=r"flat array .*one row a block"):
+        chain_keys(np.arange(32))
+    assert len(chain_keys(np.array([b"ab", b"cd"]))) == 2  # blocks of bytes

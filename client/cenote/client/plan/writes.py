@@ -40,6 +40,7 @@ from cenote.api.keys import tail_lengths
 from cenote.api.rows import DIGEST_BYTES, PUT, PutStatus
 from cenote.api.types import PutStatus as Outcome
 from cenote.api.types import Sameness
+from cenote.runtime.units import format_size
 from cenote.v1 import master_pb2 as pb
 
 from .asking import ask_master
@@ -276,6 +277,10 @@ class _Writer:
             elif refusal is not None:
                 kind, what = refusal
                 remedy = None
+                if status == PutStatus.TOO_LARGE:
+                    size = format_size(int(self.sizes[todo[statuses == status]].max()))
+                    what = f"the object of {size} is larger than the pool could ever hold"
+                    remedy = "add memory (`cenote status` shows the capacity), or split the object"
                 if status == PutStatus.REPLICAS_UNAVAILABLE and self.options.min_replicas <= 1:
                     what = "no store daemon that takes new objects is attached to the master"
                     remedy = "start one (cenote-store); `cenote nodes` shows who is there"
