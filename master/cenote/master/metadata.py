@@ -112,5 +112,7 @@ def open_backend(url: str) -> MetadataBackend:
     if scheme == "file" and rest:
         path = rest.removeprefix("//")
         if path and "\0" not in path:
+            if Path(path).expanduser().is_file():
+                raise ConfigError(f"what {url!r} names is a file", remedy="name a directory")
             return FileBackend(Path(path).expanduser())
     raise ConfigError(f"{url!r} names no metadata backend", remedy="write memory: or file:DIR")

@@ -75,6 +75,12 @@ def test_metadata_urls(tmp_path: Path) -> None:
         assert backend.name == f"file:{tmp_path}"
 
 
+def test_a_file_where_a_directory_is_meant_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"file' names is a file \(name a directory\)"):
+        open_backend(f"file:{tmp_path / 'file'}")
+
+
 @pytest.mark.parametrize("url", ["", "memory", "memory:x", "file:", "file://", "etcd://h:2379"])
 def test_wrong_metadata_urls_are_named(url: str) -> None:
     with pytest.raises(ConfigError, match="names no metadata backend"):
