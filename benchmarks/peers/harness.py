@@ -31,6 +31,9 @@ SIZES = [
     (2560 * KIB, 80),
     (16 * MIB, 16),
 ]
+# What the yardsticks need; the rest of the cases is for the curious.
+YARDSTICK_SIZES = (4 * KIB, 2560 * KIB)
+YARDSTICK_BATCHES = ((4 * KIB, 256), (2560 * KIB, 64))
 AVERAGED = {
     "cpu_us_per_call": min,
     "p50_us": min,
@@ -213,6 +216,8 @@ class Bench:
 
     def single(self):
         for size, count in SIZES:
+            if self.args.yardsticks and size not in YARDSTICK_SIZES:
+                continue
             n, name = max(8, int(count * self.args.scale)), label(size)
             for peer in self.peers:
                 peer.client.call(op="put_from", base="w", size=size, n=3, tmax=1)
@@ -235,6 +240,8 @@ class Bench:
         for size, _ in SIZES:
             for batch in (16, 64, 256):
                 if size * batch > worker.Worker.REGION_BYTES:
+                    continue
+                if self.args.yardsticks and (size, batch) not in YARDSTICK_BATCHES:
                     continue
                 rounds = int(512 * MIB * self.args.scale) // (size * batch)
                 rounds = max(2, min(int(10 * self.args.scale), rounds))
@@ -260,6 +267,8 @@ class Bench:
                 "exist", "is_exist", op="exist", base="e", n=int(1500 * self.args.scale) or 100
             )
             for batch, rounds in ((1, 1500), (64, 200), (512, 60), (4096, 15)):
+                if self.args.yardsticks and batch != 512:
+                    continue
                 self.each(
                     "exist",
                     f"batch_is_exist {batch}",
@@ -285,6 +294,8 @@ class Bench:
             peer.client.call(op="fill", base="s", size=64, batch=512, n=4096)
         for kind, batch, size in kinds:
             for clients in (1, 2, 4):
+                if self.args.yardsticks and (kind, clients) != ("put_small", 1):
+                    continue
                 for turn in range(self.args.rounds):
                     if self.late(f"scale {kind} {clients}"):
                         break
@@ -440,6 +451,7 @@ def parse_args():
     parser.add_argument("--segment", type=int, default=3 * GIB // 2, help="bytes of each pool")
     parser.add_argument("--keys", type=int, default=100_000, help="of the million section")
     parser.add_argument("--loop-secs", type=float, default=1.0)
+    parser.add_argument("--yardsticks", action="store_true", help="only what they need")
     parser.add_argument("--verbose", "-v", action="store_true")
     parser.add_argument("--keep", action="store_true", help="keep the logs")
     return parser.parse_args()
