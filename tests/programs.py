@@ -7,20 +7,23 @@ standard input and output: pickled values, each with its length in front.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pickle
+import random
 import select
 import struct
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
-from cenote.api.errors import AlreadyExists, CenoteError
-from cenote.client import Client
+from cenote.api.errors import AlreadyExists, CenoteError, InternalError, InvalidArgument
+from cenote.client import AcquiredLease, Client
 from payloads import payload_of
 
 __all__ = ["PROGRAMS", "read_message", "write_message"]
@@ -252,6 +255,103 @@ def slow_put(control: Control, lane: str, key: str, size: int, options: dict[str
             control.say(("existed", time.monotonic() - began_s))
 
 
+class Chaos:
+    """One client's random calls, whatever happens to the pool; every byte it gets is checked."""
+
+    def __init__(self, client: Client, seed: int) -> None:
+        self._client = client
+        self._rng = random.Random(seed)
+        self.counts: Counter[str] = Counter()
+        self.wrong: list[str] = []
+
+    def step(self) -> None:
+        """One call; errors are counted by their class, and any that is not typed ends it all."""
+        name = self._rng.choice(("put", "put", "get", "get", "into", "view", "lease", "remove"))
+        try:
+            getattr(self, f"_{name}")()
+            self.counts[name] += 1
+        except CenoteError as error:
+            self._note(error)
+
+    def _note(self, error: CenoteError | None) -> None:
+        if error is not None:
+            self.counts[type(error).__name__] += 1
+            if isinstance(
+                error, InternalError | InvalidArgument
+            ):  # nobody asked for anything wrong
+                self.wrong.append(repr(error))
+
+    def _keys(self, count_max: int) -> list[str]:
+        return [
+            f"c{self._rng.randrange(CHAOS_KEYS)}" for _ in range(self._rng.randint(1, count_max))
+        ]
+
+    def _check(self, key: str, value: Any) -> None:
+        if value is not None:
+            self.counts["hits"] += 1
+            if value != chaos_payload(key):
+                self.wrong.append(f"{key} has wrong bytes")
+
+    def _put(self) -> None:
+        keys = self._keys(12)
+        results = self._client.put_batch(
+            keys, [chaos_payload(k) for k in keys], replicas=self._rng.randint(1, 2)
+        )
+        for result in results:
+            self._note(result.error)
+
+    def _get(self) -> None:
+        keys = self._keys(12)
+        values = [self._client.get(keys[0])] if len(keys) == 1 else self._client.get_batch(keys)
+        for key, value in zip(keys, values, strict=True):
+            self._check(key, value)
+
+    def _into(self, lease: AcquiredLease | None = None, keys: list[str] | None = None) -> None:
+        keys = keys or self._keys(6)
+        buffers = [bytearray(len(chaos_payload(key))) for key in keys]
+        results = self._client.get_into_batch(keys, buffers, lease=lease)
+        for position, key in enumerate(keys):
+            error = results.error(position)
+            self._note(error)
+            if error is None and results[position] is not None:
+                self._check(key, bytes(buffers[position]))
+
+    def _view(self) -> None:
+        keys = self._keys(4)
+        with self._client.view(keys) as views:
+            for key, seen in zip(keys, views, strict=True):
+                self._check(key, None if seen is None else bytes(seen))
+
+    def _lease(self) -> None:
+        keys = self._keys(6)
+        lease = self._client.acquire(keys, self._rng.uniform(0.01, 2.0))
+        self._into(lease, keys)
+        if self._rng.random() < 0.7:
+            self._client.release(lease)
+
+    def _remove(self) -> None:
+        self._client.remove_batch(self._keys(3))
+
+
+CHAOS_KEYS = 300
+
+
+@functools.cache
+def chaos_payload(key: str) -> bytes:
+    size = 1 + int.from_bytes(key.encode(), "little") * 2_654_435_761 % 400_000
+    return payload_of(key, size)
+
+
+def chaos(control: Control, lane: str, seed: int, options: dict[str, Any]) -> None:
+    """Random calls until told; says what they came to."""
+    with Client(lane, **options) as client:
+        run = Chaos(client, seed)
+        control.say("ready")
+        while not control.told:
+            run.step()
+    control.say((run.counts, run.wrong))
+
+
 PROGRAMS: dict[str, Callable[..., None]] = {
     "peer": peer,
     "look": look,
@@ -261,6 +361,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     "open_and_close": open_and_close,
     "forked": forked,
     "slow_put": slow_put,
+    "chaos": chaos,
 }
 
 
