@@ -30,15 +30,18 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from cenote.api.errors import ConfigError, InvalidArgument
 
 from .units import format_size, parse_duration_s, parse_size_bytes
 
-__all__ = ["help_of", "load_config", "option"]
+__all__ = ["add_boolean_flag", "help_of", "load_config", "option"]
+
+if TYPE_CHECKING:
+    import argparse
 
 T = TypeVar("T")
 _FILE_BYTES_MAX: Final = 1 << 20
@@ -77,6 +80,22 @@ def option(
 def help_of(cls: type[object], name: str) -> str:
     """The help text of the field `name` of the configuration class `cls`, for a flag's `--help`."""
     return next((_option(f).help for f in _fields(cls) if f.name == name), "")
+
+
+def add_boolean_flag(
+    parser: argparse.ArgumentParser, name: str, flags: Sequence[str], text: str
+) -> None:
+    """`--flag`, and `--flag true` as the environment and scripts would have it; `--no-flag`, too.
+
+    `name`: the field of the configuration; `flags` begin with its own name.
+    """
+    from argparse import SUPPRESS  # not in every process that has a configuration
+
+    parser.add_argument(
+        *flags, dest=name, nargs="?", const=True, metavar="true|false", help=text.replace("%", "%%")
+    )
+    no = "--no-" + flags[0].removeprefix("--")
+    parser.add_argument(no, dest=name, action="store_const", const=False, help=SUPPRESS)
 
 
 def load_config(

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from cenote.api.errors import CenoteError
-from cenote.runtime.config import help_of, load_config
+from cenote.runtime.config import add_boolean_flag, help_of, load_config
 from cenote.runtime.harness import exit_code_of, run_daemon
 from cenote.runtime.log import setup_logging
 
@@ -38,15 +38,11 @@ def _parser() -> argparse.ArgumentParser:
     for field in dataclasses.fields(MasterConfig):
         flags = _flags(field.name)
         text = help_of(MasterConfig, field.name)
-        text = f"{text} [{field.default}]" if text else f"[{field.default}]"
         if isinstance(field.default, bool):
-            parser.add_argument(
-                *flags, action=argparse.BooleanOptionalAction, default=None, help=text
-            )
-        else:
-            parser.add_argument(
-                *flags, dest=field.name, metavar="VALUE", help=text.replace("%", "%%")
-            )
+            add_boolean_flag(parser, field.name, flags, text)
+            continue
+        text = f"{text} [{field.default}]" if text else f"[{field.default}]"
+        parser.add_argument(*flags, dest=field.name, metavar="VALUE", help=text.replace("%", "%%"))
     return parser
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cenote.api.errors import CenoteError
-from cenote.runtime.config import help_of, load_config
+from cenote.runtime.config import add_boolean_flag, help_of, load_config
 from cenote.runtime.harness import exit_code_of, run_daemon
 from cenote.runtime.log import setup_logging
 
@@ -42,12 +42,7 @@ def _parser() -> argparse.ArgumentParser:
             flags.append("--metrics")
         text = f"{help_of(StoreConfig, field.name)} {_shown_default(field)}".strip()
         if isinstance(field.default, bool):
-            # Both `--flag` and `--flag true`, as the environment and scripts would have it.
-            parser.add_argument(*flags, nargs="?", const=True, metavar="true|false", help=text)
-            no = "--no-" + flags[0].removeprefix("--")
-            parser.add_argument(
-                no, dest=field.name, action="store_const", const=False, help=argparse.SUPPRESS
-            )
+            add_boolean_flag(parser, field.name, flags, text)
         else:
             text = text.replace("%", "%%")
             parser.add_argument(*flags, dest=field.name, metavar="VALUE", help=text)

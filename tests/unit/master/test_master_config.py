@@ -13,6 +13,7 @@ from cenote.master.file_backend import FileBackend
 from cenote.master.memory_backend import MemoryBackend
 from cenote.master.metadata import open_backend
 from cenote.runtime.config import load_config
+from cenote.store.__main__ import _parser as store_parser
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,20 @@ def test_metadata_urls(tmp_path: Path) -> None:
         backend = open_backend(url)
         assert isinstance(backend, FileBackend)
         assert backend.name == f"file:{tmp_path}"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], None),
+        (["--log-json"], True),
+        (["--log-json", "false"], "false"),
+        (["--no-log-json"], False),
+    ],
+)
+def test_boolean_flags_are_those_of_the_store(words: list[str], expected: object) -> None:
+    assert _parser().parse_args(words).log_json == expected
+    assert store_parser().parse_args(words).log_json == expected
 
 
 def test_a_file_where_a_directory_is_meant_is_named(tmp_path: Path) -> None:
