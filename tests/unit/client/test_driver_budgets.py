@@ -6,13 +6,21 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pytest
 
-from cenote.api.rows import EXTENT
+from cenote.api.errors import DeadlineExceeded
+from cenote.api.rows import EXTENT, EXTENT_STRUCT, PUT_STRUCT, PutStatus
 from cenote.client.driver import BlockingDriver
-from cenote.client.plan.steps import Move, Part, SealPart, Seals
+from cenote.client.plan.pieces import Pieces
+from cenote.client.plan.state import Call, ClientState, PutOptions, Space
+from cenote.client.plan.steps import Ask, Move, Part, Pause, SealPart, Seals
+from cenote.client.plan.writes import put_objects
 from cenote.transport.base import SealBatch
+from cenote.v1.master_pb2 import PutAbortResponse, PutStartResponse
 
 SLOW_S = 0.6
+GRANTED = PUT_STRUCT.pack(PutStatus.GRANTED, 1, 1, 0)
+EXTENT_BYTES = EXTENT_STRUCT.pack(1, 0, 0, 1)
 
 
 class SlowPool:
@@ -72,3 +80,26 @@ def test_the_time_that_connecting_takes_is_not_there_for_the_transfer() -> None:
     assert part.error is None
     assert pool.deadlines[0] == 1.0
     assert pool.deadlines[1] <= 0.4 + 1e-6
+
+
+def played(plan: Any, clock: SlowPool) -> None:
+    """Drive a put whose grants lie on a node that nobody knows; only pauses take time."""
+    step = next(plan)
+    while True:
+        if isinstance(step, Pause):
+            clock.now_s += step.duration_s
+            step = plan.send(None)
+        elif isinstance(step, Ask) and step.method == "put_start":
+            step = plan.send(PutStartResponse(puts=GRANTED, extents=EXTENT_BYTES, grant_id=1))
+        else:
+            step = plan.send(PutAbortResponse() if isinstance(step, Ask) else None)
+
+
+def test_pauses_between_attempts_end_with_the_deadline() -> None:
+    clock = SlowPool()
+    state = ClientState(b"s" * 16, lambda: clock.now_s)
+    call = Call(state, Space("a", b"", 0), 0.3)
+    pieces = Pieces(np.zeros(1, np.uint64), np.ones(1, np.uint64), None)
+    with pytest.raises(DeadlineExceeded):
+        played(put_objects(call, [b"key"], bytes(16), pieces, PutOptions()), clock)
+    assert clock.now_s <= call.end_s + 1e-6

@@ -165,7 +165,7 @@ class _Reader:
             if not len(self.todo):
                 return
             if attempt:
-                yield Pause(backoff_s(attempt))
+                yield Pause(min(backoff_s(attempt), max(0.0, self.call.remaining_s())))
             located = yield from self._acquired()
             try:
                 yield from self._fetch(located)

@@ -209,7 +209,7 @@ class _Writer:
                 break
             if attempt:
                 self.call.state.counters.retries += 1
-                yield Pause(backoff_s(attempt + 4))
+                yield Pause(min(backoff_s(attempt + 4), max(0.0, self.call.remaining_s())))
             reply = started or (yield from self._start(todo))
             started = None
             granted, duplicates = self._sort_answers(todo, reply)
