@@ -663,6 +663,8 @@ class ShmChannel(_Channel):
     def _stroke(self, until_s: float, crawls: bool) -> None:
         """Between two pieces of a copy the process may be stopped, and the clock is looked at."""
         loop = self.world.loop
+        if crawls:
+            self.world.clients[self.party.name].pauses += 1  # its own hand is what is slow
         if crawls or loop.dice.random() < 0.3:
             loop.sleep(self.world.piece_delay_s(crawls=crawls))
         if loop.now_s > until_s:

@@ -177,6 +177,9 @@ class Oracle:
                 self._decisions += 1
                 self._world.learn_seed(effect.digest_seed)
                 if effect.generation > 1:
+                    # All of the old generation is gone, though not a word is said of each.
+                    for version in self._numbers:
+                        self.gone.setdefault(version, GoneReason.RESET)
                     self._resets.append((self._decisions, self._world.loop.now_s))
 
     def _stored(self, pool: Pool, effect: Stored) -> None:
