@@ -28,13 +28,16 @@ def test_quickstart(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
 
 
 def test_the_python_in_the_readme() -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    codes = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     with Cluster(stores=1) as cluster:
         cluster.wait_alive(1)
         found: dict[str, object] = {}
-        exec(code.replace("127.0.0.1:5110", cluster.lane), found)
+        for code in codes:  # each goes on with what those before it made
+            exec(code.replace("127.0.0.1:5110", cluster.lane), found)
         assert found["hit"] == 3
         assert np.array_equal(np.asarray(found["buffers"]), np.asarray(found["blocks"]))
+        assert found["sizes"] == [64 << 10] * 3
+        assert found["first"] == np.asarray(found["blocks"])[0].tobytes()
 
 
 def test_the_commands_in_the_readme_exist() -> None:
