@@ -135,6 +135,8 @@ def test_up_in_the_background_keeps_its_contents_and_down_ends_it(tmp_path: Path
             assert down.returncode == 0, down.stderr
             kept = down.stderr.decode()
             assert f"of memory in {_kept_memory(directory)}, " in kept
+            command = f"cenote up --nodes 1 --dram 16MiB --dir {directory} --port {port}\n"
+            assert command in kept
             assert f"rm -r {directory} {_kept_memory(directory)}" in kept
         assert run_cenote("down", "--port", str(port), environment=environment).returncode == 3
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -127,6 +128,19 @@ def create_namespace(
         note(f"namespace {made.name} has the id {made.namespace_id}")
 
 
+def _confirmed(question: str) -> bool:
+    """Whether the answer was yes; no answer at the end of the input is a no."""
+    from .interrupts import current_interrupts
+
+    try:
+        return bool(typer.confirm(question, err=True))
+    except typer.Abort:
+        if current_interrupts().number:  # Ctrl-C
+            raise
+        print(file=sys.stderr)
+        return False
+
+
 @namespaces_app.command("reset")
 def reset_namespace(
     context: typer.Context,
@@ -143,7 +157,7 @@ def reset_namespace(
         namespace = admin.namespace(name)
         if not yes:
             what = counted(namespace.objects, "object")
-            if not typer.confirm(f"Forget {what} of {name}?", err=True):
+            if not _confirmed(f"Forget {what} of {name}?"):
                 note(f"cenote: nothing was done: {name} still has {what}")
                 return EXIT_ERROR
         generation = admin.reset_namespace(name)

@@ -30,6 +30,9 @@ _DETACH_TIMEOUT_S: Final = 60.0
 _PORT_DEFAULT: Final = 5110
 _LOCK_BYTES_MAX: Final = 16_384
 
+_Kept = tuple[Path, Path, str]
+"""Directories of metadata and of memory; the command that goes on with them."""
+
 Port = Annotated[
     int,
     typer.Option(
@@ -86,7 +89,12 @@ def up(
         distinct_domains=True,
     )
     code = EXIT_OK
-    with _registered(port, plan.directory, plan.dram_directory):
+    again = ["cenote", "up", "--nodes", str(nodes), "--dram", dram, "--dir", str(directory)]
+    again += ["--port", str(port)] if port != _PORT_DEFAULT else []
+    kept: _Kept | None = None
+    if plan.directory is not None and plan.dram_directory is not None:
+        kept = plan.directory.resolve(), plan.dram_directory, shlex.join(again)
+    with _registered(port, kept):
         try:
             with running_pool(plan, current_interrupts()) as pool:
                 _announce(pool, plan, dram, ready_line=ready_line)
@@ -94,23 +102,24 @@ def up(
         except KeyboardInterrupt:
             note("stopped")
         finally:
-            _say_what_is_kept(plan.directory, plan.dram_directory)
+            _say_what_is_kept(kept)
     return code
 
 
-def _say_what_is_kept(directory: Path | None, dram_directory: Path | None) -> None:
+def _say_what_is_kept(kept: _Kept | None) -> None:
     from cenote.runtime.units import format_size
 
     from .output import note
 
-    if directory is None or dram_directory is None:
+    if kept is None:
         return
+    directory, dram_directory, again = kept
     with contextlib.suppress(OSError):  # not empty, or never made
         dram_directory.rmdir()
     if dram_directory.exists():
         metadata, objects = (format_size(_held_bytes(d)) for d in (directory, dram_directory))
         note(f"kept: {objects} of memory in {dram_directory}, {metadata} of disk in {directory}")
-        note("go on with it:  " + shlex.join(["cenote", "up", "--dir", str(directory)]))
+        note("go on with it:  " + again)
         note("be rid of it:   " + shlex.join(["rm", "-r", str(directory), str(dram_directory)]))
 
 
@@ -220,7 +229,7 @@ def down(port: Port = _PORT_DEFAULT) -> int:
             )
         time.sleep(_POLL_S)
     note("stopped")
-    _say_what_is_kept(*kept)
+    _say_what_is_kept(kept)
     return EXIT_OK
 
 
@@ -240,7 +249,7 @@ def _lock_path(port: int) -> Path:
 
 
 @contextmanager
-def _registered(port: int, directory: Path | None, dram_directory: Path | None) -> Iterator[None]:
+def _registered(port: int, kept: _Kept | None) -> Iterator[None]:
     """Be the one that `cenote down` on this port means."""
     from cenote.api.errors import ResourceUnavailable
 
@@ -257,20 +266,15 @@ def _registered(port: int, directory: Path | None, dram_directory: Path | None) 
                 remedy="stop it with `cenote down`, or choose another --port",
             ) from None
         os.ftruncate(fd, 0)
-        words = [str(os.getpid())]
-        if directory is not None and dram_directory is not None:
-            words += [str(directory.resolve()), str(dram_directory)]
+        words = [str(os.getpid()), *map(str, kept or ())]
         os.pwrite(fd, b"\0".join(map(os.fsencode, words)), 0)
         yield
     finally:
         os.close(fd)
 
 
-_Kept = tuple[Path | None, Path | None]
-
-
-def _holder(path: Path) -> tuple[int, _Kept]:
-    """The pid that holds the lock, 0 where nobody does; directories of metadata and memory kept."""
+def _holder(path: Path) -> tuple[int, _Kept | None]:
+    """The pid that holds the lock, 0 where nobody does; what its --dir keeps."""
     with contextlib.suppress(FileNotFoundError):
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -279,14 +283,12 @@ def _holder(path: Path) -> tuple[int, _Kept]:
             return _written_in(fd)
         finally:
             os.close(fd)
-    return 0, (None, None)
+    return 0, None
 
 
-def _written_in(fd: int) -> tuple[int, _Kept]:
-    pid, *paths = os.pread(fd, _LOCK_BYTES_MAX, 0).split(b"\0")
-    kept: _Kept = (None, None)
-    if len(paths) == 2:
-        kept = (Path(os.fsdecode(paths[0])), Path(os.fsdecode(paths[1])))
+def _written_in(fd: int) -> tuple[int, _Kept | None]:
+    pid, *words = map(os.fsdecode, os.pread(fd, _LOCK_BYTES_MAX, 0).split(b"\0"))
+    kept = (Path(words[0]), Path(words[1]), words[2]) if len(words) == 3 else None
     return (int(pid) if pid.isdigit() else 0), kept
 
 
