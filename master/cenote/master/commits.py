@@ -193,7 +193,9 @@ def _commit_many(
     namespace = grant.namespace
     if namespace is not pool.namespaces.by_id.get(namespace.namespace_id):
         # Reset since: nothing of the old generation is stored any more.
-        end_grant(pool, session, grant, free=True)
+        everything = grant.all_entries()
+        give_up(pool, session, grant, everything, free=True, failed=command.failed_replicas)
+        end_grant(pool, session, grant)
         pool.counters.commit_not_granted += n
         return PutCommitReply(bytes([CommitStatus.NOT_GRANTED]) * n, pool.epoch, first, 0)
     status = np.full(n, CommitStatus.DECIDED, np.uint8)
@@ -204,7 +206,7 @@ def _commit_many(
         at = np.flatnonzero(entries >= 0)
         entries = entries[at]
     if len(entries):
-        at, entries = _resolve_conflicts(pool, session, grant, at, entries, checksums, status)
+        at, entries = _resolve_conflicts(pool, session, grant, at, entries, command, status)
     if len(entries):
         parts, whole = _parts(pool, session, grant, entries, command.failed_replicas)
         if not whole.all():
@@ -224,7 +226,7 @@ def _resolve_conflicts(
     grant: Grant,
     at: Rows,
     entries: Rows,
-    checksums: NDArray[np.uint64],
+    command: PutCommit,
     status: NDArray[np.uint8],
 ) -> tuple[Rows, Rows]:
     """Keys that another writer committed first keep their object; returns what is left to decide.
@@ -242,10 +244,10 @@ def _resolve_conflicts(
         return at, entries
     lost = entries[taken]
     there = pool.records_of(rows[taken])
-    same = (there[:, 0] == grant.sizes[lost]) & (there[:, 1] == checksums[at[taken]])
+    same = (there[:, 0] == grant.sizes[lost]) & (there[:, 1] == command.checksums[at[taken]])
     status[at[taken]] = np.where(same, CommitStatus.EXISTS_SAME, CommitStatus.EXISTS_DIFFERENT)
     pool.counters.commit_lost += len(lost)
-    give_up(pool, session, grant, lost, free=True)
+    give_up(pool, session, grant, lost, free=True, failed=command.failed_replicas)
     return at[~taken], entries[~taken]
 
 
@@ -281,16 +283,7 @@ def _parts(
         return _Parts(entries, spans, counts, replicas), everything
     owner = np.repeat(np.arange(n), counts)
     pairs = owner * 256 + ((spans[:, 0] >> 16) & 0xFF)
-    unwritten = np.zeros(len(spans), np.bool_)
-    if failed is not None and has_failed:
-        positions, back = np.unique(failed[:, 0], return_inverse=True)
-        at = grant.entries_at(positions)[back]
-        order = np.argsort(entries)
-        place = np.searchsorted(entries[order], at)
-        place[place == n] = 0
-        place = order[place]
-        hit = entries[place] == at
-        unwritten = np.isin(pairs, (place * 256 + failed[:, 1])[hit])
+    unwritten = _unwritten(grant, entries, pairs, failed)
     lost = ~np.isin(segments_of(spans), list(pool.segments.by_id))
     lost = np.isin(pairs, pairs[lost]) & ~unwritten
     pool.segments.give(spans[lost])
@@ -309,6 +302,25 @@ def _parts(
         copies[whole].astype(np.uint8),
     )
     return parts, whole
+
+
+def _unwritten(
+    grant: Grant, entries: Rows, pairs: Rows, failed: NDArray[np.uint32] | None
+) -> NDArray[np.bool_]:
+    """Which extents belong to replicas that their writer failed to write, and may still reach.
+
+    `pairs`: of each extent, 256 times its key's place in `entries`, plus its replica.
+    """
+    if failed is None or not len(failed) or not len(entries):
+        return np.zeros(len(pairs), np.bool_)
+    positions, back = np.unique(failed[:, 0], return_inverse=True)
+    at = grant.entries_at(positions)[back]
+    order = np.argsort(entries)
+    place = np.searchsorted(entries[order], at)
+    place[place == len(entries)] = 0
+    place = order[place]
+    hit = entries[place] == at
+    return np.isin(pairs, (place * 256 + failed[:, 1])[hit])
 
 
 def _decide(
@@ -344,13 +356,26 @@ def _decide(
     pool.settle_grant(session, grant, entries, units)
 
 
-def give_up(pool: Pool, session: Session, grant: Grant, entries: Rows, *, free: bool) -> None:
-    """Pending entries are not written any more; their extents are freed, or quarantined."""
+def give_up(
+    pool: Pool,
+    session: Session,
+    grant: Grant,
+    entries: Rows,
+    *,
+    free: bool,
+    failed: NDArray[np.uint32] | None = None,
+) -> None:
+    """Pending entries are not written any more; their extents are freed, or quarantined: all of
+    them, or with `free` those of `failed` replicas."""
     spans = grant.spans_of(entries)
-    if free:
-        pool.segments.give(spans)
-    else:
-        quarantine(pool, session.session_id, spans)
+    stays = np.full(len(spans), not free)
+    if free and failed is not None:
+        counts = 1 if grant.counts is None else grant.counts[entries]
+        owner = np.repeat(np.arange(len(entries)), counts)
+        pairs = owner * 256 + ((spans[:, 0] >> 16) & 0xFF)
+        stays = _unwritten(grant, entries, pairs, failed)
+    pool.segments.give(spans[~stays])
+    quarantine(pool, session.session_id, spans[stays])
     pool.settle_grant(session, grant, entries, units_of(spans))
 
 

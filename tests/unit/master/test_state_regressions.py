@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from cenote.api.rows import CommitStatus
 from cenote.master import commands as c
@@ -71,5 +72,24 @@ def test_a_restarted_daemon_is_told_again_whom_to_cut_off() -> None:
     kit.attach(node)
     assert [i.cut_sessions for i in kit.heartbeat(node)] == [[session_id(1)]]
     kit.heartbeat(node)
+    assert kit.state.status(kit.now_s).quarantined_bytes == 0
+    check(kit.state)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_what_a_loser_failed_to_write_is_not_free(reset: bool) -> None:
+    kit = Kit().with_nodes(new_node(1), new_node(2)).with_session(1).with_session(2, "host-2")
+    put = kit.start([1], replicas=2)
+    if reset:
+        kit.apply(c.ResetNamespace("a", 7))
+    else:
+        kit.put([1], session=2)
+    failed = np.array([[0, 0]], np.uint32)
+    (status,) = kit.commit(put, failed_replicas=failed)
+    assert status == (CommitStatus.NOT_GRANTED if reset else CommitStatus.EXISTS_SAME)
+    check(kit.state)
+    assert kit.state.status(kit.now_s).quarantined_bytes == KIB
+    kit.heartbeats()
+    kit.heartbeats()
     assert kit.state.status(kit.now_s).quarantined_bytes == 0
     check(kit.state)
