@@ -268,9 +268,10 @@ class Pool(ObjectRows):
     ) -> int:
         """These extents (each of a LIVE row, one row an extent) hold nothing any more.
 
-        A replica with a lost extent goes as a whole; an object without any replica left goes, too,
-        as does one under lease whose lost replica has space outside of the `vanishing` segment (its
-        readers may be there, and the space has to wait for them). Returns how many objects went.
+        A replica with a lost extent goes as a whole; an object without any replica left goes, too.
+        One under lease stays as it is where it has another replica and the lost one has space
+        outside of the `vanishing` segment: its readers may be there, so that space can't be free
+        yet. Returns how many objects went.
         """
         if not len(rows):
             return 0
@@ -284,8 +285,10 @@ class Pool(ObjectRows):
         kept = np.bincount(owner[stays], minlength=len(unique))
         reusable = ~stays & (segments_of(spans) != vanishing)
         waits = np.bincount(owner[reusable], minlength=len(unique)) > 0
-        gone = (kept == 0) | (waits & (self.lease_count.take(unique) != 0))
+        gone = kept == 0
+        waits &= self.lease_count.take(unique) != 0
         self.unlink(unique[gone], reason)
+        gone |= waits
         some = np.flatnonzero(~gone)
         if len(some):
             stays &= ~gone[owner]
@@ -298,7 +301,7 @@ class Pool(ObjectRows):
                 replicas[some].astype(np.uint8),
                 spans[drops],
             )
-        return int(np.count_nonzero(gone))
+        return int(np.count_nonzero(kept == 0))
 
     def _keep_spans(
         self,

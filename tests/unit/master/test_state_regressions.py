@@ -93,3 +93,22 @@ def test_what_a_loser_failed_to_write_is_not_free(reset: bool) -> None:
     kit.heartbeats()
     assert kit.state.status(kit.now_s).quarantined_bytes == 0
     check(kit.state)
+
+
+def test_a_leased_object_survives_a_replica_that_was_never_sealed() -> None:
+    kit = Kit().with_nodes(new_node(1), new_node(2)).with_session()
+    kit.put([1], replicas=2)
+    node = kit.nodes[1]
+    node.segments[0].table.clear()
+    lease = kit.acquire(1)
+    node.process_id += 1
+    assert kit.attach(node).dropped == 0
+    check(kit.state)
+    assert kit.exists(1) == [1]
+    kit.release(lease)
+    node.process_id += 1
+    kit.attach(node)
+    check(kit.state)
+    (hit,) = kit.get(1)
+    assert hit is not None
+    assert [segment for segment, *_ in hit.extents] == [kit.nodes[2].segments[0].segment_id]
