@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cenote.api.errors import Unavailable
 from cenote.client import Client
 from cenote.client.plan.budgets import lease_ttl_ms
 from fake_pool import FakeMaster
@@ -23,3 +24,20 @@ def test_a_location_read_under_a_lease_is_not_remembered(
 def test_a_deadline_that_passed_meanwhile_is_no_negative_lease() -> None:
     assert lease_ttl_ms(-1.0, 0) == lease_ttl_ms(0.0, 0) > 0
     assert 0 < lease_ttl_ms(-1.0, 10_000) < 1000
+
+
+def test_a_digest_is_never_sent_as_one_of_another_generation(
+    client: Client, master: FakeMaster
+) -> None:
+    """Another thread learns of a reset while a put is under way, which then starts anew."""
+    node = next(iter(master.nodes.values()))
+    node.fault = Unavailable("gone")
+
+    def reset_behind_its_back() -> None:
+        node.on_copy = lambda: None
+        master.reset()
+        client.session.reopen_space(client._space, 1.0)
+
+    node.on_copy = reset_behind_its_back
+    assert client.put("key", b"value").stored
+    assert client.get("key") == b"value"

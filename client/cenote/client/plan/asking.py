@@ -68,6 +68,7 @@ def reopening(call: Call, start: Callable[[], Plan[T]]) -> Plan[T]:
     """A plan that begins anew, with the new generation's digests, when its namespace was reset."""
     reopens = 0
     while True:
+        call.begin_anew()
         try:
             return (yield from start())
         except NamespaceReset:

@@ -100,7 +100,7 @@ MISS: Final[SingleRead] = (-1, None)
 def exists_single(call: Call, digest: bytes) -> Plan[bool]:
     """Whether the key is present."""
     news = call.state.packed_piggyback(call.space)
-    body = call.space.key_head + digest
+    body = call.key_head + digest
     if news:
         body += b"\x12" + varint(len(news)) + news
     reply = yield from _ask(call, "exists", body, pb.ExistsRequest, pb.ExistsResponse)
@@ -139,7 +139,7 @@ def read_single(
         ttl_ms = 0
     else:
         ttl_ms = lease_ttl_ms(call.deadline_s, state.limits.lease_ttl_max_ms)
-    body = call.space.key_head + digest + state.acquire_tail(ttl_ms)
+    body = call.key_head + digest + state.acquire_tail(ttl_ms)
     if news:
         body += b"\x1a" + varint(len(news)) + news
     reply = yield from _ask(call, "acquire", body, pb.AcquireRequest, pb.AcquireResponse)
@@ -320,7 +320,7 @@ def _start(
 ) -> Plan[pb.PutStartResponse]:
     state = call.state
     news = state.packed_piggyback(call.space)
-    parts = [call.space.key_head, digest, b"\x12\x08", _U64.pack(size)]
+    parts = [call.key_head, digest, b"\x12\x08", _U64.pack(size)]
     if len(key) > KEY_INLINE_BYTES:
         parts += (b"\x1a\x02", _U16.pack(len(key)))
     parts += (state.put_tail(options), b"\x38", varint(next(state.request_ids)))
@@ -410,7 +410,7 @@ def _commit(
         segment, slot, offset, length, reply.seq_first, checksum, size, digest,
         0, 1, len(key), 0, 0, 0, 0, 0,
     )  # fmt: skip
-    batch = SealBatch(reply.epoch, space.namespace_id, space.generation, row, key)
+    batch = SealBatch(reply.epoch, space.namespace_id, call.generation, row, key)
     refusal = yield from _seal(call, node, batch)
     if refusal is not None:
         return _Undone(refusal, decided=True)

@@ -171,10 +171,11 @@ class Space:
             self.chain_touches.clear()
         head = common_pb2.KeyBatch(namespace_id=reply.namespace_id, generation=reply.generation)
         packed = head.SerializeToString() + b"\x1a\x10"
+        # First, so that whoever sees the new generation sees its seed.
+        self.seed = reply.digest_seed
         self.key_head = b"\x0a" + varint(len(packed) + DIGEST_BYTES) + packed
         self.namespace_id = reply.namespace_id
         self.generation = reply.generation
-        self.seed = reply.digest_seed
         self.durability = reply.durability
 
     def take_touches(self, count_max: int) -> bytes:
@@ -394,7 +395,18 @@ class ClientState:
 class Call:
     """One call of a user: its deadline, its namespace, and what must be cleaned up after it."""
 
-    __slots__ = ("avoid", "deadline_s", "end_s", "failed", "grants", "now", "space", "state")
+    __slots__ = (
+        "avoid",
+        "deadline_s",
+        "end_s",
+        "failed",
+        "generation",
+        "grants",
+        "key_head",
+        "now",
+        "space",
+        "state",
+    )
 
     def __init__(self, state: ClientState, space: Space, deadline_s: float) -> None:
         self.state = state
@@ -408,6 +420,15 @@ class Call:
         """Those of them that failed in this very call."""
         self.grants: dict[int, Grant] = {}
         """Open grants: whoever drives the plan aborts what is left here when it ended."""
+        self.generation = space.generation
+        self.key_head = space.key_head
+
+    def begin_anew(self) -> None:
+        """Digests are made next, with the namespace's present seed. What is sent says that it is
+        of the present generation, also after another thread learned of a newer one: a digest of
+        one generation must never be sent as one of another."""
+        self.generation = self.space.generation
+        self.key_head = self.space.key_head
 
     def remaining_s(self) -> float:
         return self.end_s - self.now()
@@ -415,7 +436,7 @@ class Call:
     def key_batch(self, digests: bytes) -> common_pb2.KeyBatch:
         space = self.space
         return common_pb2.KeyBatch(
-            namespace_id=space.namespace_id, generation=space.generation, digests=digests
+            namespace_id=space.namespace_id, generation=self.generation, digests=digests
         )
 
     def node_failed(self, node_id: int, what: str) -> None:

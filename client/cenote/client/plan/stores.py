@@ -445,7 +445,7 @@ class Store:
                 keys = b"".join(self.keys)
             else:
                 keys = b"".join([self.keys[row] for row in self.placement.owner[some].tolist()])
-            batch = SealBatch(epoch, space.namespace_id, space.generation, rows.tobytes(), keys)
+            batch = SealBatch(epoch, space.namespace_id, self.call.generation, rows.tobytes(), keys)
             budget_s = seal_budget_s(remaining_s, len(some), self._seal_failures)
             parts.append(SealPart(node, batch, budget_s))
             members.append(some)
