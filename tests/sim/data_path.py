@@ -60,6 +60,8 @@ class Write:
         """(file, offset, length) still to come, first one last."""
         self.crawls = False
         """Each piece takes its time."""
+        self.is_mapped = False
+        """The client's own hand writes."""
 
     def may_touch(self, file: SegmentFile, first: int, end: int) -> bool:
         return any(f is file and o < end and o + n > first for f, o, n in self.pieces)
@@ -632,12 +634,14 @@ class ShmChannel(_Channel):
         world.step()
         until_s = loop.now_s + deadline_s
         self._check_not_cut()
+        self._refuse_old_grant(grant_id)
         self._users += 1
         write: Write | None = None
         try:
             statuses, found = self._locate(extents, until_s)
             places = [f for f in found if f is not None]
             write = Write(self.party.name, grant_id, _cut_pieces(world, places))
+            write.is_mapped = True
             world.write_begins(write, self.party)
             world.step()
             payload = b"".join(
@@ -659,6 +663,12 @@ class ShmChannel(_Channel):
         _sums(addresses, extents, checksums)
         world.step()
         return statuses
+
+    def _refuse_old_grant(self, grant_id: int) -> None:
+        """As if the daemon's epoch could be seen in shared memory; see `World.known`."""
+        store = self.world.hosts[self.host_name].process
+        if "shm-restart" in self.world.known and store and store.segments.epoch > grant_id >> 40:
+            raise StaleEpoch("a grant of an earlier epoch")
 
     def _stroke(self, until_s: float, crawls: bool) -> None:
         """Between two pieces of a copy the process may be stopped, and the clock is looked at."""

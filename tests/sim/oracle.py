@@ -281,6 +281,10 @@ class Oracle:
                     )
             file.owner[offset // UNIT_BYTES : end // UNIT_BYTES] = number
 
+    def writes(self) -> list[Write]:
+        """Those that have begun and not ended."""
+        return list(self._writes)
+
     def write_begun(self, write: Write) -> None:
         self._writes[write] = None
 

@@ -162,6 +162,13 @@ class StoreProcess:
         segments = [SimSegment(file, i) for i, file in enumerate(host.files)]
         self.segments = LocalSegments(cast("list[DramSegment]", segments))
         self.sim_segments = segments
+        fence = self.segments.fence
+
+        def fenced(epoch: int) -> None:
+            fence(epoch)
+            world.epoch_begins_at(host, epoch)
+
+        self.segments.fence = fenced  # type: ignore[method-assign]
         self.sessions = SessionTable(self.segments)
         self.connections: dict[Any, None] = {}
         """Open data connections."""

@@ -1,0 +1,115 @@
+"""The simulator: a range of seeds is clean, the same seed is the same run, and it can fail."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sim.loop import Loop, Party, Signal
+from sim.mutations import MUTATIONS, mutated
+from sim.world import Options, Report, simulate
+
+ROOT = Path(__file__).absolute().parents[2]
+CLEAN_SEEDS = 200
+PER_TEST = 20
+MUTATION_SEEDS = 150
+"""A bug that is not noticed within so many seeds counts as not noticed."""
+
+
+def told(report: Report) -> str:
+    return "\n".join([*report.trace[-60:], "", report.failure, f"again: {report.reproduction}"])
+
+
+@pytest.mark.parametrize("first", range(0, CLEAN_SEEDS, PER_TEST))
+def test_seeds_are_clean(first: int) -> None:
+    for seed in range(first, first + PER_TEST):
+        report = simulate(Options(seed))
+        if report.failure:
+            pytest.fail(told(report), pytrace=False)
+        assert report.counts["reads"] or report.counts["faults"]
+
+
+def test_seeds_do_something() -> None:
+    """Not a simulator that is clean because nothing happens in it."""
+    totals: dict[str, int] = {}
+    for seed in range(12):
+        for what, count in simulate(Options(seed)).counts.items():
+            totals[what] = totals.get(what, 0) + count
+    assert totals["acks"] > 100
+    assert totals["hits"] > 300
+    assert totals["faults"] > 50
+    assert totals["evicted"] > 0
+    assert totals["lost"] > 0
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_bugs_on_purpose_are_noticed(name: str) -> None:
+    with mutated(name):
+        for seed in range(MUTATION_SEEDS):
+            report = simulate(Options(seed))
+            if report.failure:
+                break
+    assert report.failure, f"{name!r} was not noticed in {MUTATION_SEEDS} seeds"
+    assert not simulate(Options(report.seed)).failure, "and it was not the mutation that failed"
+
+
+def test_a_seed_is_the_same_run_in_any_process() -> None:
+    """Whatever the hashes of bytes and the addresses of objects are there."""
+    command = [sys.executable, str(ROOT / "tests/sim/run.py"), "--seed", "3"]
+    said = {
+        subprocess.run(
+            command,
+            env={"PYTHONHASHSEED": hash_seed, "PATH": ""},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert len(said) == 1
+    assert "clean" in said.pop()
+
+
+def test_a_task_waits_in_its_partys_own_time() -> None:
+    loop = Loop(0)
+    party = Party("p", offset_s=50.0, rate=2.0)
+    seen: list[tuple[float, float]] = []
+
+    def run() -> None:
+        loop.sleep(1.0)
+        seen.append((loop.now_s, loop.local_clock_s()))
+
+    began_s = loop.now_s
+    loop.spawn(party, "task", run)
+    loop.run()
+    ((now_s, local_s),) = seen
+    assert now_s - began_s == pytest.approx(0.5, abs=1e-3)
+    assert local_s == pytest.approx(now_s * 2 + 50)
+
+
+def test_a_paused_party_goes_on_where_it_was_and_a_dead_one_does_not() -> None:
+    loop = Loop(0)
+    one, other = Party("one"), Party("other")
+    seen: list[str] = []
+    signal = Signal(loop)
+
+    def run(name: str) -> None:
+        try:
+            signal.wait(10.0)
+            seen.append(f"{name} {loop.now_s - began_s:.0f}")
+        finally:
+            seen.append(f"{name} left")
+
+    began_s = loop.now_s
+    loop.spawn(one, "a", lambda: run("one"))
+    loop.spawn(other, "b", lambda: run("other"))
+    loop.after(1.0, lambda: loop.pause(one))
+    loop.after(2.0, signal.set)
+    loop.after(1.5, lambda: loop.kill(other))
+    loop.after(5.0, lambda: loop.unpause(one))
+    loop.run()
+    assert seen == ["other left", "one 5", "one left"]
