@@ -53,7 +53,7 @@ from .pool import ConnectionPool, hello_for
 __all__ = ["ShmChannel", "ShmTransport"]
 
 SEAL_CONNECTIONS: Final = 2
-SPIN_S: Final = 50e-6
+SPIN_S: Final = 150e-6
 _ASK_AGAIN_S: Final = 0.02
 _POPULATE_STEP_BYTES: Final = 16 << 20
 _CLOSE_WAIT_S: Final = 0.5

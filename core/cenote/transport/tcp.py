@@ -29,7 +29,7 @@ from .pool import ConnectionPool, hello_for
 
 __all__ = ["TcpChannel", "TcpTransport"]
 
-SPIN_S: Final = 50e-6
+SPIN_S: Final = 150e-6
 SLICE_ITEMS: Final = 1_024
 REQUESTS_AHEAD: Final = 2
 _MSG_MORE: Final = socket.MSG_MORE
