@@ -302,6 +302,8 @@ class Heartbeat:
     cut_session_ids: list[bytes]
     quarantined_session_ids: list[bytes]
     counters: NodeCounters
+    incarnations: list[bytes] = field(default_factory=list)
+    """Of the segments in `ready_bytes`, in their order; empty where they are not told."""
 
 
 @dataclass(slots=True)

@@ -36,6 +36,11 @@ def heartbeat(pool: Pool, command: Heartbeat, now_s: float) -> HeartbeatReply:
         )
     if node is None or not node.attached or node.state == NodeState.DETACHED:
         raise SessionUnknown(f"node {command.node_id} is not attached", remedy="attach again")
+    if not _is_of_attached(pool, node, command):
+        raise SessionUnknown(
+            f"the heartbeat is of an earlier process of node {node.name!r}, with other segments",
+            remedy="attach again",
+        )
     node.heard_s = now_s
     node.counters = command.counters
     node.quarantined_session_ids = list(command.quarantined_session_ids)
@@ -50,6 +55,13 @@ def heartbeat(pool: Pool, command: Heartbeat, now_s: float) -> HeartbeatReply:
         node_cut_session(pool, session_id, node.node_id)
     node.done(command.done_instruction)
     return HeartbeatReply(node.instructions[: pool.config.instructions_per_reply_max])
+
+
+def _is_of_attached(pool: Pool, node: Node, command: Heartbeat) -> bool:
+    """Whether it speaks of the segments that are attached. One that was under way when its daemon
+    died may come after the next one attached with new memory."""
+    attached = {pool.segments.by_id[i].incarnation for i in node.segment_ids}
+    return all(incarnation in attached for incarnation in command.incarnations)
 
 
 def detach(pool: Pool, command: Detach, now_s: float) -> None:

@@ -220,6 +220,7 @@ def heartbeat_command(message: pb.HeartbeatRequest) -> Heartbeat:
             stats.sessions,
             stats.connections,
         ),
+        [segment.incarnation for segment in message.segments],
     )
 
 

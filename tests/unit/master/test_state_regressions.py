@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cenote.api.errors import SessionUnknown
 from cenote.api.rows import CommitStatus
 from cenote.master import commands as c
 from cenote.master.state_config import StateConfig
 from unit.master.state_checks import check
-from unit.master.state_kit import KIB, Kit, new_node, session_id
+from unit.master.state_kit import KIB, FakeSegment, Kit, new_node, session_id
 
 
 def test_a_batch_with_a_present_and_a_hidden_key_replaces_the_hidden_one() -> None:
@@ -112,3 +113,19 @@ def test_a_leased_object_survives_a_replica_that_was_never_sealed() -> None:
     (hit,) = kit.get(1)
     assert hit is not None
     assert [segment for segment, *_ in hit.extents] == [kit.nodes[2].segments[0].segment_id]
+
+
+def test_a_heartbeat_of_a_process_that_is_gone_is_not_believed() -> None:
+    kit = Kit().with_nodes(new_node(1)).with_session()
+    node = kit.nodes[1]
+    old = node.segments[0]
+    node.segments = [FakeSegment(b"fresh", old.size_bytes, old.size_bytes // 2)]
+    node.process_id += 1
+    kit.attach(node)
+    late = c.Heartbeat(
+        node.node_id, 1, [(0, old.size_bytes)], 0, [], [], c.NodeCounters(), [old.incarnation]
+    )
+    with pytest.raises(SessionUnknown):
+        kit.apply(late)
+    (segment,) = kit.state.segments(kit.now_s)
+    assert segment.ready_bytes == old.size_bytes // 2
