@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from cenote.store.slot_format import SLOT_BYTES, SLOT_RECORD, STATE_SEALED
-from sim.data_path import seal_at
+from sim.data_connection import seal_at
 from sim.loop import Party
 from sim.masters import MASTER
 from sim.network import Weather

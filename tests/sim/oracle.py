@@ -16,6 +16,7 @@ from xxhash import xxh3_64_intdigest
 
 from cenote.api.errors import CenoteError
 from cenote.api.rows import EXTENT, PUT, UNIT_BYTES, PutStatus
+from cenote.master.commands import Attach
 from cenote.master.effects import Effect, Gone, GoneReason, NamespaceOpened, SegmentGone, Stored
 from cenote.master.pool import Pool
 from cenote.store.slot_format import SLOT_BYTES, SLOT_RECORD, STATE_SEALED
@@ -23,7 +24,7 @@ from sim.loop import Violation
 from unit.master.state_checks import check
 
 if TYPE_CHECKING:
-    from sim.data_path import Write
+    from sim.data_connection import Write
     from sim.masters import MasterProcess
     from sim.stores import SegmentFile
     from sim.world import World
@@ -99,6 +100,8 @@ class Oracle:
         self._commands = 0
         self.reads = self.hits = self.acks = self.lost = 0
         self.power_failed = False
+        self.attach_seqs: dict[bytes, int] = {}
+        """Node -> the last seq that was decided when it attached last."""
         self.digests: dict[int, set[bytes]] = {}
         """By key, in all generations."""
 
@@ -112,7 +115,10 @@ class Oracle:
         def watched(command: Any) -> Any:
             before = _fingerprint(pool)
             try:
-                return apply(command)
+                reply = apply(command)
+                if isinstance(command, Attach):
+                    self.attach_seqs[command.node_uuid] = pool.last_seq
+                return reply
             except CenoteError as error:
                 if _fingerprint(pool) != before:
                     raise Violation(
@@ -227,8 +233,9 @@ class Oracle:
         """Whether a replica lies on nodes that the master takes for alive: then it does not give
         way to what another writer puts."""
         replicas: dict[int, bool] = {}
-        for file, _, replica in self._placed[version]:
+        for file, slot, replica in self._placed[version]:
             up = bool(pool.segments.readable[file.segment_id]) and not file.is_lost
+            up = up and _is_sealed(file, slot, version)
             replicas[replica] = replicas.get(replica, True) and up
         return any(replicas.values())
 
