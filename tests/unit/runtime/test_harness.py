@@ -179,7 +179,7 @@ def test_a_second_signal_ends_the_program_at_once(start: Start) -> None:
     since_s = time.monotonic()
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=10) == 128 + signal.SIGINT
-    assert time.monotonic() - since_s < 1.0
+    assert time.monotonic() - since_s < 1.9  # without it, the end comes after 2 s
 
 
 @pytest.mark.parametrize(
