@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -159,6 +159,8 @@ class StoreProcess:
         self.world = world
         self.host = host
         self.party = party
+        self.attach_seq: int | None = None
+        """What was decided, and not sealed, when this process attached first is lost."""
         segments = [SimSegment(file, i) for i, file in enumerate(host.files)]
         self.segments = LocalSegments(cast("list[DramSegment]", segments))
         self.sim_segments = segments
@@ -169,6 +171,14 @@ class StoreProcess:
             world.epoch_begins_at(host, epoch)
 
         self.segments.fence = fenced  # type: ignore[method-assign]
+        attached = self.segments.attached
+
+        def note_attached(node_id: int, segment_ids: Sequence[int]) -> None:
+            attached(node_id, segment_ids)
+            if self.attach_seq is None:
+                self.attach_seq = world.oracle.attach_seqs[host.node_uuid]
+
+        self.segments.attached = note_attached  # type: ignore[method-assign]
         self.sessions = SessionTable(self.segments)
         self.connections: dict[Any, None] = {}
         """Open data connections."""
