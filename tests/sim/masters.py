@@ -343,7 +343,9 @@ class Lane:
             self._world.loop.after(0.0, lambda: signal.set(_broken()), self._party)
 
         def arrive() -> None:
-            master.receive(connection, method, body, reply, name)
+            late = method == pb.MASTER_METHOD_ATTACH and not self._party.alive
+            if not (late and "late-attach" in world.known):
+                master.receive(connection, method, body, reply, name)
 
         network.send(name, MASTER, master.party, arrive, lost)
         if weather.doubled and loop.dice.random() < weather.doubled:
@@ -351,7 +353,7 @@ class Lane:
             again = loop.dice.random() * 2 * max(weather.late_s, 0.01)
             loop.after(
                 again,
-                lambda: master.receive(connection, method, body, lambda _: None, name),
+                partial(self._arrive_again, master, method, body),
                 master.party,
             )
         if weather.broken and loop.dice.random() < weather.broken:
@@ -372,6 +374,10 @@ class Lane:
             raise signal.value
         answer: bytes = signal.value
         return answer
+
+    def _arrive_again(self, master: MasterProcess, method: int, body: bytes) -> None:
+        if self._party.alive or method != pb.MASTER_METHOD_ATTACH:
+            master.receive(self._connection, method, body, lambda _: None, self._party.name)
 
 
 def _broken() -> CenoteError:

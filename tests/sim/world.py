@@ -34,7 +34,7 @@ ACTIVE_S: Final = 8.0
 RECOVERY_S: Final = 6.0
 FAREWELL_S: Final = 5.0
 KIB: Final = 1 << 10
-KNOWN: Final = frozenset({"shm-restart", "lost-start", "seal-race"})
+KNOWN: Final = frozenset({"shm-restart", "lost-start", "seal-race", "late-attach"})
 """Known weaknesses of the product (docs/internals/bugs.md) that runs keep clear of:
 
 shm-restart  A master's restart does not fence writers over shm: one in the middle of a copy goes
@@ -44,6 +44,8 @@ lost-start   A grant whose PutStart was answered too late is nobody's until the 
 seal-race    What a restarted daemon seals while its inventory is on its way is not in it, and is
              dropped by the master, though acknowledged. Here a daemon seals nothing before it is
              attached, and nothing afterwards that was decided before.
+late-attach  The attach of a daemon that died, read after that of its successor, is taken for a
+             newer one: what was sealed since is dropped. Here it does not arrive.
 """
 EVERY_KEY: Final = 100
 
