@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cenote.master import commits, decider, housekeeping, pool, session_ops
+from cenote.master import commits, housekeeping, pool, session_ops
 from cenote.master.effects import Gone, GoneReason
 from cenote.master.leases import LeaseTable
 from cenote.master.log_writer import LogWriter
@@ -90,11 +90,6 @@ def _removals_are_not_journaled() -> contextlib.AbstractContextManager[None]:
     return _replaced(LogWriter, "add", adding)
 
 
-def _old_leases_are_forgotten() -> contextlib.AbstractContextManager[None]:
-    """A new leader does not wait for the leases of the one before."""
-    return _replaced(decider, "_inherited_wait_s", lambda note, lease_ttl_max_s: 0.0)
-
-
 def _cut_is_a_word() -> contextlib.AbstractContextManager[None]:
     """A daemon reports sessions as cut off, and does nothing about them."""
 
@@ -146,7 +141,6 @@ MUTATIONS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     "free leased": _free_leased,
     "older writes go on": _older_writes_go_on,
     "removals are not journaled": _removals_are_not_journaled,
-    "old leases are forgotten": _old_leases_are_forgotten,
     "cut is a word": _cut_is_a_word,
     "mappings are overlooked": _mappings_are_overlooked,
     "second commit wins": _second_commit_wins,

@@ -14,6 +14,7 @@ import numpy as np
 from cenote.api.errors import CenoteError, QuotaExceeded, Unavailable
 from cenote.api.keys import digest_key
 from cenote.api.rows import UNIT_BYTES
+from cenote.master.effects import GoneReason
 from cenote.master.state_config import StateConfig
 from cenote.store.agent_core import Failed
 from cenote.store.slot_format import SLOT_BYTES
@@ -468,7 +469,7 @@ def simulate(options: Options) -> Report:
         "reads": oracle.reads,
         "lost": oracle.lost,
         "faults": world.faults.count,
-        "evicted": 0 if world.master is None else world.master.service.state.counters.evicted,
+        "evicted": list(oracle.gone.values()).count(GoneReason.EVICTED),
     }
     return Report(
         options.seed,
