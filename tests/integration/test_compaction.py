@@ -193,19 +193,3 @@ def test_a_master_that_ends_takes_its_compactor_along(tmp_path: Path) -> None:
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     check(directory, present)
-
-
-@pytest.mark.integration
-def test_a_compactor_that_takes_too_long_is_ended_and_started_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    directory = tmp_path / "journal"
-    present, _ = written(directory)
-    limits = CompactionLimits(journal_bytes_min=1, timeout_s=0.0, retry_s=0.05)
-    backend = FileBackend(directory, rotate_bytes=ROTATE_BYTES, compaction=limits)
-    list(backend.open().records)
-    wait_until(
-        lambda: caplog.messages.count("compaction failed") >= 2, TIMEOUT_S, what="two attempts"
-    )
-    backend.close()
-    check(directory, present)
