@@ -18,6 +18,7 @@ from .address import UNIX_PATH_BYTES_MAX
 from .lane_connection import Dispatch, HelloHandler, LaneConnection
 from .lane_limits import LaneLimits, LaneStats
 from .lane_output import ReplyBody
+from .loop_spinner import LoopSpinner
 
 __all__ = ["Dispatch", "HelloHandler", "LaneConnection", "LaneLimits", "LaneServer", "ReplyBody"]
 
@@ -56,7 +57,7 @@ class LaneServer:
     ) -> None:
         self.dispatch = dispatch
         self.hello = hello
-        self.limits = limits or LaneLimits()
+        self.limits = limits = limits or LaneLimits()
         self.before_flush = before_flush
         self.stats = LaneStats()
         self.partial_bytes = 0  # held in unfinished frames of all connections
@@ -69,6 +70,7 @@ class LaneServer:
         self._unix_files: list[tuple[str, int, int]] = []  # path, device, inode
         self._closing = False
         self._changed = asyncio.Event()
+        self.spinner = LoopSpinner(limits.spin_s, self.stats)
 
     # --- listening ------------------------------------------------------------------------------
 

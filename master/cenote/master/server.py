@@ -103,7 +103,7 @@ class MasterServer:
             service.dispatch,
             service.lane_hello,
             before_flush=service.flush,
-            limits=LaneLimits(connections_max=config.connections_max),
+            limits=LaneLimits(connections_max=config.connections_max, spin_s=config.spin_s),
         )
         host, port = await self.lane.listen_tcp(*host_and_port(config.listen, "listen"))
         fields: dict[str, object] = {"lane": f"tcp://{_joined(host, port)}"}
