@@ -167,6 +167,9 @@ class PutStart:
     avoid_node_ids: U32 | None = None
     shard_index: int = 0
     shard_count: int = 0
+    spare_count: int = 0
+    """Spare extents that the writer would like to have, too; see `spares.py`."""
+    spare_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -177,6 +180,20 @@ class PutStartReply:
     """Packed rows.EXTENT of the granted keys; `slot` holds the slot number."""
     grant_id: int
     view_version: int
+    spare_grant_id: int = 0
+    spare_extents: bytes = b""
+
+
+@dataclass(slots=True)
+class SpareNames:
+    """What spare extents are to hold."""
+
+    namespace_id: int
+    generation: int
+    digests: Digests
+    sizes: U64
+    tail_lengths: NDArray[np.uint16] | None
+    chain: bool
 
 
 @dataclass(slots=True)
@@ -189,6 +206,8 @@ class PutCommit:
     checksums: U64
     failed_replicas: NDArray[np.uint32] | None = None
     """uint32[k, 2]: (position in the PutStart batch, replica) of what could not be written."""
+    names: SpareNames | None = None
+    """For a grant of spare extents: one for each of `indexes`."""
 
 
 @dataclass(slots=True)

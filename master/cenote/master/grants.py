@@ -47,6 +47,8 @@ class Grant:
     links: int
     """`Pool.links` when none of its keys was there; -1 = some were. If nothing was linked since,
     none is there now."""
+    spare_units: int = 0
+    """Of each extent of a grant of spares, whose keys PutCommit names; 0 = the keys are known."""
     pending: NDArray[np.bool_] | None = None
     """None = all."""
     starts: Positions | None = None

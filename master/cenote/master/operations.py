@@ -206,6 +206,8 @@ class Operations:
             grant_id=reply.grant_id,
             epoch=decider.epoch,
             view_version=reply.view_version,
+            spare_grant_id=reply.spare_grant_id,
+            spare_extents=reply.spare_extents,
         )
 
     def put_commit(self, request: pb.PutCommitRequest, session: bytes = b"") -> Reply:

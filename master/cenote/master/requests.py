@@ -43,6 +43,7 @@ from .commands import (
     Remove,
     RenewSession,
     ReportFailure,
+    SpareNames,
     Unpin,
 )
 
@@ -294,10 +295,13 @@ class RequestReader:
                 )
         elif message.shard_index:
             raise InvalidArgument("shard_index is given without shard_count")
+        if message.spare_count:
+            command.spare_count, command.spare_bytes = message.spare_count, message.spare_bytes
+            if not 0 < command.spare_bytes <= PUT_SIZE_BYTES_MAX:
+                raise InvalidArgument(f"spare_bytes {command.spare_bytes} is no extent's size")
         return command
 
-    @staticmethod
-    def put_commit(message: pb.PutCommitRequest, session: bytes) -> PutCommit:
+    def put_commit(self, message: pb.PutCommitRequest, session: bytes) -> PutCommit:
         checksums = unpack_u64(message.checksums, "checksums")
         indexes = message.indexes
         positions = _indexes(indexes, "indexes") if indexes else None
@@ -314,6 +318,21 @@ class RequestReader:
             positions,
             checksums,
             _failed_replicas(message.failed_replicas),
+            self._names(message.names, len(checksums)) if message.HasField("names") else None,
+        )
+
+    def _names(self, names: pb.SpareNames, count: int) -> SpareNames:
+        batch = names.keys
+        digests = self.digests(batch)
+        if len(digests) != count:
+            raise InvalidArgument(f"there are {len(digests)} names for {count} checksums")
+        return SpareNames(
+            batch.namespace_id,
+            batch.generation,
+            digests,
+            _sizes(names.sizes, count),
+            _tails(names.tail_lengths, count),
+            names.chain,
         )
 
     @staticmethod

@@ -281,7 +281,7 @@ class PutOptions(_message.Message):
     def __init__(self, replicas: _Optional[int] = ..., min_replicas: _Optional[int] = ..., durability: _Optional[_Union[_common_pb2.Durability, str]] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., local_first: bool = ..., ttl_ms: _Optional[int] = ..., priority: _Optional[int] = ..., pin: bool = ..., chain: bool = ..., avoid_node_ids: _Optional[bytes] = ...) -> None: ...
 
 class PutStartRequest(_message.Message):
-    __slots__ = ("keys", "sizes", "tail_lengths", "content_digests", "options", "session_id", "request_id", "piggyback", "shard_index", "shard_count", "credentials")
+    __slots__ = ("keys", "sizes", "tail_lengths", "content_digests", "options", "session_id", "request_id", "piggyback", "shard_index", "shard_count", "credentials", "spare_count", "spare_bytes")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     SIZES_FIELD_NUMBER: _ClassVar[int]
     TAIL_LENGTHS_FIELD_NUMBER: _ClassVar[int]
@@ -293,6 +293,8 @@ class PutStartRequest(_message.Message):
     SHARD_INDEX_FIELD_NUMBER: _ClassVar[int]
     SHARD_COUNT_FIELD_NUMBER: _ClassVar[int]
     CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
+    SPARE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SPARE_BYTES_FIELD_NUMBER: _ClassVar[int]
     keys: _common_pb2.KeyBatch
     sizes: bytes
     tail_lengths: bytes
@@ -304,24 +306,42 @@ class PutStartRequest(_message.Message):
     shard_index: int
     shard_count: int
     credentials: _common_pb2.Credentials
-    def __init__(self, keys: _Optional[_Union[_common_pb2.KeyBatch, _Mapping]] = ..., sizes: _Optional[bytes] = ..., tail_lengths: _Optional[bytes] = ..., content_digests: _Optional[bytes] = ..., options: _Optional[_Union[PutOptions, _Mapping]] = ..., session_id: _Optional[bytes] = ..., request_id: _Optional[int] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., shard_index: _Optional[int] = ..., shard_count: _Optional[int] = ..., credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ...) -> None: ...
+    spare_count: int
+    spare_bytes: int
+    def __init__(self, keys: _Optional[_Union[_common_pb2.KeyBatch, _Mapping]] = ..., sizes: _Optional[bytes] = ..., tail_lengths: _Optional[bytes] = ..., content_digests: _Optional[bytes] = ..., options: _Optional[_Union[PutOptions, _Mapping]] = ..., session_id: _Optional[bytes] = ..., request_id: _Optional[int] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., shard_index: _Optional[int] = ..., shard_count: _Optional[int] = ..., credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., spare_count: _Optional[int] = ..., spare_bytes: _Optional[int] = ...) -> None: ...
 
 class PutStartResponse(_message.Message):
-    __slots__ = ("puts", "extents", "grant_id", "epoch", "view_version")
+    __slots__ = ("puts", "extents", "grant_id", "epoch", "view_version", "spare_grant_id", "spare_extents")
     PUTS_FIELD_NUMBER: _ClassVar[int]
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
     GRANT_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SPARE_GRANT_ID_FIELD_NUMBER: _ClassVar[int]
+    SPARE_EXTENTS_FIELD_NUMBER: _ClassVar[int]
     puts: bytes
     extents: bytes
     grant_id: int
     epoch: int
     view_version: int
-    def __init__(self, puts: _Optional[bytes] = ..., extents: _Optional[bytes] = ..., grant_id: _Optional[int] = ..., epoch: _Optional[int] = ..., view_version: _Optional[int] = ...) -> None: ...
+    spare_grant_id: int
+    spare_extents: bytes
+    def __init__(self, puts: _Optional[bytes] = ..., extents: _Optional[bytes] = ..., grant_id: _Optional[int] = ..., epoch: _Optional[int] = ..., view_version: _Optional[int] = ..., spare_grant_id: _Optional[int] = ..., spare_extents: _Optional[bytes] = ...) -> None: ...
+
+class SpareNames(_message.Message):
+    __slots__ = ("keys", "sizes", "tail_lengths", "chain")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    TAIL_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    keys: _common_pb2.KeyBatch
+    sizes: bytes
+    tail_lengths: bytes
+    chain: bool
+    def __init__(self, keys: _Optional[_Union[_common_pb2.KeyBatch, _Mapping]] = ..., sizes: _Optional[bytes] = ..., tail_lengths: _Optional[bytes] = ..., chain: bool = ...) -> None: ...
 
 class PutCommitRequest(_message.Message):
-    __slots__ = ("grant_id", "indexes", "checksums", "session_id", "request_id", "piggyback", "epoch", "failed_replicas")
+    __slots__ = ("grant_id", "indexes", "checksums", "session_id", "request_id", "piggyback", "epoch", "failed_replicas", "names")
     GRANT_ID_FIELD_NUMBER: _ClassVar[int]
     INDEXES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
@@ -330,6 +350,7 @@ class PutCommitRequest(_message.Message):
     PIGGYBACK_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     FAILED_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
     grant_id: int
     indexes: bytes
     checksums: bytes
@@ -338,7 +359,8 @@ class PutCommitRequest(_message.Message):
     piggyback: _common_pb2.Piggyback
     epoch: int
     failed_replicas: bytes
-    def __init__(self, grant_id: _Optional[int] = ..., indexes: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., session_id: _Optional[bytes] = ..., request_id: _Optional[int] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., epoch: _Optional[int] = ..., failed_replicas: _Optional[bytes] = ...) -> None: ...
+    names: SpareNames
+    def __init__(self, grant_id: _Optional[int] = ..., indexes: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., session_id: _Optional[bytes] = ..., request_id: _Optional[int] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., epoch: _Optional[int] = ..., failed_replicas: _Optional[bytes] = ..., names: _Optional[_Union[SpareNames, _Mapping]] = ...) -> None: ...
 
 class PutCommitResponse(_message.Message):
     __slots__ = ("statuses", "epoch", "seq_first")
