@@ -182,7 +182,10 @@ def open_connection(
     loop = world.loop
     store = world.hosts[host_name].process
     if store is None or not store.party.alive:
-        loop.sleep(world.network.delay_s())
+        refused_s = loop.now_s + world.network.delay_s()
+        loop.sleep(min(refused_s, until_s) - loop.now_s)
+        if refused_s > until_s:
+            raise DeadlineExceeded(f"{host_name} did not answer before the deadline")
         raise Unavailable(f"nobody listens at {host_name}")
     connection = DataConnection(world, party, store, identity.session_id)
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from cenote.api.errors import CenoteError, QuotaExceeded, Unavailable
+from cenote.api.errors import CenoteError, Unavailable
 from cenote.api.keys import digest_key
 from cenote.api.rows import UNIT_BYTES
 from cenote.master.effects import GoneReason
@@ -33,15 +33,14 @@ __all__ = ["Options", "Report", "World", "simulate"]
 
 ACTIVE_S: Final = 8.0
 RECOVERY_S: Final = 6.0
+REST_S: Final = 1.0
 FAREWELL_S: Final = 5.0
 KIB: Final = 1 << 10
-KNOWN: Final = frozenset({"shm-restart", "lost-start", "seal-race", "late-attach"})
+KNOWN: Final = frozenset({"shm-restart", "seal-race", "late-attach"})
 """Known weaknesses of the product (docs/internals/bugs.md) that runs keep clear of:
 
 shm-restart  A master's restart does not fence writers over shm: one in the middle of a copy goes
              on. Here it dies instead.
-lost-start   A grant whose PutStart was answered too late is nobody's until the session ends. Here
-             a client may find its quota used up by them.
 seal-race    What a restarted daemon seals while its inventory is on its way is not in it, and is
              dropped by the master, though acknowledged. Here a daemon seals nothing before it is
              attached, and nothing afterwards that was decided before.
@@ -301,6 +300,8 @@ class World:
         loop.run(loop.now_s + RECOVERY_S)
         self._check_contents()
         self._check_liveness()
+        loop.run(loop.now_s + REST_S)
+        self._check_unused()
         for client in self.living_clients():
             loop.spawn(client.party, "close", client.sdk.close)
         loop.run(loop.now_s + FAREWELL_S)
@@ -383,8 +384,6 @@ class World:
                             self.oracle.put_acked(record)
                         value = client.sdk.get(key_bytes(key))
                     except CenoteError as error:
-                        if "lost-start" in self.known and isinstance(error, QuotaExceeded):
-                            return
                         last = error
                         client.note(f"liveness: {error!r}")
                         self.loop.sleep(0.5)
@@ -399,6 +398,20 @@ class World:
                 )
 
             self._in_task(client, prove, 60.0)
+
+    def _check_unused(self) -> None:
+        """Where no call is under way, no session has anything that a call left behind."""
+        for client in self.living_clients():
+            session_id = client.sdk.session.identity.session_id
+            session = self._master().service.state._pool.sessions.by_id.get(session_id)
+            if session is None:
+                continue
+            holds = [lease for lease in session.leases if lease.is_hold]
+            if session.grants or holds:
+                raise Violation(
+                    f"{client.party.name} does nothing, and its session has grants"
+                    f" {[g & 0xFFFFFFFFFF for g in session.grants]} and {len(holds)} holds"
+                )
 
     def _check_rest(self) -> None:
         """Nobody is left who holds anything."""

@@ -89,6 +89,8 @@ class AsyncDriver:
             plan.close()
             for grant in call.grants.values():
                 self._session.abort_later(grant)
+            if call.unanswered:
+                self._session.state.cancel(call.unanswered)
             running.discard(call)
 
     async def _do(self, call: Call, step: Any) -> Any:

@@ -99,6 +99,8 @@ class BlockingDriver:
             if call.grants:
                 for grant in call.grants.values():
                     self._session.abort_later(grant)
+            if call.unanswered:
+                self._session.state.cancel(call.unanswered)
             running.discard(call)
 
     def read_cached(

@@ -1,9 +1,9 @@
 """A client's one background thread: what can wait a moment, and what must be done in time.
 
 Every 50 ms while there is something to tell: released leases and reads from cached locations that
-no request took along, grants to abort, failures to report. A third of the way into each lifetime:
-the session, and the leases of transfers under way. When nothing is pending the thread sleeps, and
-`wake` (called on the hot paths) is one look at a flag while it does not.
+no request took along, grants to abort, requests to cancel, failures to report. A third of the way
+into each lifetime: the session, and the leases of transfers under way. When nothing is pending the
+thread sleeps, and `wake` (called on the hot paths) is one look at a flag while it does not.
 """
 
 from __future__ import annotations
@@ -135,6 +135,7 @@ class Housekeeper:
             or state.failures
             or state.view_seen > state.peers.view_version
             or self._session.aborts
+            or state.cancelled
             or any(space.touches or space.chain_touches for space in self._spaces())
         )
 
@@ -147,6 +148,7 @@ class Housekeeper:
         if now_s >= self._renew_at_s:
             self._renew()
         self.flush_aborts()
+        self._flush_cancelled()
         if self._session.state.view_seen > self._session.state.peers.view_version:
             self._session.state.view_seen = 0
             self._session.refresh_view(_CALL_S)
@@ -206,6 +208,25 @@ class Housekeeper:
             except CenoteError as error:  # ended already, with its session or by itself
                 _log.debug("grant %d could not be aborted: %s", grant.grant_id, error)
         return True
+
+    def _flush_cancelled(self) -> None:
+        """Have the master take back what it gave in answers that were never seen."""
+        state = self._session.state
+        if not state.cancelled:
+            return
+        session_id = self._session.identity.session_id
+        taken = state.take_cancelled()
+        request = pb.RenewSessionRequest(
+            session_id=session_id, cancelled_request_ids=np.array(taken, "<u8").tobytes()
+        )
+        try:
+            self._session.master.renew_session(request, _CALL_S)
+        except SessionUnknown:
+            pass  # it ended, and with it what it was given
+        except CenoteError:
+            if self._session.identity.session_id == session_id:
+                state.cancelled.extendleft(reversed(taken))
+            raise
 
     def _flush_failures(self) -> None:
         session = self._session

@@ -51,6 +51,7 @@ class RenewSession:
     session_id: bytes
     lease_ids: U64 = field(default_factory=lambda: EMPTY_U64)
     lease_ttl_ms: int = 0
+    cancelled_request_ids: U64 = field(default_factory=lambda: EMPTY_U64)
 
 
 @dataclass(slots=True)
@@ -117,6 +118,7 @@ class Acquire:
     hold: bool = False
     replicas_max: int = 0
     avoid_node_ids: U32 | None = None
+    request_id: int = 0
 
 
 @dataclass(slots=True)

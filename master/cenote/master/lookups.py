@@ -19,7 +19,17 @@ from .pool import RECORD_WORDS, Pool, Rows
 from .sessions import Session
 from .spans import SEGMENT_MASK
 
-__all__ = ["acquire", "end_leases", "exists", "hits", "piggyback", "release", "touch"]
+__all__ = [
+    "acquire",
+    "end_leases",
+    "exists",
+    "hits",
+    "hold_key",
+    "lease_ttl_s",
+    "piggyback",
+    "release",
+    "touch",
+]
 
 _OWNER_STRIDE = RECORD_WORDS * 4
 _LOW = np.uint64(0xFFFF_FFFF)
@@ -71,6 +81,30 @@ def hits(pool: Pool, rows: Rows, incarnation: int) -> NDArray[np.bool_]:
 def acquire(pool: Pool, command: Acquire, now_s: float) -> AcquireReply:
     """Where objects are, and the promise that they stay there for a while."""
     session = pool.sessions.get(command.session_id)
+    if not command.hold or not command.request_id:
+        return _acquire(pool, command, session, now_s)
+    # No time ends a hold: a retry must get the same one, and what was cancelled none.
+    key = hold_key(command.request_id)
+    known = session.replies.get(key)
+    if known is not None:
+        assert isinstance(known[0], AcquireReply)
+        return known[0]
+    session.check_wanted(command.request_id)
+    reply = _acquire(pool, command, session, now_s)
+    size = len(reply.objects) + len(reply.extents) + 200
+    config = pool.config
+    session.remember(
+        key, reply, size, config.replies_per_session_max, config.reply_bytes_per_session_max
+    )
+    return reply
+
+
+def hold_key(request_id: int) -> int:
+    """Of the reply to an Acquire with `hold`; those of puts are not negative."""
+    return ~request_id
+
+
+def _acquire(pool: Pool, command: Acquire, session: Session, now_s: float) -> AcquireReply:
     incarnation = pool.namespaces.check(command.namespace_id, command.generation).incarnation
     digests = command.digests
     n = len(digests)

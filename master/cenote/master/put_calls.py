@@ -9,11 +9,11 @@ from .commands import PutCommit, PutCommitReply, PutStart, PutStartReply
 from .commits import commit_grant, commit_many
 from .pool import Pool
 from .puts import start_puts
+from .sessions import commit_key, start_key
 from .spares import commit_spares, grant_spares
 
 __all__ = ["put_commit", "put_start"]
 
-_COMMIT = 1
 _REPLY_BYTES = 200
 """Of a reply that is kept, besides its rows."""
 
@@ -22,12 +22,14 @@ def put_start(pool: Pool, command: PutStart, now_s: float) -> PutStartReply:
     """Decide about each key; grant space for those that are new, and spare extents."""
     session = pool.sessions.get(command.session_id)
     session.expires_s = now_s + pool.config.session_ttl_s
-    key = command.request_id << 1
+    key = start_key(command.request_id)
     if key:
         known = session.replies.get(key)
         if known is not None:
             assert isinstance(known[0], PutStartReply)
             return known[0]
+        if session.cancelled:
+            session.check_wanted(command.request_id)
     namespace = pool.namespaces.check(command.namespace_id, command.generation)
     if pool.placement_dirty:
         pool.refresh_placement(now_s)
@@ -50,7 +52,7 @@ def put_commit(pool: Pool, command: PutCommit, now_s: float) -> PutCommitReply:
     """Decide granted keys, in order."""
     session = pool.sessions.get(command.session_id)
     session.expires_s = now_s + pool.config.session_ttl_s
-    key = command.request_id << 1 | _COMMIT
+    key = commit_key(command.request_id)
     if command.request_id:
         known = session.replies.get(key)
         if known is not None:

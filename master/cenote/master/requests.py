@@ -46,6 +46,7 @@ from .commands import (
     SpareNames,
     Unpin,
 )
+from .sessions import CANCELLED_MAX
 
 __all__ = ["BATCH_KEYS_MAX", "RequestReader", "check_text"]
 
@@ -202,10 +203,14 @@ class RequestReader:
         lease_ids = unpack_u64(message.lease_ids, "lease_ids")
         if len(lease_ids) > LEASE_IDS_MAX:
             raise InvalidArgument(f"more than {LEASE_IDS_MAX} leases are renewed at once")
+        cancelled = unpack_u64(message.cancelled_request_ids, "cancelled_request_ids")
+        if len(cancelled) > CANCELLED_MAX:
+            raise InvalidArgument(f"more than {CANCELLED_MAX} requests are cancelled at once")
         return RenewSession(
             check_id(message.session_id or session, "session_id"),
             lease_ids if len(lease_ids) else EMPTY_U64,
             self._lease_ttl(message.lease_ttl_ms, "lease_ttl_ms"),
+            cancelled if len(cancelled) else EMPTY_U64,
         )
 
     @staticmethod
@@ -257,6 +262,7 @@ class RequestReader:
             message.hold,
             replicas_max,
             _avoid(avoid) if avoid else None,
+            message.request_id,
         )
 
     # ---- writes -----------------------------------------------------------------------------

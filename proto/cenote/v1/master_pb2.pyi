@@ -95,16 +95,18 @@ class HelloResponse(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., session_ttl_ms: _Optional[int] = ..., cluster_view: _Optional[_Union[_common_pb2.ClusterView, _Mapping]] = ..., shard_map: _Optional[_Union[_common_pb2.ShardMap, _Mapping]] = ..., location_ttl_ms: _Optional[int] = ..., lease_ttl_max_ms: _Optional[int] = ..., batch_keys_max: _Optional[int] = ..., cluster_name: _Optional[str] = ..., is_leader: bool = ..., leader: _Optional[str] = ..., server_version: _Optional[str] = ...) -> None: ...
 
 class RenewSessionRequest(_message.Message):
-    __slots__ = ("session_id", "piggyback", "lease_ttl_ms", "lease_ids")
+    __slots__ = ("session_id", "piggyback", "lease_ttl_ms", "lease_ids", "cancelled_request_ids")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PIGGYBACK_FIELD_NUMBER: _ClassVar[int]
     LEASE_TTL_MS_FIELD_NUMBER: _ClassVar[int]
     LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     piggyback: _common_pb2.Piggyback
     lease_ttl_ms: int
     lease_ids: bytes
-    def __init__(self, session_id: _Optional[bytes] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., lease_ttl_ms: _Optional[int] = ..., lease_ids: _Optional[bytes] = ...) -> None: ...
+    cancelled_request_ids: bytes
+    def __init__(self, session_id: _Optional[bytes] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., lease_ttl_ms: _Optional[int] = ..., lease_ids: _Optional[bytes] = ..., cancelled_request_ids: _Optional[bytes] = ...) -> None: ...
 
 class RenewSessionResponse(_message.Message):
     __slots__ = ("view_version", "epoch", "lost_lease_ids")
@@ -203,7 +205,7 @@ class MatchResponse(_message.Message):
     def __init__(self, presence_bitmap: _Optional[bytes] = ..., prefix_keys: _Optional[int] = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
-    __slots__ = ("keys", "ttl_ms", "piggyback", "chain", "lease", "replicas_max", "avoid_node_ids", "hold", "session_id")
+    __slots__ = ("keys", "ttl_ms", "piggyback", "chain", "lease", "replicas_max", "avoid_node_ids", "hold", "session_id", "request_id")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
     PIGGYBACK_FIELD_NUMBER: _ClassVar[int]
@@ -213,6 +215,7 @@ class AcquireRequest(_message.Message):
     AVOID_NODE_IDS_FIELD_NUMBER: _ClassVar[int]
     HOLD_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     keys: _common_pb2.KeyBatch
     ttl_ms: int
     piggyback: _common_pb2.Piggyback
@@ -222,7 +225,8 @@ class AcquireRequest(_message.Message):
     avoid_node_ids: bytes
     hold: bool
     session_id: bytes
-    def __init__(self, keys: _Optional[_Union[_common_pb2.KeyBatch, _Mapping]] = ..., ttl_ms: _Optional[int] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., chain: bool = ..., lease: bool = ..., replicas_max: _Optional[int] = ..., avoid_node_ids: _Optional[bytes] = ..., hold: bool = ..., session_id: _Optional[bytes] = ...) -> None: ...
+    request_id: int
+    def __init__(self, keys: _Optional[_Union[_common_pb2.KeyBatch, _Mapping]] = ..., ttl_ms: _Optional[int] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., chain: bool = ..., lease: bool = ..., replicas_max: _Optional[int] = ..., avoid_node_ids: _Optional[bytes] = ..., hold: bool = ..., session_id: _Optional[bytes] = ..., request_id: _Optional[int] = ...) -> None: ...
 
 class AcquireResponse(_message.Message):
     __slots__ = ("objects", "extents", "lease", "view_version")

@@ -340,12 +340,14 @@ def acquire(
         lease=True,
         chain=chain,
         hold=hold,
+        request_id=call.asks() if hold else 0,
         session_id=call.state.session_id,
         avoid_node_ids=call.avoided_ids(),
         piggyback=call.state.piggyback(call.space),
     )
     asked_s = call.now()
     reply = yield from ask_master(call, "acquire", request, pb.AcquireResponse)
+    call.unanswered = 0
     call.state.see_view(reply.view_version)
     if not reply.lease.lease_id:
         return reply, None

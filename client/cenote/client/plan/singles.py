@@ -323,11 +323,12 @@ def _start(
     parts = [call.key_head, digest, b"\x12\x08", _U64.pack(size)]
     if len(key) > KEY_INLINE_BYTES:
         parts += (b"\x1a\x02", _U16.pack(len(key)))
-    parts += (state.put_tail(options), b"\x38", varint(next(state.request_ids)))
+    parts += (state.put_tail(options), b"\x38", varint(call.asks()))
     if news:
         parts += (b"\x42", varint(len(news)), news)
     body = b"".join(parts)
     reply = yield from _ask(call, "put_start", body, pb.PutStartRequest, pb.PutStartResponse)
+    call.unanswered = 0
     state.see_view(reply.view_version)
     if len(reply.puts) != PUT_STRUCT.size:
         raise InternalError(f"put_start answered {len(reply.puts)} bytes for one key")

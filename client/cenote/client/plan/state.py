@@ -39,6 +39,7 @@ _TOUCHES_MAX: Final = 16_384
 _PIGGYBACK_TOUCHES_MAX: Final = 256
 _PIGGYBACK_RELEASES_MAX: Final = 512
 _TAILS_MAX: Final = 64
+_CANCELLED_MAX: Final = 1024
 _SUSPECT_FIRST_S: Final = 0.5
 _SUSPECT_MAX_S: Final = 5.0
 
@@ -270,6 +271,9 @@ class ClientState:
         self.failures: deque[tuple[int, str]] = deque(maxlen=64)
         """Failures to report: (node, what)."""
         self.request_ids = itertools.count(1)
+        # Of more than so many the oldest keep what they were given until the session ends.
+        self.cancelled: deque[int] = deque(maxlen=_CANCELLED_MAX)
+        """Requests whose answers were never seen: the master takes back what it granted."""
         self._acquire_tails: dict[int, bytes] = {}
         self._put_tails: dict[object, bytes] = {}
         self.wake: Callable[[], None] = lambda: None
@@ -282,6 +286,7 @@ class ClientState:
         self._put_tails.clear()
         self.released.clear()
         self.holds.clear()
+        self.cancelled.clear()
 
     # ---- news for the master -----------------------------------------------------------------
 
@@ -365,6 +370,19 @@ class ClientState:
             self.view_seen = max(self.view_seen, view_version)
             self.wake()
 
+    def cancel(self, request_id: int) -> None:
+        """Nobody waits for the answer to this request any more."""
+        self.cancelled.append(request_id)
+        self.wake()
+
+    def take_cancelled(self) -> list[int]:
+        """All of them; they are the caller's to tell."""
+        taken: list[int] = []
+        with suppress(IndexError):
+            while True:
+                taken.append(self.cancelled.popleft())
+        return taken
+
     # ---- suspects ----------------------------------------------------------------------------
 
     def suspect(self, node_id: int, what: str) -> None:
@@ -406,6 +424,7 @@ class Call:
         "now",
         "space",
         "state",
+        "unanswered",
     )
 
     def __init__(self, state: ClientState, space: Space, deadline_s: float) -> None:
@@ -420,8 +439,19 @@ class Call:
         """Those of them that failed in this very call."""
         self.grants: dict[int, Grant] = {}
         """Open grants: whoever drives the plan aborts what is left here when it ended."""
+        self.unanswered = 0
+        """A request that gives something that no time takes back; whoever drives the plan cancels
+        what is left here when it ended."""
         self.generation = space.generation
         self.key_head = space.key_head
+
+    def asks(self) -> int:
+        """The id of a request that is sent next, which grants or holds something. `unanswered` is
+        to be cleared when its answer is there."""
+        if self.unanswered:
+            self.state.cancel(self.unanswered)
+        self.unanswered = next(self.state.request_ids)
+        return self.unanswered
 
     def begin_anew(self) -> None:
         """Digests are made next, with the namespace's present seed. What is sent says that it is

@@ -412,7 +412,7 @@ class Store:
             again = [
                 self._take_seal(part, extents) for part, extents in zip(parts, members, strict=True)
             ]
-            waiting = np.concatenate(again) if again else _NONE
+            waiting = np.sort(np.concatenate(again)) if again else _NONE
             if not len(waiting):
                 break
             pause_s = backoff_s(attempt)

@@ -248,11 +248,12 @@ class _Writer:
             tail_lengths=b"" if tails is None else tails.astype("<u2", copy=False).tobytes(),
             options=options.message(call.avoided_ids()),
             session_id=call.state.session_id,
-            request_id=next(call.state.request_ids),
+            request_id=call.asks(),
             piggyback=call.state.piggyback(call.space),
             credentials=call.state.credentials,
         )
         reply = yield from ask_master(call, "put_start", request, pb.PutStartResponse)
+        call.unanswered = 0
         call.state.see_view(reply.view_version)
         return reply
 
