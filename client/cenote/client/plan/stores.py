@@ -270,7 +270,10 @@ class Store:
                 extents,
                 addresses,
                 budget_s=attempt_budget_s(
-                    remaining_s, size_bytes, alternatives=self.call.has_other_nodes()
+                    remaining_s,
+                    size_bytes,
+                    alternatives=self.call.has_other_nodes(),
+                    last=True,
                 ),
                 size_bytes=size_bytes,
                 checksum=Checksum.ALWAYS if hashed else Checksum.NEVER,
@@ -290,7 +293,8 @@ class Store:
             self.lost[extents[part.statuses != ItemStatus.OK]] = True
             for code in np.unique(part.statuses).tolist():
                 if code == ItemStatus.NOT_DONE:
-                    self.call.node_failed(part.node_id, "it did not complete a write")
+                    failed = Unavailable("it did not complete a write")
+                    self.call.node_failed(part.node_id, failed)
                 if code != ItemStatus.OK:
                     what = f"node {part.node_id} did not take the bytes"
                     self.last_error = error_from_code(code, what)
@@ -305,7 +309,7 @@ class Store:
         elif isinstance(error, StaleEpoch | StaleLocation | SessionUnknown):
             pass
         elif node_failed(error):
-            self.call.node_failed(part.node_id, str(error))
+            self.call.node_failed(part.node_id, error)
             if self.call.remaining_s() <= 0:
                 raise error
         else:
@@ -479,7 +483,7 @@ class Store:
             self._cut = True  # the decision stands: seal it in another session
             return extents
         if node_failed(error):
-            self.call.node_failed(part.node_id, str(error))
+            self.call.node_failed(part.node_id, error)
             if self._ask_once_more(extents):
                 return extents
         self.lost[extents] = True
