@@ -57,6 +57,8 @@ class FakeMaster:
             i: FakeNode(i, np.zeros(segment_bytes, np.uint8)) for i in range(1, nodes + 1)
         }
         self.extent_bytes_max = segment_bytes
+        self.down: set[int] = set()
+        """Nodes that the view calls dead, and that get nothing."""
         self.seed = 7
         self.generation = 1
         self.fingerprints: dict[str, bytes] = {}
@@ -119,7 +121,15 @@ class FakeMaster:
         return common_pb2.ClusterView(
             view_version=self.view_version,
             nodes=[
-                common_pb2.NodeView(node_id=i, name=f"n{i}", segment_ids=[i]) for i in self.nodes
+                common_pb2.NodeView(
+                    node_id=i,
+                    name=f"n{i}",
+                    segment_ids=[i],
+                    state=common_pb2.NODE_STATE_DEAD
+                    if i in self.down
+                    else common_pb2.NODE_STATE_ALIVE,
+                )
+                for i in self.nodes
             ],
             segments=[common_pb2.SegmentView(segment_id=i, node_id=i) for i in self.nodes],
         )
@@ -233,7 +243,7 @@ class FakeMaster:
     def _place(self, size: int, avoid: set[int], replicas: int) -> list[list[tuple[int, int, int]]]:
         placed: list[list[tuple[int, int, int]]] = []
         for node in self.nodes.values():
-            if len(placed) == replicas or node.node_id in avoid:
+            if len(placed) == replicas or node.node_id in avoid | self.down:
                 continue
             parts, left = [], size
             while left:

@@ -12,9 +12,9 @@ from cenote.v1 import master_pb2 as pb
 
 from .budgets import PROBE_WAIT_S, ask_again, backoff_s
 from .state import Call
-from .steps import Ask, Pause, Plan, Reopen
+from .steps import Ask, Pause, Plan, RefreshView, Reopen
 
-__all__ = ["ask_master", "reopening", "report_stalled"]
+__all__ = ["ask_master", "hidden_after_report", "reopening", "report_stalled"]
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
@@ -54,6 +54,13 @@ def ask_master(call: Call, method: str, request: Message, reply_type: type[M]) -
             if call.remaining_s() <= pause_s:
                 raise _too_late(method, last) from error
             yield Pause(pause_s)
+
+
+def hidden_after_report(call: Call, node_ids: set[int]) -> Plan[set[int]]:
+    """Those of these nodes, which did not answer in time, that the master gives up, too."""
+    yield from report_stalled(call, node_ids)
+    yield RefreshView(max(0.001, call.remaining_s()))
+    return node_ids & call.state.peers.down
 
 
 def report_stalled(call: Call, node_ids: set[int]) -> Plan[None]:

@@ -47,7 +47,7 @@ from cenote.client.locations import LOCATION_STRUCT
 from cenote.transport.base import ItemStatus, SealBatch
 from cenote.v1 import master_pb2 as pb
 
-from .asking import ask_master
+from .asking import ask_master, hidden_after_report
 from .budgets import (
     LEASE_SHARE,
     SEAL_ATTEMPTS_MAX,
@@ -444,6 +444,8 @@ def _seal(call: Call, node: int, batch: SealBatch) -> Plan[CenoteError | None]:
                 return error
             call.node_failed(node, error)
             if failures == SEAL_FAILURES_MAX or call.remaining_s() <= 0:
+                return error
+            if node in call.stalled and (yield from hidden_after_report(call, {node})):
                 return error
             continue
         assert part.statuses is not None
