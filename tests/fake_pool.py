@@ -57,6 +57,8 @@ class FakeMaster:
             i: FakeNode(i, np.zeros(segment_bytes, np.uint8)) for i in range(1, nodes + 1)
         }
         self.extent_bytes_max = segment_bytes
+        self.not_yet = 0
+        """So many put_starts are answered as by a master that was just restarted."""
         self.down: set[int] = set()
         """Nodes that the view calls dead, and that get nothing."""
         self.seed = 7
@@ -277,6 +279,9 @@ class FakeMaster:
                 if digest in self.objects:
                     puts[i]["status"] = PutStatus.EXISTS
                     continue
+                if self.not_yet:
+                    puts[i]["status"] = PutStatus.NOT_YET
+                    continue
                 total = int(sizes[i]) + (int(tails[i]) if tails is not None else 0)
                 placed = self._place(total, avoid, request.options.replicas or 1)
                 if self.nodes and not placed:
@@ -291,6 +296,7 @@ class FakeMaster:
                         for replica in placed
                         for node, offset, length in replica
                     ]
+            self.not_yet = max(0, self.not_yet - 1)
             grant_id = next(self._ids)
             self.grants[grant_id] = grant
             return pb.PutStartResponse(

@@ -77,6 +77,8 @@ class Load:
         for worker in self._workers:
             worker.say("stop")
         self.reports = [worker.hear() for worker in self._workers]
+        for text in self.failures()[:10]:
+            print(text)
 
     def failures(self) -> list[str]:
         """Calls that failed, keys that were missed though they must not be, wrong bytes."""

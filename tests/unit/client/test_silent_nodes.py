@@ -1,4 +1,5 @@
-"""Nodes that do not answer in time: budgets, one more try where nothing else has the bytes."""
+"""Nodes that do not answer in time: budgets, one more try where nothing else has the bytes; and a
+master that can't give space yet."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cenote.api.errors import DeadlineExceeded
+from cenote.api.errors import DeadlineExceeded, Unavailable
 from cenote.client import Client
 from cenote.client.plan.budgets import PROBE_WAIT_S, attempt_budget_s, transfer_s
 from cenote.client.plan.state import Peers
@@ -158,3 +159,18 @@ def test_an_unanswered_seal_is_done_elsewhere_once_the_node_is_hidden(
     assert not master.nodes[1].sealed
     assert len(master.nodes[2].sealed) == count
     assert client.stats().failed == 0
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_put_waits_for_a_master_that_was_just_restarted(
+    client: Client, master: FakeMaster, count: int
+) -> None:
+    master.not_yet = 7  # more often than a put is started anew for any other reason
+    values = fill(client, count)
+    assert client.get_batch(list(values)) == list(values.values())
+    master.not_yet = 1_000
+    with pytest.raises(Unavailable, match="just restarted"):
+        client.put("late", b"x", deadline_s=0.2)
+    (failed,) = client.put_batch(["late"], [b"x"], deadline_s=0.2)
+    assert isinstance(failed.error, Unavailable)
+    assert client.exists_batch(list(values)).all()
