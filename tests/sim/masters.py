@@ -274,7 +274,7 @@ class MasterProcess:
             return  # it has not said where it listens: its heartbeats tell whether it lives
 
         def probed() -> None:
-            answered = self.world.accepts_connections(address, MASTER)
+            answered = self.world.answers(address, MASTER)
             with self.world.oracle.watching("probe", self):
                 self.service.note_probe(node_id, answered)
             self._answer(lambda _: None, b"")

@@ -185,11 +185,14 @@ class World:
                 self.loop.note(write.who, "dies: it writes over shm under an old epoch")
                 self.loop.kill(self.clients[write.who].party)
 
-    def accepts_connections(self, address: str, asker: str) -> bool:
+    def answers(self, address: str, asker: str) -> bool:
+        """Whether a store process there answers a hello at once."""
         host = self.hosts[address.partition(":")[0]]
         process = host.process
-        alive = process is not None and process.party.alive and process.address == address
-        return alive and not self.network.is_cut(asker, host.name)
+        if process is None or process.address != address:
+            return False
+        awake = process.party.alive and not process.party.paused
+        return awake and not self.network.is_cut(asker, host.name)
 
     # ---- processes ----------------------------------------------------------------------------
 

@@ -182,7 +182,7 @@ class AsyncDriver:
     ) -> int:
         """See `BlockingDriver.read_cached`."""
         _, _, size, _, _, node = LOCATION_STRUCT.unpack(row)
-        arguments = (call.space, digest, row, address, length, call.deadline_s)
+        arguments = (call, digest, row, address, length)
         if size <= _INLINE_BYTES_MAX and node in self._session.state.lease_proven:
             return self._blocking.read_cached(*arguments)
         return await self._in_pool([node], self._blocking.read_cached, *arguments)

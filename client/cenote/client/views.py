@@ -154,7 +154,7 @@ class View:
         except (NamespaceReset, StaleLocation):
             return None
         except CenoteError as error:
-            call.node_failed(node, str(error))
+            call.node_failed(node, error)
             return None
 
     def __exit__(

@@ -325,6 +325,8 @@ class Heartbeat:
     counters: NodeCounters
     incarnations: list[bytes] = field(default_factory=list)
     """Of the segments in `ready_bytes`, in their order; empty where they are not told."""
+    held: bool = False
+    """One that was taken down before and held open since: it says nothing of its sender now."""
 
 
 @dataclass(slots=True)
@@ -358,7 +360,7 @@ class ReportFailure:
 
 @dataclass(slots=True)
 class NodeProbed:
-    """Whether a node that a client could not reach accepts connections (see effects.ProbeNode)."""
+    """Whether a node that a client could not reach answers a hello (see effects.ProbeNode)."""
 
     node_id: int
     answered: bool

@@ -41,11 +41,16 @@ def heartbeat(pool: Pool, command: Heartbeat, now_s: float) -> HeartbeatReply:
             f"the heartbeat is of an earlier process of node {node.name!r}, with other segments",
             remedy="attach again",
         )
+    if command.held:  # what else it says was taken down when it came
+        return HeartbeatReply(node.instructions[: pool.config.instructions_per_reply_max])
     node.heard_s = now_s
     node.counters = command.counters
     node.quarantined_session_ids = list(command.quarantined_session_ids)
     if node.state == NodeState.DEAD:
-        set_node_state(pool, node, NodeState.ALIVE)
+        if node.unanswered:  # it talks to us, but clients may still not reach it
+            pool.effects.append(ProbeNode(node.node_id))
+        else:
+            set_node_state(pool, node, NodeState.ALIVE)
     for index, ready_bytes in command.ready_bytes:
         for segment_id in node.segment_ids:
             segment = pool.segments.by_id[segment_id]
@@ -102,8 +107,17 @@ def report_failure(pool: Pool, command: ReportFailure, now_s: float) -> int:
 
 
 def node_probed(pool: Pool, command: NodeProbed, now_s: float) -> None:
-    """No answer hides the node for all until it is heard of again; an answer changes nothing: it
-    stays suspect for the host that could not reach it."""
+    """No answer hides the node for all until it answers again, which each of its heartbeats has
+    tried; an answer of one that is not hidden changes nothing: it stays suspect for the host that
+    could not reach it."""
     node = pool.nodes.by_id.get(command.node_id)
-    if node is not None and not command.answered and node.is_readable:
-        set_node_state(pool, node, NodeState.DEAD)
+    if node is None:
+        return
+    if not command.answered:
+        if node.is_readable:
+            node.unanswered = True
+            set_node_state(pool, node, NodeState.DEAD)
+    elif node.unanswered:
+        node.unanswered = False
+        if node.state == NodeState.DEAD and now_s - node.heard_s < pool.config.node_dead_s:
+            set_node_state(pool, node, NodeState.ALIVE)

@@ -199,8 +199,8 @@ def _latest(inventory: bytes) -> NDArray[np.void]:
 # ---- heartbeats -----------------------------------------------------------------------------
 
 
-def heartbeat_command(message: pb.HeartbeatRequest) -> Heartbeat:
-    """Raises InvalidArgument."""
+def heartbeat_command(message: pb.HeartbeatRequest, *, held: bool = False) -> Heartbeat:
+    """`held`: it was taken down before. Raises InvalidArgument."""
     if max(len(message.cut_session_ids), len(message.quarantined_session_ids)) > SESSIONS_MAX * 16:
         raise InvalidArgument(f"a heartbeat names at most {SESSIONS_MAX} sessions")
     if len(message.segments) > SEGMENTS_MAX:
@@ -221,6 +221,7 @@ def heartbeat_command(message: pb.HeartbeatRequest) -> Heartbeat:
             stats.connections,
         ),
         [segment.incarnation for segment in message.segments],
+        held,
     )
 
 

@@ -32,6 +32,8 @@ class Node:
     state: NodeState = NodeState.ALIVE
     attached: bool = False
     """In this epoch. Until then its segments can be read, but nothing in them be reused."""
+    unanswered: bool = False
+    """It is hidden since it did not answer a probe: it comes back when it answers one."""
     heard_s: float = 0.0
     process_id: int = 0
     server_version: str = ""

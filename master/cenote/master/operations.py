@@ -294,7 +294,7 @@ class Operations:
                 stats=request.stats,
                 quarantined_session_ids=request.quarantined_session_ids,
             )
-            return self._instructions(self._decider.apply(heartbeat_command(later)))
+            return self._instructions(self._decider.apply(heartbeat_command(later, held=True)))
 
         return Later(response, request.node_id, wait_s, again)
 

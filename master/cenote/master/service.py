@@ -158,7 +158,7 @@ class MasterService:
         return ""
 
     def note_probe(self, node_id: int, answered: bool) -> None:
-        """What came of `on_probe`: no answer hides the node for all until it is heard of again."""
+        """What came of `on_probe`: no answer hides the node for all until it answers again."""
         self._decider.apply(NodeProbed(node_id, answered))
 
     @property
@@ -216,7 +216,12 @@ class MasterService:
         return reply.SerializeToString()
 
     async def _when_woken(self, later: Later, deadline_s: float) -> bytes:
-        return (await self._woken(later, deadline_s)).SerializeToString()
+        try:
+            return (await self._woken(later, deadline_s)).SerializeToString()
+        except asyncio.CancelledError:
+            # The daemon's connection broke while it was waiting: it may be gone.
+            self._decider.on_probe(later.node_id)
+            raise
 
     async def _woken(self, later: Later, deadline_s: float) -> Message:
         assert later.again is not None

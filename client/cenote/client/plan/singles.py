@@ -47,7 +47,7 @@ from cenote.client.locations import LOCATION_STRUCT
 from cenote.transport.base import ItemStatus, SealBatch
 from cenote.v1 import master_pb2 as pb
 
-from .asking import ask_master
+from .asking import ask_master, hidden_after_report
 from .budgets import (
     LEASE_SHARE,
     SEAL_ATTEMPTS_MAX,
@@ -215,7 +215,9 @@ def _read_row(
         item, got, by_lease = yield MoveOne(node, segment, offset, size, address, budget_s, mode)
     except (BufferInUse, ClientClosed):
         raise
-    except CenoteError:
+    except CenoteError as error:
+        if node_failed(error):
+            call.node_failed(node, error)
         return None
     if item:
         return None
@@ -354,7 +356,8 @@ def _store(
     if node is None:
         yield RefreshView(call.remaining_s())
         return _Undone(None)
-    budget_s = attempt_budget_s(call.remaining_s(), size, alternatives=call.has_other_nodes())
+    others = call.has_other_nodes()
+    budget_s = attempt_budget_s(call.remaining_s(), size, alternatives=others, last=True)
     tail = key if len(key) > KEY_INLINE_BYTES else b""
     write = MoveOne(node, segment, offset, size, address, budget_s, Checksum.ALWAYS, grant_id, tail)
     grant.moving = (write,)
@@ -366,7 +369,7 @@ def _store(
         if isinstance(error, GrantRevoked):
             yield Reopen(call.remaining_s(), session_too=True, cut_session_id=grant.session_id)
         elif node_failed(error):
-            call.node_failed(node, str(error))
+            call.node_failed(node, error)
         elif not isinstance(error, StaleEpoch | StaleLocation | SessionUnknown):
             raise
         return _Undone(error)
@@ -440,8 +443,10 @@ def _seal(call: Call, node: int, batch: SealBatch) -> Plan[CenoteError | None]:
                 continue
             if not node_failed(error):
                 return error
-            call.node_failed(node, str(error))
+            call.node_failed(node, error)
             if failures == SEAL_FAILURES_MAX or call.remaining_s() <= 0:
+                return error
+            if node in call.stalled and (yield from hidden_after_report(call, {node})):
                 return error
             continue
         assert part.statuses is not None

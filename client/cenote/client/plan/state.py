@@ -7,6 +7,7 @@ the loser's loss is named.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -16,6 +17,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from cenote.api.errors import CenoteError, DeadlineExceeded
 from cenote.api.rows import DIGEST_BYTES
 from cenote.client.locations import LocationCache
 from cenote.v1 import common_pb2, master_pb2
@@ -40,6 +42,7 @@ _PIGGYBACK_TOUCHES_MAX: Final = 256
 _PIGGYBACK_RELEASES_MAX: Final = 512
 _TAILS_MAX: Final = 64
 _CANCELLED_MAX: Final = 1024
+_DOWN: Final = frozenset({common_pb2.NODE_STATE_DEAD, common_pb2.NODE_STATE_DETACHED})
 _SUSPECT_FIRST_S: Final = 0.5
 _SUSPECT_MAX_S: Final = 5.0
 
@@ -86,7 +89,7 @@ class PutOptions:
 class Peers:
     """The cluster view as lookups from segments to nodes. Replaced as a whole, never changed."""
 
-    __slots__ = ("_table", "node_by_segment", "nodes", "view_version")
+    __slots__ = ("_table", "down", "node_by_segment", "nodes", "view_version")
 
     def __init__(self, view: common_pb2.ClusterView, before: Peers | None = None) -> None:
         """`before`: the view so far. A master that was just restarted knows of nodes, and not yet
@@ -97,6 +100,8 @@ class Peers:
                 node.endpoints.extend(known.endpoints)
         self.view_version = view.view_version
         self.nodes: dict[int, common_pb2.NodeView] = {node.node_id: node for node in view.nodes}
+        self.down = {node.node_id for node in view.nodes if node.state in _DOWN}
+        """Nodes that the master has given up, for now."""
         self.node_by_segment: dict[int, int] = {
             segment.segment_id: segment.node_id for segment in view.segments
         }
@@ -364,6 +369,13 @@ class ClientState:
             tail = self._put_tails[options] = request.SerializeToString()
         return tail
 
+    def use_peers(self, peers: Peers) -> None:
+        """Another cluster view: who is down in it is avoided until a later one says otherwise; who
+        is not may be back, whatever was seen of it before."""
+        self.peers = peers
+        self.view_seen = 0
+        self.suspects = dict.fromkeys(peers.down, (math.inf, 0.0))
+
     def see_view(self, view_version: int) -> None:
         """A reply spoke of this view; a newer one than ours is fetched in the background."""
         if view_version > self.peers.view_version:
@@ -421,8 +433,10 @@ class Call:
         "generation",
         "grants",
         "key_head",
+        "last_tries",
         "now",
         "space",
+        "stalled",
         "state",
         "unanswered",
     )
@@ -437,6 +451,10 @@ class Call:
         """Nodes not to be used by this call."""
         self.failed: set[int] = set()
         """Those of them that failed in this very call."""
+        self.stalled: set[int] = set()
+        """Those of them that did not answer in time, and were not tried once more."""
+        self.last_tries: set[int] = set()
+        """Those that were given up, and are tried once more."""
         self.grants: dict[int, Grant] = {}
         """Open grants: whoever drives the plan aborts what is left here when it ended."""
         self.unanswered = 0
@@ -469,10 +487,19 @@ class Call:
             namespace_id=space.namespace_id, generation=self.generation, digests=digests
         )
 
-    def node_failed(self, node_id: int, what: str) -> None:
+    def node_failed(self, node_id: int, error: CenoteError) -> None:
+        """A node did not do what it was to do: this call avoids it from now on."""
         self.avoid.add(node_id)
         self.failed.add(node_id)
-        self.state.suspect(node_id, what)
+        if isinstance(error, DeadlineExceeded) and node_id not in self.last_tries:
+            self.stalled.add(node_id)
+        self.state.suspect(node_id, str(error))
+
+    def try_once_more(self, node_ids: set[int]) -> None:
+        """These fell silent, and nothing else has what is wanted: a last attempt."""
+        self.stalled -= node_ids
+        self.avoid -= node_ids
+        self.last_tries |= node_ids
 
     def has_other_nodes(self) -> bool:
         """Whether a put could go elsewhere if one node failed."""

@@ -29,7 +29,7 @@ from cenote.api.rows import EXTENT, PUT, PUT_STRUCT, CommitStatus, PutStatus
 from cenote.transport.base import ItemStatus, SealBatch
 from cenote.v1 import master_pb2 as pb
 
-from .asking import ask_master
+from .asking import ask_master, hidden_after_report
 from .budgets import (
     SEAL_ATTEMPTS_MAX,
     SEAL_FAILURES_MAX,
@@ -55,7 +55,7 @@ from .steps import (
     Stage,
     Staged,
 )
-from .tails import KeyTails, can_stage, cut_tails, join_neighbours
+from .tails import KeyTails, Members, can_stage, cut_tails, join_part
 
 __all__ = ["Store"]
 
@@ -67,30 +67,6 @@ ONE_GRANTED: Final = PUT_STRUCT.pack(PutStatus.GRANTED, 1, 1, 0)
 """The PUT row of one replica in one extent: what all are, nearly always."""
 DECIDED: Final = bytes([CommitStatus.DECIDED])
 count_nonzero: Final = np.count_nonzero  # five times as fast as any() and all() of short arrays
-
-
-class _Members:
-    """What one part of a transfer consists of."""
-
-    __slots__ = ("counts", "extents", "hashed", "where")
-
-    def __init__(self, extents: I64, where: I64 | None, hashed: bool) -> None:
-        self.extents = extents
-        """Per item: its extent."""
-        self.where = where
-        """Which of the replica's items they are; None: all."""
-        self.hashed = hashed
-        self.counts: I64 | None = None
-        """How many items each joined one stands for."""
-
-
-def _join(part: Part) -> I64 | None:
-    """Make neighbours one item; how many each stands for."""
-    joined = join_neighbours(part.extents, part.addresses)
-    if joined is None:
-        return None
-    part.extents, part.addresses, counts = joined
-    return counts
 
 
 class Store:
@@ -182,7 +158,7 @@ class Store:
             else:
                 self._key_tails = KeyTails(self.keys, self._tails)
         parts: list[Part] = []
-        members: list[_Members] = []
+        members: list[Members] = []
         first_items: Items | None = None
         for replica in range(1 if self.placement.single else int(self.replicas.max())):
             items = self._items(replica)
@@ -190,9 +166,9 @@ class Store:
             for part, where in self._parts(items, hashed_here):
                 parts.append(part)
                 of = items.extent if where is None else items.extent[where]
-                members.append(_Members(of, where, hashed_here))
+                members.append(Members(of, where, hashed_here))
                 if staged is not None and items.whole:
-                    members[-1].counts = _join(part)
+                    members[-1].counts = join_part(part)
             if not replica:
                 first_items = items
         assert first_items is not None
@@ -270,7 +246,10 @@ class Store:
                 extents,
                 addresses,
                 budget_s=attempt_budget_s(
-                    remaining_s, size_bytes, alternatives=self.call.has_other_nodes()
+                    remaining_s,
+                    size_bytes,
+                    alternatives=self.call.has_other_nodes(),
+                    last=True,
                 ),
                 size_bytes=size_bytes,
                 checksum=Checksum.ALWAYS if hashed else Checksum.NEVER,
@@ -290,7 +269,8 @@ class Store:
             self.lost[extents[part.statuses != ItemStatus.OK]] = True
             for code in np.unique(part.statuses).tolist():
                 if code == ItemStatus.NOT_DONE:
-                    self.call.node_failed(part.node_id, "it did not complete a write")
+                    failed = Unavailable("it did not complete a write")
+                    self.call.node_failed(part.node_id, failed)
                 if code != ItemStatus.OK:
                     what = f"node {part.node_id} did not take the bytes"
                     self.last_error = error_from_code(code, what)
@@ -305,7 +285,7 @@ class Store:
         elif isinstance(error, StaleEpoch | StaleLocation | SessionUnknown):
             pass
         elif node_failed(error):
-            self.call.node_failed(part.node_id, str(error))
+            self.call.node_failed(part.node_id, error)
             if self.call.remaining_s() <= 0:
                 raise error
         else:
@@ -413,6 +393,8 @@ class Store:
                 self._take_seal(part, extents) for part, extents in zip(parts, members, strict=True)
             ]
             waiting = np.sort(np.concatenate(again)) if again else _NONE
+            if self.call.stalled and len(waiting):
+                waiting = yield from self._without_hidden(waiting)
             if not len(waiting):
                 break
             pause_s = backoff_s(attempt)
@@ -479,11 +461,21 @@ class Store:
             self._cut = True  # the decision stands: seal it in another session
             return extents
         if node_failed(error):
-            self.call.node_failed(part.node_id, str(error))
+            self.call.node_failed(part.node_id, error)
             if self._ask_once_more(extents):
                 return extents
         self.lost[extents] = True
         return _NONE
+
+    def _without_hidden(self, extents: I64) -> Plan[I64]:
+        """Extents on nodes that the master has not given up, after a look at the silent ones."""
+        silent = self.call.stalled & set(self.nodes[extents].tolist())
+        if not silent:
+            return extents
+        hidden = yield from hidden_after_report(self.call, silent)
+        gone = np.isin(self.nodes[extents], np.array(list(hidden), np.int64))
+        self.lost[extents[gone]] = True
+        return extents[~gone]
 
     def _ask_once_more(self, extents: I64) -> bool:
         """Whether some object has too few replicas without these; no more than once."""

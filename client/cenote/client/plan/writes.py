@@ -57,6 +57,7 @@ I64 = NDArray[np.int64]
 _OPEN: Final = 0
 _STORED: Final = int(Outcome.STORED)
 
+_NOT_YET_PAUSE_S: Final = 0.05
 _FOR_LACK_OF_NODES: Final = frozenset({PutStatus.NO_SPACE, PutStatus.REPLICAS_UNAVAILABLE})
 _REFUSALS: Final[dict[int, tuple[type[CenoteError], str]]] = {
     PutStatus.NO_SPACE: (NoSpace, "the pool has no room that could be freed now"),
@@ -171,6 +172,7 @@ class _Writer:
         "digests",
         "keys",
         "last",
+        "not_yet",
         "options",
         "outcome",
         "pieces",
@@ -198,6 +200,8 @@ class _Writer:
         self.options = options
         self.outcome = outcome
         self.last: CenoteError | None = None
+        self.not_yet = False
+        """The master has no space to give for some of it, but will have."""
         # Decided, but sealed nowhere: that the master knows the key does not make it stored.
         self.decided = np.zeros(len(keys), np.bool_)
 
@@ -210,6 +214,7 @@ class _Writer:
             if attempt:
                 self.call.state.counters.retries += 1
                 yield Pause(min(backoff_s(attempt + 4), max(0.0, self.call.remaining_s())))
+            self.not_yet = False
             reply = started or (yield from self._start(todo))
             started = None
             granted, duplicates = self._sort_answers(todo, reply)
@@ -221,7 +226,11 @@ class _Writer:
             left = todo[self.outcome.statuses[todo] == _OPEN]
             if not len(left):
                 return
-            if len(left) == len(todo) or not isinstance(self.last, QuotaExceeded):
+            if self.not_yet:  # however often: the deadline ends it
+                if self.call.remaining_s() <= _NOT_YET_PAUSE_S:
+                    break
+                yield Pause(_NOT_YET_PAUSE_S)
+            elif len(left) == len(todo) or not isinstance(self.last, QuotaExceeded):
                 attempt += 1  # else what was stored made room for more of a very large batch
             todo = left
         self.outcome.fail(
@@ -271,6 +280,13 @@ class _Writer:
         for status in np.unique(statuses).tolist():
             if status in _FOR_LACK_OF_NODES and self.call.give_suspects_a_chance():
                 continue  # started anew, on nodes that failed a while ago, too
+            if status == PutStatus.NOT_YET:
+                self.not_yet = True
+                self.last = Unavailable(
+                    "the master was just restarted and gives no space yet",
+                    remedy="try again within its --lease-ttl-max-s, or with a longer deadline",
+                )
+                continue
             refusal = _REFUSALS.get(status)
             if status == PutStatus.QUOTA_EXCEEDED and refusal is not None:
                 # What one session may have under way comes back with what is stored: left open.
