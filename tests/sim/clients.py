@@ -27,6 +27,8 @@ __all__ = ["ClientProcess", "key_bytes"]
 NAMESPACE: Final = "a"
 FINGERPRINT: Final = b"f"
 SIZES: Final = (16, 40, 200, 900, 1024, 4096, 5000, 9000, 30_000)
+CALLS_OF: Final = {"lease": 3, "view": 2, "put_run": 50}
+"""Of the SDK in one action, at most."""
 LATE_S: Final = 0.1
 """So much later than its deadline a call may end."""
 
@@ -133,7 +135,9 @@ class ClientProcess:
             ended_well = True
         assert self.client is not None
         took_s = loop.now_s - began_s
-        limit_s = self.client.config.deadline_s * {"lease": 3, "view": 2}.get(name, 1)
+        limit_s = self.client.config.deadline_s * {"lease": 3, "view": 2, "put_run": 50}.get(
+            name, 1
+        )
         if took_s > limit_s + LATE_S + self.world.slack_s and pauses == self.pauses:
             raise Violation(
                 f"{name} of {self.party.name} took {took_s:.3f} s, {limit_s} is its limit"
@@ -201,6 +205,29 @@ def put_batch(me: ClientProcess) -> None:
     for record, result in zip(records, results, strict=True):
         if result.stored:
             me.world.oracle.put_acked(record)
+
+
+def put_run(me: ClientProcess) -> None:
+    """Keys removed, then put one after the other, side by side, again: the master grants ahead."""
+    dice = me.world.loop.dice
+    size = dice.choice(SIZES[: me.world.sizes])
+    keys = sorted(set(me.some_keys(12)))
+    me.note(f"a run of puts of keys {keys}")
+    for _ in range(3):
+        began_s = me.world.loop.now_s
+        me.sdk.remove_batch([key_bytes(k) for k in keys])
+        for key in keys:
+            me.world.oracle.removed(key, began_s)
+        records = [me.world.oracle.new_put(key, me.number, size, 1) for key in keys]
+        several = dice.random() < 0.3
+        if several:
+            values = [record.value for record in records]
+            results = list(me.sdk.put_batch([key_bytes(k) for k in keys], values))
+        else:
+            results = [me.sdk.put(key_bytes(r.key), r.value) for r in records]
+        for record, result in zip(records, results, strict=True):
+            if result.stored:
+                me.world.oracle.put_acked(record)
 
 
 def get(me: ClientProcess) -> None:
@@ -295,6 +322,6 @@ def pin(me: ClientProcess) -> None:
 
 
 ACTIONS: Final = (
-    *(put,) * 5, *(put_batch,) * 4, *(get,) * 4, get_into, *(get_batch,) * 3,
+    *(put,) * 4, put_run, *(put_batch,) * 4, *(get,) * 4, get_into, *(get_batch,) * 3,
     lease, lease, view, exists, exists, remove, pin,
 )  # fmt: skip

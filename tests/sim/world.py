@@ -14,6 +14,7 @@ import numpy as np
 from cenote.api.errors import CenoteError, Unavailable
 from cenote.api.keys import digest_key
 from cenote.api.rows import UNIT_BYTES
+from cenote.client.plan.spares import Spares
 from cenote.master.effects import GoneReason
 from cenote.master.state_config import StateConfig
 from cenote.store.agent_core import Failed
@@ -33,7 +34,7 @@ __all__ = ["Options", "Report", "World", "simulate"]
 
 ACTIVE_S: Final = 8.0
 RECOVERY_S: Final = 6.0
-REST_S: Final = 1.0
+REST_S: Final = 2.0
 FAREWELL_S: Final = 5.0
 KIB: Final = 1 << 10
 KNOWN: Final = frozenset({"shm-restart", "seal-race", "late-attach"})
@@ -118,8 +119,12 @@ class World:
             adoption_window_s=30.0,
             session_granted_share_max=0.5,
             run_bytes=dice.choice((4 * KIB, 1024 * KIB)),
+            spares_share_max=0.5,
+            spares_free_share_max=0.5,
         )
         self._processes = 0
+        # There are few puts here.
+        Spares.credit_needed = dice.choice((1, 8))
         self.faults = Faults(self, options.faults)
 
     # ---- names and places ---------------------------------------------------------------------

@@ -21,7 +21,8 @@ from cenote.api.errors import CenoteError, DeadlineExceeded, SessionUnknown, Una
 from cenote.v1 import master_pb2 as pb
 
 from .plan.budgets import LEASE_SHARE
-from .plan.state import Grant, LeaseHold, Space
+from .plan.grants import Grant, LeaseHold
+from .plan.state import Space
 
 if TYPE_CHECKING:
     from .session import Session
@@ -136,7 +137,10 @@ class Housekeeper:
             or state.view_seen > state.peers.view_version
             or self._session.aborts
             or state.cancelled
-            or any(space.touches or space.chain_touches for space in self._spaces())
+            or any(
+                space.touches or space.chain_touches or space.spares.held
+                for space in self._spaces()
+            )
         )
 
     def _spaces(self) -> list[Space]:
@@ -147,6 +151,7 @@ class Housekeeper:
         now_s = time.monotonic()
         if now_s >= self._renew_at_s:
             self._renew()
+        self._give_spares_back(now_s)
         self.flush_aborts()
         self._flush_cancelled()
         if self._session.state.view_seen > self._session.state.peers.view_version:
@@ -192,13 +197,23 @@ class Housekeeper:
                 session.refresh_view(_CALL_S)
         self._renew_at_s = time.monotonic() + self._renew_period_s()
 
+    def _give_spares_back(self, now_s: float) -> None:
+        """Space that was granted ahead and has not been used for a while."""
+        for space in self._spaces():
+            if space.spares.held:
+                runs = space.spares.take_idle(now_s)
+                self._session.aborts.extend(run.as_grant() for run in runs)
+
     def flush_aborts(self) -> bool:
         """Give back the grants that calls left open; whether all were."""
         session = self._session
         while session.aborts:
             grant: Grant = session.aborts.popleft()
             request = pb.PutAbortRequest(
-                grant_id=grant.grant_id, session_id=grant.session_id, unfenced=grant.is_unfenced()
+                grant_id=grant.grant_id,
+                indexes=grant.indexes,
+                session_id=grant.session_id,
+                unfenced=grant.is_unfenced(),
             )
             try:
                 session.master.put_abort(request, _CALL_S)

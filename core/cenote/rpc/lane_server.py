@@ -41,7 +41,8 @@ class LaneServer:
     `hello(connection, payload)` gets the opaque part of the client's hello and returns the opaque
     part of the reply (or an awaitable); a CenoteError refuses the client.
 
-    `before_flush()` runs once per batch of replies before they are written. `on_connect` and
+    `before_flush()` runs once per batch of replies before they are written, `after_flush()` once
+    they are on their way. `on_connect` and
     `on_disconnect` are called for each admitted connection (before its hello).
     """
 
@@ -52,6 +53,7 @@ class LaneServer:
         *,
         limits: LaneLimits | None = None,
         before_flush: Callable[[], None] | None = None,
+        after_flush: Callable[[], None] | None = None,
         on_connect: Callable[[LaneConnection], None] | None = None,
         on_disconnect: Callable[[LaneConnection], None] | None = None,
     ) -> None:
@@ -59,6 +61,7 @@ class LaneServer:
         self.hello = hello
         self.limits = limits = limits or LaneLimits()
         self.before_flush = before_flush
+        self.after_flush = after_flush
         self.stats = LaneStats()
         self.partial_bytes = 0  # held in unfinished frames of all connections
         self.connections: set[LaneConnection] = set()  # admitted

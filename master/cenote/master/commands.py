@@ -213,6 +213,42 @@ class PutCommit:
 
 
 @dataclass(slots=True)
+class CommitSpare:
+    """`PutCommit` of one spare extent, as plain values; answered alike."""
+
+    session_id: bytes
+    request_id: int
+    grant_id: int
+    position: int
+    checksum: int
+    namespace_id: int
+    generation: int
+    digest: bytes
+    size: int
+    tail: int
+
+    def as_commit(self) -> PutCommit:
+        """The same, in columns."""
+        names = SpareNames(
+            self.namespace_id,
+            self.generation,
+            np.frombuffer(self.digest, np.uint64).reshape(1, 2),
+            np.array((self.size,), np.uint64),
+            np.array((self.tail,), np.uint16),
+            False,
+        )
+        return PutCommit(
+            self.session_id,
+            self.request_id,
+            self.grant_id,
+            np.array((self.position,), np.uint32),
+            np.array((self.checksum,), np.uint64),
+            None,
+            names,
+        )
+
+
+@dataclass(slots=True)
 class PutCommitReply:
     statuses: bytes
     """One rows.CommitStatus byte for each committed key."""
@@ -384,6 +420,7 @@ Command = (
     | Touch
     | PutStart
     | PutCommit
+    | CommitSpare
     | PutAbort
     | Remove
     | Pin

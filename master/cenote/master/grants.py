@@ -151,6 +151,15 @@ class GrantTable:
         self.units -= units
         self.keys -= len(entries)
 
+    def settle_one(self, grant: Grant, entry: int, units: int) -> None:
+        """`settle` for one entry."""
+        if grant.pending is None:
+            grant.pending = np.ones(len(grant), np.bool_)
+        grant.pending[entry] = False
+        grant.units -= units
+        self.units -= units
+        self.keys -= 1
+
     def recount(self) -> int:
         """Units by counting (for tests)."""
         return sum(units_of(grant.pending_spans()) for grant in self.by_id.values())

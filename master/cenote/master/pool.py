@@ -269,6 +269,11 @@ class Pool(ObjectRows):
         self.grants.settle(grant, entries, units)
         session.granted_units -= units
 
+    def settle_one(self, session: Session, grant: Grant, entry: int, units: int) -> None:
+        """`settle_grant` for one entry."""
+        self.grants.settle_one(grant, entry, units)
+        session.granted_units -= units
+
     def drop_replicas(
         self, rows: Rows, lost: Spans, reason: GoneReason, *, vanishing: int = NO_SEGMENT
     ) -> int:

@@ -5,14 +5,14 @@ A request with an id is decided once: its reply is kept with the session, and a 
 
 from __future__ import annotations
 
-from .commands import PutCommit, PutCommitReply, PutStart, PutStartReply
+from .commands import CommitSpare, PutCommit, PutCommitReply, PutStart, PutStartReply
 from .commits import commit_grant, commit_many
 from .pool import Pool
 from .puts import start_puts
 from .sessions import commit_key, start_key
-from .spares import commit_spares, grant_spares
+from .spares import commit_one_spare, commit_spares, grant_spares
 
-__all__ = ["put_commit", "put_start"]
+__all__ = ["commit_spare", "put_commit", "put_start"]
 
 _REPLY_BYTES = 200
 """Of a reply that is kept, besides its rows."""
@@ -42,6 +42,28 @@ def put_start(pool: Pool, command: PutStart, now_s: float) -> PutStartReply:
             key,
             reply,
             size,
+            pool.config.replies_per_session_max,
+            pool.config.reply_bytes_per_session_max,
+        )
+    return reply
+
+
+def commit_spare(pool: Pool, command: CommitSpare, now_s: float) -> PutCommitReply:
+    """`put_commit` of one object in a spare extent."""
+    session = pool.sessions.get(command.session_id)
+    key = commit_key(command.request_id)
+    grant = session.grants.get(command.grant_id)
+    if grant is None or (command.request_id and key in session.replies):
+        return put_commit(pool, command.as_commit(), now_s)
+    reply = commit_one_spare(pool, command, session, grant)
+    if reply is None:
+        return put_commit(pool, command.as_commit(), now_s)
+    session.expires_s = now_s + pool.config.session_ttl_s
+    if command.request_id:
+        session.remember(
+            key,
+            reply,
+            len(reply.statuses) + _REPLY_BYTES,
             pool.config.replies_per_session_max,
             pool.config.reply_bytes_per_session_max,
         )

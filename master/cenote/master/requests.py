@@ -31,6 +31,7 @@ from .commands import (
     EMPTY_U64,
     Acquire,
     CloseSession,
+    CommitSpare,
     Digests,
     Exists,
     OpenNamespace,
@@ -307,7 +308,11 @@ class RequestReader:
                 raise InvalidArgument(f"spare_bytes {command.spare_bytes} is no extent's size")
         return command
 
-    def put_commit(self, message: pb.PutCommitRequest, session: bytes) -> PutCommit:
+    def put_commit(self, message: pb.PutCommitRequest, session: bytes) -> PutCommit | CommitSpare:
+        if message.HasField("names"):
+            one = _one_spare(message, session)
+            if one is not None:
+                return one
         checksums = unpack_u64(message.checksums, "checksums")
         indexes = message.indexes
         positions = _indexes(indexes, "indexes") if indexes else None
@@ -369,6 +374,35 @@ class RequestReader:
             check_id(message.session_id or session, "session_id"),
             check_text(message.what, "what", 2000),
         )
+
+
+def _one_spare(message: pb.PutCommitRequest, session: bytes) -> CommitSpare | None:
+    """One object in one spare extent; None where it is not that, or not in order."""
+    names = message.names
+    keys = names.keys
+    position, checksum = message.indexes, message.checksums
+    size, tail, digest = names.sizes, names.tail_lengths, keys.digests
+    session_id = message.session_id or session
+    if (
+        (len(position), len(checksum), len(size), len(digest)) != (4, 8, 8, DIGEST_BYTES)
+        or len(tail) not in (0, 2)
+        or len(session_id) != SESSION_ID_BYTES
+        or keys.keys
+        or message.failed_replicas
+    ):
+        return None
+    return CommitSpare(
+        session_id,
+        message.request_id,
+        message.grant_id,
+        int.from_bytes(position, "little"),
+        int.from_bytes(checksum, "little"),
+        keys.namespace_id,
+        keys.generation,
+        digest,
+        int.from_bytes(size, "little"),
+        int.from_bytes(tail, "little"),
+    )
 
 
 def _durability(value: int) -> int:

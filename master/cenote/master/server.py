@@ -104,7 +104,8 @@ class MasterServer:
         self.lane = LaneServer(
             service.dispatch,
             service.lane_hello,
-            before_flush=service.flush,
+            before_flush=service.flush_urgent,
+            after_flush=service.flush,
             limits=LaneLimits(connections_max=config.connections_max, spin_s=config.spin_s),
         )
         host, port = await self.lane.listen_tcp(*host_and_port(config.listen, "listen"))

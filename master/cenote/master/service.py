@@ -1,8 +1,9 @@
 """The master as a service: one object behind the lane, gRPC, and calls in the same process.
 
 All of it runs on one thread. A reply leaves only after what was decided for it has been appended to
-the journal: on the lane once for each batch of replies (`flush` as the server's `before_flush`),
-elsewhere before the call returns. Removes and `journaled` commits also wait for the disk.
+the journal: on the lane once for each batch of replies (`flush_urgent` as the server's
+`before_flush`), elsewhere before the call returns. Commits alone are appended right after it: the
+daemons' slots tell of them, too. Removes and `journaled` commits also wait for the disk.
 """
 
 from __future__ import annotations
@@ -116,9 +117,13 @@ class MasterService:
         self._decider.tick()
 
     def flush(self) -> None:
-        """Append what was decided to the journal. Raises ResourceUnavailable: then no reply that
-        rests on it may leave."""
+        """Append what was decided to the journal. Raises ResourceUnavailable."""
         self._decider.flush()
+
+    def flush_urgent(self) -> None:
+        """`flush`, if something was decided that must be in the journal before anybody hears of
+        it. Raises ResourceUnavailable: then no reply that rests on it may leave."""
+        self._decider.flush_urgent()
 
     def release_waiting(self) -> None:
         """Answer all heartbeats that are held open, and hold none any more."""
@@ -183,7 +188,8 @@ class MasterService:
     def dispatch(
         self, connection: LaneConnection, method: int, body: bytes, deadline_ms: int
     ) -> bytes | Awaitable[bytes]:
-        """The `dispatch` of a LaneServer, whose `before_flush` must be `flush`."""
+        """The `dispatch` of a LaneServer, whose `before_flush` is `flush_urgent`, and
+        `after_flush` `flush`."""
         known = self._by_method.get(method)
         if known is None:
             raise InvalidArgument(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from cenote.api.errors import InvalidArgument
 from cenote.api.rows import UNIT_BYTES
 
-from .commands import Digests, PutCommit, PutCommitReply, PutStart, SpareNames
+from .commands import CommitSpare, Digests, PutCommit, PutCommitReply, PutStart, SpareNames
 from .commits import DECIDED, ONE_COUNT, ONE_REPLICA, commit_many, end_grant
 from .effects import PLACED, Stored
 from .grants import Grant
@@ -29,18 +29,17 @@ from .sessions import Session
 from .slot_growth import grow_slots
 from .spans import extent_rows, to_placed
 
-__all__ = ["commit_spares", "grant_spares"]
+__all__ = ["commit_one_spare", "commit_spares", "grant_spares"]
 
 SPARE_BYTES_MAX: Final = 256 << 10
 """Of one extent: with larger objects a request less is nothing that anybody would notice."""
 SPARES_MAX: Final = 4096
 """In one grant."""
-_FREE_SHARE: Final = 8
-"""Of what is free in the segment an eighth at most."""
 _SIZE_MAX: Final = np.uint64(1 << 46)
 _UNIT: Final = np.uint64(UNIT_BYTES - 1)
 _UNIT_SHIFT: Final = np.uint64(UNIT_BYTES.bit_length() - 1)
-_PLACED_ROW: Final = Struct("<IIIIB3x")
+_WORDS: Final = Struct("<QQ")
+_COLUMNS: Final = Struct("<QQQH2xIIIIB3x")
 
 
 def grant_spares(
@@ -55,21 +54,22 @@ def grant_spares(
     if (
         not 0 < command.spare_bytes <= SPARE_BYTES_MAX
         or pool.placement_dirty
-        or placement.stale
         or len(session.grants) >= pool.config.session_grants_max
     ):
         return nothing
+    if placement.stale:
+        placement.redeal()
     entry = None if pool.nodes.suspects else placement.first(command.tier or 1)
     if entry is None:
         return nothing
-    segment = entry.segment
+    segment, config = entry.segment, pool.config
     units = -(-command.spare_bytes // UNIT_BYTES)
     room = min(
-        segment.free_units // _FREE_SHARE,
-        placement.smallest_units >> 6,
+        int(segment.free_units * config.spares_free_share_max),
+        int(placement.smallest_units * config.spares_share_max),
         (pool.session_cap_units - session.granted_units) // 2,
     )
-    rows = pool.config.objects_max - pool.objects.used_rows - pool.grants.keys
+    rows = config.objects_max - pool.objects.used_rows - pool.grants.keys
     count = min(command.spare_count, SPARES_MAX, room // units, segment.slots.free, rows // 2)
     if count < 1:
         return nothing
@@ -117,10 +117,7 @@ def commit_spares(
     namespace = pool.namespaces.check(names.namespace_id, names.generation)
     _check(names, indexes, grant, namespace)
     assert indexes is not None
-    if len(indexes) == 1:
-        reply = _commit_one(pool, command, session, grant, names)
-    else:
-        reply = _commit_run(pool, command, session, grant, names)
+    reply = _commit_run(pool, command, session, grant, names)
     if reply is not None:
         return reply
     entries = grant.entries_at(indexes)
@@ -188,33 +185,35 @@ def _name(
     grant.stamps[entries] = pool.policy.fresh(len(entries), names.chain)
 
 
-def _commit_one(
-    pool: Pool, command: PutCommit, session: Session, grant: Grant, names: SpareNames
+def commit_one_spare(
+    pool: Pool, command: CommitSpare, session: Session, grant: Grant
 ) -> PutCommitReply | None:
-    """The plain case: its key is free, its extent is there. None = go the long way."""
-    assert command.indexes is not None
-    at = int(command.indexes[0])
-    low, high = names.digests[0].tolist()
+    """The plain case of one object: its key is free, its extent is there and fits. None = go the
+    long way."""
+    at = command.position
+    low, high = _WORDS.unpack(command.digest)
+    size, tail = command.size, command.tail
+    namespace = grant.namespace
     if (
-        at >= grant.batch
+        not grant.spare_units
+        or at >= grant.batch
         or (grant.pending is not None and not grant.pending[at])
-        or command.failed_replicas is not None
         or grant.drops != pool.segments.drops
+        or namespace.namespace_id != command.namespace_id
+        or namespace.generation != command.generation
+        or namespace is not pool.namespaces.by_id.get(namespace.namespace_id)
+        or size <= 0
+        or -(-(size + tail) // UNIT_BYTES) != grant.spare_units
         or pool.objects.lookup_one(low, high) > 0
     ):
         return None
-    namespace = grant.namespace
     word, slot, offset, units = grant.spans[at].tolist()
-    size = int(names.sizes[0])
-    tails = names.tail_lengths
-    if tails is None:
-        tails = np.zeros(1, np.uint16)
     seq = pool.last_seq + 1
     pool.objects.insert_one(
         low,
         high,
         size_bytes=size,
-        checksum=int(command.checksums[0]),
+        checksum=command.checksum,
         seq=seq,
         epoch=pool.epoch,
         namespace=namespace.incarnation,
@@ -223,7 +222,7 @@ def _commit_one(
         slot=slot,
         offset_units=offset,
         length_units=units,
-        tail_bytes=int(tails[0]),
+        tail_bytes=tail,
     )
     pool.last_seq = seq
     pool.links += 1
@@ -233,22 +232,25 @@ def _commit_one(
     counters = pool.counters
     counters.committed += 1
     counters.committed_bytes += size
+    columns = _COLUMNS.pack(
+        size, command.checksum, seq, tail, word & 0xFFFF, slot, offset, units, 0
+    )
     pool.effects.append(
         Stored(
             namespace.namespace_id,
             namespace.generation,
             pool.epoch,
-            names.digests,
-            names.sizes,
-            command.checksums,
-            np.array((seq,), np.uint64),
-            tails,
+            np.frombuffer(command.digest, np.uint64).reshape(1, 2),
+            np.frombuffer(columns, np.uint64, 1, 0),
+            np.frombuffer(columns, np.uint64, 1, 8),
+            np.frombuffer(columns, np.uint64, 1, 16),
+            np.frombuffer(columns, np.uint16, 1, 24),
             ONE_COUNT,
             ONE_REPLICA,
-            np.frombuffer(_PLACED_ROW.pack(word & 0xFFFF, slot, offset, units, 0), PLACED),
+            np.frombuffer(columns, PLACED, 1, 28),
         )
     )
-    pool.settle_grant(session, grant, np.array((at,)), units)
+    pool.settle_one(session, grant, at, units)
     if not grant.units:
         end_grant(pool, session, grant)
     return PutCommitReply(DECIDED, pool.epoch, seq, grant.durability)

@@ -77,6 +77,7 @@ class MasterState:
             c.Touch: lookups.touch,
             c.PutStart: put_calls.put_start,
             c.PutCommit: put_calls.put_commit,
+            c.CommitSpare: put_calls.commit_spare,
             c.PutAbort: commits.put_abort,
             c.Remove: removal.remove,
             c.Pin: removal.pin,

@@ -36,8 +36,9 @@ from cenote.v1 import master_pb2 as pb
 from .asking import ask_master
 from .budgets import LEASE_SHARE, READ_ATTEMPTS_MAX, backoff_s, lease_ttl_ms, transfer_s
 from .fetches import Fetch, Located
+from .grants import LeaseHold
 from .pieces import Pieces, ranges
-from .state import Call, LeaseHold, pick_digests
+from .state import Call, pick_digests
 from .steps import Pause, Plan
 
 __all__ = ["ReadOptions", "ReadOutcome", "acquire", "read_objects"]

@@ -9,10 +9,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +22,13 @@ from cenote.api.rows import DIGEST_BYTES
 from cenote.client.locations import LocationCache
 from cenote.v1 import common_pb2, master_pb2
 
+from .counters import Counters
+from .grants import Grant, LeaseHold
+from .spares import SpareGrant, Spares
+
 __all__ = [
     "Call",
     "ClientState",
-    "Counters",
-    "Grant",
-    "LeaseHold",
     "Limits",
     "Peers",
     "PutOptions",
@@ -70,6 +71,14 @@ class PutOptions:
     chain: bool = False
     ttl_ms: int = 0
     pin: bool = False
+
+    def takes_spares(self) -> bool:
+        """Whether it is content with what spare extents are."""
+        return (
+            self.replicas <= 1
+            and self.min_replicas <= 1
+            and not (self.durability or self.local_first or self.ttl_ms or self.pin)
+        )
 
     def message(self, avoid_node_ids: bytes = b"") -> master_pb2.PutOptions:
         """As it is sent."""
@@ -150,6 +159,7 @@ class Space:
         "namespace_id",
         "seed",
         "size_seen",
+        "spares",
         "touches",
     )
 
@@ -164,6 +174,7 @@ class Space:
         self.key_head = b""
         """A request's field 1, a KeyBatch of one digest, up to that digest."""
         self.locations = LocationCache(location_entries_max)
+        self.spares = Spares()
         # Of more than so many unreported reads the oldest are forgotten: they only order evictions.
         self.touches: deque[bytes] = deque(maxlen=_TOUCHES_MAX)
         self.chain_touches: deque[bytes] = deque(maxlen=64)
@@ -195,55 +206,6 @@ class Space:
             taken.pop(digest, None)
             taken[digest] = None
         return b"".join(taken)
-
-
-@dataclass(slots=True)
-class LeaseHold:
-    """A lease that is renewed for as long as it is held. `end_s` moves on with each renewal."""
-
-    lease_id: int
-    ttl_ms: int
-    end_s: float
-
-
-class Transfer(Protocol):
-    """What a grant needs to know of a transfer; see `steps.Part` and `steps.MoveOne`."""
-
-    unfenced: bool
-
-
-@dataclass(slots=True)
-class Grant:
-    """Space that was granted to a put and is neither committed nor given back."""
-
-    grant_id: int
-    session_id: bytes
-    unfenced: bool = False
-    """A transfer did not end in order: its bytes may still arrive."""
-    moving: Sequence[Transfer] = ()
-    """Transfers under way, which may end the same way."""
-
-    def is_unfenced(self) -> bool:
-        """Whether bytes may still arrive in what was granted."""
-        return self.unfenced or any(transfer.unfenced for transfer in self.moving)
-
-
-@dataclass(slots=True)
-class Counters:
-    """Plain counters; see `cenote.api.types.ClientStats`."""
-
-    hits: int = 0
-    misses: int = 0
-    stored: int = 0
-    existed: int = 0
-    failed: int = 0
-    read_bytes: int = 0
-    written_bytes: int = 0
-    cached_reads: int = 0
-    stale_locations: int = 0
-    node_failures: int = 0
-    unreachable_misses: int = 0
-    retries: int = 0
 
 
 class ClientState:
@@ -455,7 +417,7 @@ class Call:
         """Those of them that did not answer in time, and were not tried once more."""
         self.last_tries: set[int] = set()
         """Those that were given up, and are tried once more."""
-        self.grants: dict[int, Grant] = {}
+        self.grants: dict[object, Grant] = {}
         """Open grants: whoever drives the plan aborts what is left here when it ended."""
         self.unanswered = 0
         """A request that gives something that no time takes back; whoever drives the plan cancels
@@ -480,6 +442,15 @@ class Call:
 
     def remaining_s(self) -> float:
         return self.end_s - self.now()
+
+    def keep_spares(self, reply: master_pb2.PutStartResponse) -> None:
+        """Take up the spare extents that a PutStart was answered with, for puts to come."""
+        state = self.state
+        spare = None
+        if reply.spare_grant_id:
+            spare = SpareGrant(reply, state.session_id, self.generation)
+            state.wake()
+        self.space.spares.add(spare, state.now())
 
     def key_batch(self, digests: bytes) -> common_pb2.KeyBatch:
         space = self.space

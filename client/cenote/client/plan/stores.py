@@ -25,7 +25,7 @@ from cenote.api.errors import (
     Unavailable,
     error_from_code,
 )
-from cenote.api.rows import EXTENT, PUT, PUT_STRUCT, CommitStatus, PutStatus
+from cenote.api.rows import CommitStatus
 from cenote.transport.base import ItemStatus, SealBatch
 from cenote.v1 import master_pb2 as pb
 
@@ -38,9 +38,10 @@ from .budgets import (
     node_failed,
     seal_budget_s,
 )
-from .pieces import Items, Pieces, Placement, cut_items, place_replicas, place_single
+from .granted import Granted
+from .pieces import Items, Pieces, cut_items
 from .seal_rows import seal_rows
-from .state import Call, Grant, groups_by_node
+from .state import Call, groups_by_node, pick_digests
 from .steps import (
     Checksum,
     Hash,
@@ -63,8 +64,6 @@ I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 Bools = NDArray[np.bool_]
 _NONE: Final[I64] = np.zeros(0, np.int64)
-ONE_GRANTED: Final = PUT_STRUCT.pack(PutStatus.GRANTED, 1, 1, 0)
-"""The PUT row of one replica in one extent: what all are, nearly always."""
 DECIDED: Final = bytes([CommitStatus.DECIDED])
 count_nonzero: Final = np.count_nonzero  # five times as fast as any() and all() of short arrays
 
@@ -76,8 +75,7 @@ class Store:
         self,
         *,
         call: Call,
-        reply: pb.PutStartResponse,
-        granted: I64,
+        granted: Granted,
         keys: Sequence[bytes],
         digests: bytes,
         pieces: Pieces,
@@ -92,8 +90,7 @@ class Store:
         self.sizes = sizes
         self.min_replicas = min_replicas
         self._granted = granted
-        self._reply = reply
-        self._grant = Grant(reply.grant_id, call.state.session_id)
+        self._grant = granted.grant
         self._cut = False
         """A daemon cut this session off."""
         self._seal_failures = 0
@@ -102,19 +99,8 @@ class Store:
         """What is written: the payloads, or copies of them with their keys."""
         self._key_tails: KeyTails | None = None
         """Keys to write behind the payloads."""
-        extents = np.frombuffer(reply.extents, EXTENT)
-        with_tails = sizes if tails is None else sizes + tails
-        self.replicas: I64
-        self.placement: Placement
-        if reply.puts == ONE_GRANTED * len(keys) and len(extents) == len(keys):
-            self.replicas = np.ones(len(keys), np.int64)
-            self.placement = place_single(extents, extents["length"].astype(np.int64), with_tails)
-        else:
-            puts = np.frombuffer(reply.puts, PUT)[granted]
-            self.replicas = puts["replicas"].astype(np.int64)
-            self.placement = place_replicas(
-                extents, puts["extents"].astype(np.int64), self.replicas, with_tails
-            )
+        self.replicas = granted.replicas
+        self.placement = granted.placement
         self.nodes: I64 = _NONE
         self.lost: Bools = np.zeros(0, np.bool_)
         """Per extent: its replica was not written, or not sealed."""
@@ -128,7 +114,7 @@ class Store:
 
     def run(self) -> Plan[None]:
         """All of it. Raises what ends the whole call; GrantRevoked ends this grant only."""
-        self.call.grants[self._grant.grant_id] = self._grant
+        self.call.grants[self._granted.key] = self._grant
         self.nodes = self.call.state.peers.nodes_of(self.placement.extents["segment"])
         self.lost = self.nodes < 0
         if count_nonzero(self.lost):
@@ -140,7 +126,7 @@ class Store:
         if len(rows) < len(self.keys):
             yield from self._abort(np.setdiff1d(np.arange(len(self.keys)), rows))
         if not len(rows):
-            self.call.grants.pop(self._grant.grant_id, None)
+            self.call.grants.pop(self._granted.key, None)
             return
         decided, seqs, epoch = yield from self._commit(rows, checksums)
         if len(decided):
@@ -321,7 +307,7 @@ class Store:
     def _abort(self, rows: I64) -> Plan[None]:
         request = pb.PutAbortRequest(
             grant_id=self._grant.grant_id,
-            indexes=self._granted[rows].astype("<u4").tobytes(),
+            indexes=self._granted.positions[rows].astype("<u4").tobytes(),
             session_id=self._grant.session_id,
             unfenced=self._grant.unfenced,
         )
@@ -333,16 +319,20 @@ class Store:
         whole = len(rows) == len(self.keys)
         request = pb.PutCommitRequest(
             grant_id=self._grant.grant_id,
-            indexes=b"" if whole else self._granted[rows].astype("<u4").tobytes(),
+            indexes=b""
+            if whole and self._granted.named
+            else self._granted.positions[rows].astype("<u4").tobytes(),
             checksums=(checksums if whole else checksums[rows]).astype("<u8", copy=False).tobytes(),
             session_id=self._grant.session_id,
             request_id=next(call.state.request_ids),
             piggyback=call.state.piggyback(call.space),
-            epoch=self._reply.epoch,
+            epoch=self._granted.epoch,
             failed_replicas=self._failed_replicas(rows),
         )
+        if not self._granted.named:
+            self._name(request, rows)
         reply = yield from ask_master(call, "put_commit", request, pb.PutCommitResponse)
-        call.grants.pop(self._grant.grant_id, None)
+        call.grants.pop(self._granted.key, None)
         if len(reply.statuses) != len(rows):
             raise InternalError(f"put_commit answered {len(reply.statuses)} of {len(rows)} keys")
         seqs = np.uint64(reply.seq_first) + np.arange(len(rows), dtype=np.uint64)
@@ -356,6 +346,22 @@ class Store:
             self.last_error = GrantRevoked("the grant ended before the put was committed")
         return rows[chosen], seqs[chosen], reply.epoch
 
+    def _name(self, request: pb.PutCommitRequest, rows: I64) -> None:
+        """Say which objects are in the extents."""
+        whole = len(rows) == len(self.keys)
+        names = request.names
+        digests = self.digests if whole else pick_digests(self.digests, rows)
+        names.keys.CopyFrom(self.call.key_batch(digests))
+        sizes = self.sizes if whole else self.sizes[rows]
+        if not count_nonzero(sizes != sizes[0]):
+            sizes = sizes[:1]
+        names.sizes = sizes.astype("<u8").tobytes()
+        if self._tails is not None:
+            names.tail_lengths = (
+                (self._tails if whole else self._tails[rows]).astype("<u2").tobytes()
+            )
+        names.chain = self._granted.chain
+
     def _failed_replicas(self, rows: I64) -> bytes:
         if not count_nonzero(self.lost):
             return b""
@@ -364,7 +370,7 @@ class Store:
         )
         where = np.argwhere(lost)
         table = np.empty((len(where), 2), "<u4")
-        table[:, 0] = self._granted[rows[where[:, 0]]]
+        table[:, 0] = self._granted.positions[rows[where[:, 0]]]
         table[:, 1] = where[:, 1]
         return table.tobytes()
 

@@ -37,7 +37,7 @@ from cenote.api.errors import (
     Unavailable,
 )
 from cenote.api.keys import tail_lengths
-from cenote.api.rows import DIGEST_BYTES, PUT, PutStatus
+from cenote.api.rows import DIGEST_BYTES, PUT, UNIT_BYTES, PutStatus
 from cenote.api.types import PutStatus as Outcome
 from cenote.api.types import Sameness
 from cenote.runtime.units import format_size
@@ -45,10 +45,12 @@ from cenote.v1 import master_pb2 as pb
 
 from .asking import ask_master
 from .budgets import DECIDED_ATTEMPTS_MAX, PUT_ATTEMPTS_MAX, backoff_s
+from .granted import ONE_GRANTED, Granted
 from .pieces import Pieces
+from .spares import SPARE_BYTES_MAX, SpareRun, units_of
 from .state import Call, PutOptions, pick_digests
 from .steps import Pause, Plan
-from .stores import ONE_GRANTED, Store
+from .stores import Store
 
 __all__ = ["PutOutcome", "put_objects"]
 
@@ -157,6 +159,10 @@ def _count(call: Call, outcome: PutOutcome, sizes: NDArray[np.uint64]) -> None:
     counters.stored += stored
     counters.existed += existed
     counters.failed += failed
+    if existed:
+        call.space.spares.note_existed()
+    elif stored:
+        call.space.spares.note_stored(stored, call.now())
     if stored == len(sizes):
         counters.written_bytes += int(sizes.sum())
     elif stored:
@@ -207,6 +213,11 @@ class _Writer:
 
     def put(self, todo: I64, started: pb.PutStartResponse | None = None) -> Plan[None]:
         """Put the keys at these positions."""
+        if started is None and (run := self._spare_run(todo)) is not None:
+            yield from self._store_spares(todo, run)
+            todo = todo[self.outcome.statuses[todo] == _OPEN]
+            if not len(todo):
+                return
         attempt = 0
         while attempt < DECIDED_ATTEMPTS_MAX:
             if attempt >= PUT_ATTEMPTS_MAX and not self.decided[todo].any():
@@ -219,7 +230,9 @@ class _Writer:
             started = None
             granted, duplicates = self._sort_answers(todo, reply)
             if len(granted):
-                self.last = (yield from self._store(todo, granted, reply)) or self.last
+                positions = todo[granted]
+                ours = Granted.by_answer(self.call, reply, granted, self._lengths(positions))
+                self.last = (yield from self._store(positions, ours)) or self.last
             self._copy_duplicates(todo, duplicates)
             if np.count_nonzero(self.outcome.statuses) == len(self.keys):
                 return
@@ -261,10 +274,61 @@ class _Writer:
             piggyback=call.state.piggyback(call.space),
             credentials=call.state.credentials,
         )
+        length = self._common_length(todo)
+        if length and options.takes_spares():
+            request.spare_count = call.space.spares.wanted(units_of(length), len(todo))
+            request.spare_bytes = length
         reply = yield from ask_master(call, "put_start", request, pb.PutStartResponse)
         call.unanswered = 0
         call.state.see_view(reply.view_version)
+        if request.spare_count:
+            call.keep_spares(reply)
         return reply
+
+    def _lengths(self, todo: I64) -> I64:
+        """Bytes of each object with what its key adds."""
+        lengths = self.sizes if self.tails is None else self.sizes + self.tails
+        return (lengths if len(todo) == len(lengths) else lengths[todo]).astype(np.int64)
+
+    def _common_length(self, todo: I64) -> int:
+        """Bytes of each object, with what its key adds, if they all need as much space; else 0."""
+        lengths = self._lengths(todo)
+        length = int(lengths[0])
+        units = units_of(length)
+        most = units * UNIT_BYTES
+        if length > SPARE_BYTES_MAX or (
+            np.count_nonzero(lengths != length)
+            and (int(lengths.max()) > most or int(lengths.min()) <= most - UNIT_BYTES)
+        ):
+            return 0
+        return length
+
+    def _spare_run(self, todo: I64) -> SpareRun | None:
+        """Extents for all of these that were granted ahead, if there are any."""
+        call = self.call
+        spares = call.space.spares
+        if not spares.held or call.avoid or not self.options.takes_spares():
+            return None
+        length = self._common_length(todo)
+        if not length:
+            return None
+        state = call.state
+        return spares.take(
+            units_of(length),
+            len(todo),
+            state.limits.epoch,
+            state.session_id,
+            call.generation,
+            call.now(),
+        )
+
+    def _store_spares(self, todo: I64, run: SpareRun) -> Plan[None]:
+        """Payload, commit and seal in extents that were granted ahead."""
+        lengths = self._lengths(todo)
+        granted = Granted.ahead(run, lengths, chain=self.options.chain)
+        self.last = (yield from self._store(todo, granted)) or self.last
+        if self.last is not None:
+            self.call.space.spares.give_up()
 
     def _sort_answers(self, todo: I64, reply: pb.PutStartResponse) -> tuple[I64, I64]:
         """Give refused and existing keys their outcome; (granted, duplicate) indexes in `todo`."""
@@ -327,17 +391,13 @@ class _Writer:
                 outcome.codes[target] = outcome.codes[source]
             outcome.sameness[target] = outcome.sameness[source]
 
-    def _store(
-        self, todo: I64, granted: I64, reply: pb.PutStartResponse
-    ) -> Plan[CenoteError | None]:
+    def _store(self, positions: I64, granted: Granted) -> Plan[CenoteError | None]:
         """Payload, commit and seal of what was granted; what is still open afterwards, and why."""
-        positions = todo[granted]
         whole = len(positions) == len(self.keys)
         sizes = self.sizes.astype(np.int64)
         tails = None if self.tails is None else self.tails.astype(np.int64)
         store = Store(
             call=self.call,
-            reply=reply,
             granted=granted,
             keys=self.keys if whole else [self.keys[i] for i in positions.tolist()],
             digests=self.digests if whole else pick_digests(self.digests, positions),
