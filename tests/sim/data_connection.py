@@ -182,7 +182,7 @@ def open_connection(
     loop = world.loop
     store = world.hosts[host_name].process
     if store is None or not store.party.alive:
-        loop.sleep(world.network.delay_s())
+        loop.sleep(min(world.network.delay_s(), max(0.0, until_s - loop.now_s)))
         raise Unavailable(f"nobody listens at {host_name}")
     connection = DataConnection(world, party, store, identity.session_id)
 
@@ -217,11 +217,6 @@ def seal_at(store: StoreProcess, batch: SealBatch) -> Any:
     statuses = np.full(len(rows), _STALE, np.uint8)
     if batch.epoch < store.segments.epoch:
         return StaleEpoch(f"sealed in epoch {batch.epoch}, this is {store.segments.epoch}")
-    if "seal-race" in store.world.known:
-        if store.attach_seq is None:
-            return np.full(len(rows), Unavailable.code, np.uint8)
-        if (rows["seq"] <= store.attach_seq).any():
-            return statuses
     ends = np.cumsum(rows["key_length"], dtype=np.int64)
     starts = ends - rows["key_length"]
     for segment_id in np.unique(rows["segment"]).tolist():
@@ -302,6 +297,7 @@ class SimChannel:
 
             return act
 
+        self.world.faults.strike_daemon(self.world.hosts[self.host_name])
         with self.world.sealing(self.host_name, batch):
             return cast("U8Array", self._call(make, deadline_s))
 

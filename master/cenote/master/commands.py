@@ -270,6 +270,8 @@ class Attach:
     """rows.SLOT of all sealed slots (the service collects the slices)."""
     process_id: int = 0
     server_version: str = ""
+    start_number: int = 0
+    """Rises with each start of the node's daemon."""
 
 
 @dataclass(slots=True)
@@ -281,6 +283,10 @@ class AttachReply:
     """Packed rows.SLOT_REF."""
     adopted: int
     dropped: int
+    last_seq: int
+    """What was decided up to here and is not sealed there was dropped, so it must not be sealed."""
+    first_grant_id: int
+    """Older grants are void there: their writers may have been cut off by an earlier process."""
 
 
 @dataclass(slots=True)
@@ -302,8 +308,8 @@ class Heartbeat:
     cut_session_ids: list[bytes]
     quarantined_session_ids: list[bytes]
     counters: NodeCounters
-    incarnations: list[bytes] = field(default_factory=list)
-    """Of the segments in `ready_bytes`, in their order; empty where they are not told."""
+    start_number: int = 0
+    """As in Attach."""
 
 
 @dataclass(slots=True)
@@ -326,6 +332,8 @@ class Instruction:
 class Detach:
     node_id: int
     contents_survive: bool
+    start_number: int = 0
+    """As in Attach."""
 
 
 @dataclass(slots=True)
