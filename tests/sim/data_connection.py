@@ -220,11 +220,6 @@ def seal_at(store: StoreProcess, batch: SealBatch) -> Any:
     statuses = np.full(len(rows), _STALE, np.uint8)
     if batch.epoch < store.segments.epoch:
         return StaleEpoch(f"sealed in epoch {batch.epoch}, this is {store.segments.epoch}")
-    if "seal-race" in store.world.known:
-        if store.attach_seq is None:
-            return np.full(len(rows), Unavailable.code, np.uint8)
-        if (rows["seq"] <= store.attach_seq).any():
-            return statuses
     ends = np.cumsum(rows["key_length"], dtype=np.int64)
     starts = ends - rows["key_length"]
     for segment_id in np.unique(rows["segment"]).tolist():
@@ -305,6 +300,7 @@ class SimChannel:
 
             return act
 
+        self.world.faults.strike_daemon(self.world.hosts[self.host_name])
         with self.world.sealing(self.host_name, batch):
             return cast("U8Array", self._call(make, deadline_s))
 

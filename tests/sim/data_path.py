@@ -17,6 +17,7 @@ from cenote.api.errors import (
     CenoteError,
     ClientClosed,
     DeadlineExceeded,
+    GrantRevoked,
     InvalidArgument,
     StaleEpoch,
     StaleLocation,
@@ -124,6 +125,7 @@ class TcpChannel(SimChannel):
         deadline_s: float,
         checksums: Any = None,
     ) -> U8Array:
+        self.world.faults.strike_before_write(self.party, self.world.hosts[self.host_name])
         payload = b"".join(
             ctypes.string_at(address, length)
             for address, length in zip(addresses.tolist(), extents["length"].tolist(), strict=True)
@@ -150,6 +152,9 @@ class TcpChannel(SimChannel):
             reply(StaleEpoch(f"a change of epoch {epoch}; this is {store.segments.epoch}"))
             return
         statuses, found = self._locate(store, extents)
+        if grant_id < store.segments.first_grant_id:
+            reply(np.full(len(extents), GrantRevoked.code, np.uint8))
+            return
         chunks: list[bytes] = []
         at = 0
         for place, length in zip(found, extents["length"].tolist(), strict=True):
@@ -316,6 +321,7 @@ class ShmChannel(SimChannel):
         checksums: Any = None,
     ) -> U8Array:
         world, loop = self.world, self.world.loop
+        world.faults.strike_before_write(self.party, world.hosts[self.host_name])
         world.step()
         until_s = loop.now_s + deadline_s
         self._check_not_cut()

@@ -106,6 +106,40 @@ class Faults:
         elif "client-crash" in self._kinds and party.name in self._world.clients:
             self._world.loop.after(delay_s, lambda: self._kill_client(party.name), party)
 
+    def strike_before_write(self, party: Party, host: StoreHost) -> None:
+        """A writer with a fresh grant oversleeps: its session ends, and its daemon may be another
+        one by then."""
+        world, dice = self._world, self._world.loop.dice
+        if self._over or dice.random() > self._malice / 2 or "pause" not in self._kinds:
+            return
+        self._stop(party, dice.choice((0.5, 3.0, 4.0)))
+        if dice.random() < 0.7:
+            self._restart_soon(host, dice.random() * 4)
+        world.loop.sleep(0.0)
+
+    def strike_daemon(self, host: StoreHost) -> None:
+        """Something is about to be sealed there: the daemon is another one a moment later."""
+        dice = self._world.loop.dice
+        if not self._over and dice.random() < self._malice / 2:
+            self._restart_soon(host, dice.expovariate(1 / 0.002))
+
+    def repeats_attach(self) -> bool:
+        """Whether a copy of an attach is read late, from a connection that was given up."""
+        return not self._over and self._world.loop.dice.random() < 3 * self._malice
+
+    def _restart_soon(self, host: StoreHost, delay_s: float) -> None:
+        if "store-crash" not in self._kinds:
+            return
+        dice = self._world.loop.dice
+
+        def strike() -> None:
+            if host.process is not None and host.process.party.alive:
+                self._kill_store(host)
+                back_s = dice.expovariate(1 / 0.01)
+                self._later(back_s, lambda: self._world.start_store(host))
+
+        self._later(delay_s, strike)
+
     def _later(self, seconds: float, act: Callable[[], None]) -> None:
         """Unless all faults have ended by then, which mends everything."""
 

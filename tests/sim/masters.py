@@ -343,9 +343,7 @@ class Lane:
             self._world.loop.after(0.0, lambda: signal.set(_broken()), self._party)
 
         def arrive() -> None:
-            late = method == pb.MASTER_METHOD_ATTACH and not self._party.alive
-            if not (late and "late-attach" in world.known):
-                master.receive(connection, method, body, reply, name)
+            master.receive(connection, method, body, reply, name)
 
         network.send(name, MASTER, master.party, arrive, lost)
         if weather.doubled and loop.dice.random() < weather.doubled:
@@ -353,6 +351,12 @@ class Lane:
             again = loop.dice.random() * 2 * max(weather.late_s, 0.01)
             loop.after(
                 again,
+                partial(self._arrive_again, master, method, body),
+                master.party,
+            )
+        if method == pb.MASTER_METHOD_ATTACH and world.faults.repeats_attach():
+            loop.after(
+                loop.dice.random() * 3,
                 partial(self._arrive_again, master, method, body),
                 master.party,
             )
@@ -376,8 +380,7 @@ class Lane:
         return answer
 
     def _arrive_again(self, master: MasterProcess, method: int, body: bytes) -> None:
-        if self._party.alive or method != pb.MASTER_METHOD_ATTACH:
-            master.receive(self._connection, method, body, lambda _: None, self._party.name)
+        master.receive(self._connection, method, body, lambda _: None, self._party.name)
 
 
 def _broken() -> CenoteError:

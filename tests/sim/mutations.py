@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from cenote.master import commits, housekeeping, pool, session_ops
+from cenote.master import attach, commits, housekeeping, pool, session_ops
 from cenote.master.effects import Gone, GoneReason
 from cenote.master.leases import LeaseTable
 from cenote.master.log_writer import LogWriter
+from cenote.store.segments import LocalSegments
 from cenote.store.sessions import SessionTable
 from cenote.store.slot_format import SLOT_BYTES
 from cenote.store.slots import SlotTable
@@ -134,6 +135,38 @@ def _sessions_never_end() -> contextlib.AbstractContextManager[None]:
     return _replaced(housekeeping, "abandon_session", none)
 
 
+def _seals_before_the_attach() -> contextlib.AbstractContextManager[None]:
+    """A restarted daemon seals at once."""
+    return _replaced(SlotTable, "hold", lambda table: None)
+
+
+def _seals_of_what_was_dropped() -> contextlib.AbstractContextManager[None]:
+    """A daemon seals what was decided before it attached."""
+    admit = SlotTable.admit
+
+    def all_of_it(table: Any, epoch: int, last_seq: int) -> None:
+        admit(table, epoch, 0)
+
+    return _replaced(SlotTable, "admit", all_of_it)
+
+
+def _late_attaches_count() -> contextlib.AbstractContextManager[None]:
+    """What a daemon said before it died is taken for news."""
+    return _replaced(attach, "_check_place", lambda pool, command: None)
+
+
+def _grants_outlive_daemons() -> contextlib.AbstractContextManager[None]:
+    """A restarted daemon lets in whoever has a grant."""
+    attached = LocalSegments.attached
+
+    def all_of_them(
+        segments: Any, node_id: int, ids: Any, last_seq: int = 0, first_grant_id: int = 0
+    ) -> None:
+        attached(segments, node_id, ids, last_seq, 0)
+
+    return _replaced(LocalSegments, "attached", all_of_them)
+
+
 MUTATIONS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     "free on expiry": _free_on_expiry,
     "free unfenced": _free_unfenced,
@@ -146,6 +179,10 @@ MUTATIONS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     "second commit wins": _second_commit_wins,
     "leases never end": _leases_never_end,
     "sessions never end": _sessions_never_end,
+    "seals before the attach": _seals_before_the_attach,
+    "seals of what was dropped": _seals_of_what_was_dropped,
+    "late attaches count": _late_attaches_count,
+    "grants outlive daemons": _grants_outlive_daemons,
 }
 
 

@@ -16,7 +16,6 @@ from xxhash import xxh3_64_intdigest
 
 from cenote.api.errors import CenoteError
 from cenote.api.rows import EXTENT, PUT, UNIT_BYTES, PutStatus
-from cenote.master.commands import Attach
 from cenote.master.effects import Effect, Gone, GoneReason, NamespaceOpened, SegmentGone, Stored
 from cenote.master.pool import Pool
 from cenote.store.slot_format import SLOT_BYTES, SLOT_RECORD, STATE_SEALED
@@ -100,8 +99,6 @@ class Oracle:
         self._commands = 0
         self.reads = self.hits = self.acks = self.lost = 0
         self.power_failed = False
-        self.attach_seqs: dict[bytes, int] = {}
-        """Node -> the last seq that was decided when it attached last."""
         self.digests: dict[int, set[bytes]] = {}
         """By key, in all generations."""
 
@@ -115,10 +112,7 @@ class Oracle:
         def watched(command: Any) -> Any:
             before = _fingerprint(pool)
             try:
-                reply = apply(command)
-                if isinstance(command, Attach):
-                    self.attach_seqs[command.node_uuid] = pool.last_seq
-                return reply
+                return apply(command)
             except CenoteError as error:
                 if _fingerprint(pool) != before:
                     raise Violation(

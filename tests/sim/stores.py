@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -145,6 +145,8 @@ class StoreHost:
     files: list[SegmentFile] = field(default_factory=list)
     node_uuid: bytes = b""
     boot: int = 1
+    starts: int = 0
+    """As the daemon's files count them."""
     process: StoreProcess | None = None
 
     @property
@@ -159,8 +161,6 @@ class StoreProcess:
         self.world = world
         self.host = host
         self.party = party
-        self.attach_seq: int | None = None
-        """What was decided, and not sealed, when this process attached first is lost."""
         segments = [SimSegment(file, i) for i, file in enumerate(host.files)]
         self.segments = LocalSegments(cast("list[DramSegment]", segments))
         self.sim_segments = segments
@@ -171,15 +171,8 @@ class StoreProcess:
             world.epoch_begins_at(host, epoch)
 
         self.segments.fence = fenced  # type: ignore[method-assign]
-        attached = self.segments.attached
-
-        def note_attached(node_id: int, segment_ids: Sequence[int]) -> None:
-            attached(node_id, segment_ids)
-            if self.attach_seq is None:
-                self.attach_seq = world.oracle.attach_seqs[host.node_uuid]
-
-        self.segments.attached = note_attached  # type: ignore[method-assign]
         self.sessions = SessionTable(self.segments)
+        host.starts += 1
         self.connections: dict[Any, None] = {}
         """Open data connections."""
         self.address = f"{host.name}:{number}"
@@ -199,6 +192,7 @@ class StoreProcess:
                 failure_domain="",
                 process_id=number,
                 server_version="",
+                start_number=host.starts,
                 endpoints=(
                     common_pb2.Endpoint(kind=common_pb2.TRANSPORT_KIND_TCP, address=self.address),
                     common_pb2.Endpoint(

@@ -37,16 +37,13 @@ RECOVERY_S: Final = 6.0
 REST_S: Final = 2.0
 FAREWELL_S: Final = 5.0
 KIB: Final = 1 << 10
-KNOWN: Final = frozenset({"shm-restart", "seal-race", "late-attach"})
+KNOWN: Final = frozenset({"shm-restart", "view-restart"})
 """Known weaknesses of the product (docs/internals/bugs.md) that runs keep clear of:
 
 shm-restart  A master's restart does not fence writers over shm: one in the middle of a copy goes
              on. Here it dies instead.
-seal-race    What a restarted daemon seals while its inventory is on its way is not in it, and is
-             dropped by the master, though acknowledged. Here a daemon seals nothing before it is
-             attached, and nothing afterwards that was decided before.
-late-attach  The attach of a daemon that died, read after that of its successor, is taken for a
-             newer one: what was sealed since is dropped. Here it does not arrive.
+view-restart A view that stays open over a master's restart is protected for as long as the longest
+             lease, not for as long as it is open. Here it is not looked at any more.
 """
 EVERY_KEY: Final = 100
 

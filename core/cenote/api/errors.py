@@ -27,6 +27,8 @@ __all__ = [
     "NamespaceNotFound",
     "NamespaceReset",
     "NoSpace",
+    "NodeNameTaken",
+    "NodeSuperseded",
     "NotLeader",
     "ObjectTooLarge",
     "PermissionDenied",
@@ -302,6 +304,22 @@ class ResourceUnavailable(CenoteError):
 
     code = 30
     grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class NodeSuperseded(CenoteError):
+    """A later process of this store daemon has attached: what this one says is out of date."""
+
+    code = 31
+    grpc_status = "FAILED_PRECONDITION"
+    default_remedy = "only one daemon can use a node's files: stop the other one, or this one"
+
+
+class NodeNameTaken(CenoteError):
+    """Another store daemon, which is alive, has attached under this node's name."""
+
+    code = 32
+    grpc_status = "ALREADY_EXISTS"
+    default_remedy = "give each daemon a --name of its own; `cenote nodes` shows who is there"
 
 
 def _all_errors() -> dict[int, type[CenoteError]]:

@@ -71,6 +71,7 @@ class FakeSegments:
     ) -> None:
         self.node_id = node_id
         self.epoch = epoch
+        self.first_grant_id = 0
         self._by_id = {segment.segment_id: segment for segment in segments}
 
     def by_id(self, segment_id: int) -> FakeSegment | None:

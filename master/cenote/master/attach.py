@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from cenote.api.errors import InvalidArgument, StaleEpoch
+from cenote.api.errors import InvalidArgument, NodeNameTaken, NodeSuperseded, StaleEpoch
 from cenote.api.rows import SLOT, SLOT_REF, UNIT_BYTES
 
 from .adopting import adopt
@@ -36,9 +36,12 @@ def attach(pool: Pool, command: Attach, now_s: float) -> AttachReply:
     """Take a node in, or take it up again.
 
     Raises InvalidArgument (a report that can't be right), StaleEpoch (the daemon has followed a
-    later leader than this one), ResourceUnavailable (segment numbers used up).
+    later leader than this one), NodeSuperseded (it comes from an earlier process than the one that
+    has attached), NodeNameTaken (another daemon of that name is alive), ResourceUnavailable
+    (segment numbers used up).
     """
     _check(pool, command)
+    _check_place(pool, command)
     node, same_process = _node(pool, command, now_s)
     segments = _segments(pool, node, command)
     inventory = command.inventory
@@ -70,8 +73,19 @@ def attach(pool: Pool, command: Attach, now_s: float) -> AttachReply:
         refs[name] = to_clear[name]
     pool.counters.adopted += adopted
     pool.counters.lost += dropped
-    ids = [segment.segment_id for segment in segments]
-    return AttachReply(node.node_id, pool.epoch, ids, refs.tobytes(), adopted, dropped)
+    if not same_process:
+        node.last_seq = pool.last_seq
+        node.first_grant_id = pool.grants.next_id
+    return AttachReply(
+        node.node_id,
+        pool.epoch,
+        [segment.segment_id for segment in segments],
+        refs.tobytes(),
+        adopted,
+        dropped,
+        node.last_seq,
+        node.first_grant_id,
+    )
 
 
 def _check(pool: Pool, command: Attach) -> None:
@@ -112,6 +126,34 @@ def _check(pool: Pool, command: Attach) -> None:
         )
 
 
+def _check_place(pool: Pool, command: Attach) -> None:
+    """Refuse what is late, and a second daemon where there is one."""
+    for node in pool.nodes.by_id.values():
+        if not node.attached:
+            continue
+        if node.uuid == command.node_uuid:
+            same_start = node.start_number == command.start_number
+            if node.start_number > command.start_number or (
+                same_start and node.state == NodeState.DETACHED and node.start_number
+            ):
+                raise NodeSuperseded(
+                    f"start {command.start_number} of node {node.name!r} attaches after start"
+                    f" {node.start_number}, process {node.process_id}"
+                )
+            if same_start and node.start_number and node.process_id != command.process_id:
+                raise _name_taken(node, "has the same files, or a copy of them")
+        elif node.name == command.node_name and node.state == NodeState.ALIVE:
+            raise _name_taken(node, "is alive")
+
+
+def _name_taken(node: Node, why: str) -> NodeNameTaken:
+    where = ", ".join(endpoint.address for endpoint in node.endpoints) or "an unknown place"
+    return NodeNameTaken(
+        f"node {node.node_id}, called {node.name!r}, {why}: process {node.process_id} at {where},"
+        f" boot id {node.boot_id or 'unknown'}"
+    )
+
+
 def _node(pool: Pool, command: Attach, now_s: float) -> tuple[Node, bool]:
     """The node, and whether this is the very process that attached to this epoch before."""
     node = pool.nodes.by_uuid.get(command.node_uuid)
@@ -119,6 +161,7 @@ def _node(pool: Pool, command: Attach, now_s: float) -> tuple[Node, bool]:
         node is not None
         and node.attached
         and node.process_id == command.process_id != 0
+        and node.start_number == command.start_number
         and node.state != NodeState.DETACHED
     )
     known = NodeKnown(
@@ -133,6 +176,7 @@ def _node(pool: Pool, command: Attach, now_s: float) -> tuple[Node, bool]:
         pool.effects.append(known)
     node.endpoints = command.endpoints
     node.process_id = command.process_id
+    node.start_number = command.start_number
     node.server_version = command.server_version
     node.suspect_until_s.clear()
     return node, same_process

@@ -327,6 +327,8 @@ class Attach:
     """rows.SLOT of all sealed slots (the service collects the slices)."""
     process_id: int = 0
     server_version: str = ""
+    start_number: int = 0
+    """Rises with each start of the node's daemon."""
 
 
 @dataclass(slots=True)
@@ -338,6 +340,10 @@ class AttachReply:
     """Packed rows.SLOT_REF."""
     adopted: int
     dropped: int
+    last_seq: int
+    """What was decided up to here and is not sealed there was dropped, so it must not be sealed."""
+    first_grant_id: int
+    """Older grants are void there: their writers may have been cut off by an earlier process."""
 
 
 @dataclass(slots=True)
@@ -359,8 +365,8 @@ class Heartbeat:
     cut_session_ids: list[bytes]
     quarantined_session_ids: list[bytes]
     counters: NodeCounters
-    incarnations: list[bytes] = field(default_factory=list)
-    """Of the segments in `ready_bytes`, in their order; empty where they are not told."""
+    start_number: int = 0
+    """As in Attach."""
     held: bool = False
     """One that was taken down before and held open since: it says nothing of its sender now."""
 
@@ -385,6 +391,8 @@ class Instruction:
 class Detach:
     node_id: int
     contents_survive: bool
+    start_number: int = 0
+    """As in Attach."""
 
 
 @dataclass(slots=True)

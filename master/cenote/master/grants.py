@@ -128,6 +128,11 @@ class GrantTable:
     def __len__(self) -> int:
         return len(self.by_id)
 
+    @property
+    def next_id(self) -> int:
+        """All grants so far have lower ids."""
+        return self._next_id
+
     def new_id(self) -> int:
         self._next_id += 1
         return self._next_id - 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cenote.api.errors import SessionUnknown, StaleEpoch
+from cenote.api.errors import NodeSuperseded, SessionUnknown, StaleEpoch
 from cenote.api.rows import UNIT_BYTES
 
 from .commands import Detach, Heartbeat, HeartbeatReply, NodeProbed, ReportFailure
@@ -26,7 +26,8 @@ def set_node_state(pool: Pool, node: Node, state: NodeState) -> None:
 def heartbeat(pool: Pool, command: Heartbeat, now_s: float) -> HeartbeatReply:
     """A node is alive; what it did, and what it should do.
 
-    Raises StaleEpoch (attached to another tenure), SessionUnknown (it must attach first).
+    Raises StaleEpoch (attached to another tenure), SessionUnknown (it must attach first),
+    NodeSuperseded (a later process has attached).
     """
     node = pool.nodes.by_id.get(command.node_id)
     if command.epoch != pool.epoch:
@@ -36,11 +37,7 @@ def heartbeat(pool: Pool, command: Heartbeat, now_s: float) -> HeartbeatReply:
         )
     if node is None or not node.attached or node.state == NodeState.DETACHED:
         raise SessionUnknown(f"node {command.node_id} is not attached", remedy="attach again")
-    if not _is_of_attached(pool, node, command):
-        raise SessionUnknown(
-            f"the heartbeat is of an earlier process of node {node.name!r}, with other segments",
-            remedy="attach again",
-        )
+    _check_process(node, command.start_number)
     if command.held:  # what else it says was taken down when it came
         return HeartbeatReply(node.instructions[: pool.config.instructions_per_reply_max])
     node.heard_s = now_s
@@ -62,18 +59,28 @@ def heartbeat(pool: Pool, command: Heartbeat, now_s: float) -> HeartbeatReply:
     return HeartbeatReply(node.instructions[: pool.config.instructions_per_reply_max])
 
 
-def _is_of_attached(pool: Pool, node: Node, command: Heartbeat) -> bool:
-    """Whether it speaks of the segments that are attached. One that was under way when its daemon
-    died may come after the next one attached with new memory."""
-    attached = {pool.segments.by_id[i].incarnation for i in node.segment_ids}
-    return all(incarnation in attached for incarnation in command.incarnations)
+def _check_process(node: Node, start_number: int) -> None:
+    """What was under way when its daemon died may be read after the next one attached."""
+    if start_number < node.start_number:
+        raise NodeSuperseded(
+            f"start {start_number} of node {node.name!r} speaks after start {node.start_number},"
+            f" process {node.process_id}, attached"
+        )
+    if start_number > node.start_number:
+        raise SessionUnknown(
+            f"start {start_number} of node {node.name!r} is not attached", remedy="attach first"
+        )
 
 
 def detach(pool: Pool, command: Detach, now_s: float) -> None:
-    """A node goes. Its objects are hidden until it attaches again, or lost."""
+    """A node goes. Its objects are hidden until it attaches again, or lost.
+
+    Raises NodeSuperseded, SessionUnknown.
+    """
     node = pool.nodes.by_id.get(command.node_id)
     if node is None:
         return
+    _check_process(node, command.start_number)
     if not command.contents_survive:
         for segment_id in list(node.segment_ids):
             lose_segment(pool, segment_id)

@@ -6,10 +6,14 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cenote.api.codec import unpack_ids, unpack_rows
-from cenote.api.errors import InvalidArgument, ResourceUnavailable
+from cenote.api.errors import (
+    InvalidArgument,
+    NodeSuperseded,
+    ResourceUnavailable,
+    SessionUnknown,
+)
 from cenote.api.rows import EXTENT, SLOT
 from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
@@ -108,6 +112,7 @@ def _attach(message: pb.AttachRequest) -> Attach:
         np.zeros(0, SLOT),
         message.process_id,
         check_text(message.server_version, "server_version"),
+        message.start_number,
     )
 
 
@@ -116,21 +121,32 @@ class _Collected:
     """`first`: the command of the first slice, without an inventory."""
 
     first: Attach
+    attempt: int
     heard_s: float
     size_bytes: int = 0
     pieces: list[bytes] = field(default_factory=list)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Later attaches of a node have a higher one."""
+        return self.first.start_number, self.attempt
+
+    def is_of(self, command: Attach, attempt: int) -> bool:
+        return self.place == (command.start_number, attempt) and (
+            self.first.process_id == command.process_id
+        )
 
 
 @final
 class AttachCollector:
     """Inventories come in slices; the last one makes an Attach. Bounded in number, bytes and time.
 
-    A daemon whose connection broke halfway sends all of them again: of two rows for one slot the
-    later counts.
+    A slice without those before it is refused, and the daemon begins anew: what is missing from an
+    inventory would be dropped as lost. Of several attaches of one node the latest one counts.
     """
 
     def __init__(self) -> None:
-        self._under_way: dict[tuple[bytes, int], _Collected] = {}
+        self._under_way: dict[bytes, _Collected] = {}
         self._size_bytes = 0
 
     def __len__(self) -> int:
@@ -139,61 +155,71 @@ class AttachCollector:
     def add(self, message: pb.AttachRequest, now_s: float) -> Attach | None:
         """The command, or None while more slices are to come.
 
-        Name, endpoints and segments are those of the last slice that has segments. Raises
-        InvalidArgument and ResourceUnavailable.
+        Everything but the inventory is that of the first slice. Raises InvalidArgument,
+        ResourceUnavailable, SessionUnknown (slices are missing), NodeSuperseded (a later attach of
+        this node is under way).
         """
         rows = unpack_rows(message.inventory, SLOT, "inventory")
         command = _attach(message)
-        key = (command.node_uuid, command.process_id)
-        collected = self._under_way.get(key)
+        uuid = command.node_uuid
+        collected = self._under_way.get(uuid)
+        if collected is not None and not collected.is_of(command, message.attempt):
+            if collected.place > (command.start_number, message.attempt):
+                raise NodeSuperseded(f"node {command.node_name!r} attaches anew by now")
+            self._drop(uuid)
+            collected = None
         if collected is None:
+            if message.slice:
+                raise SessionUnknown(
+                    f"slice {message.slice} came without those before it", remedy="attach again"
+                )
             if not message.more:
                 command.inventory = rows
                 return command
-            collected = self._begin(key, command, now_s)
-        elif command.segments:
-            collected.first = command
-        self._size_bytes += len(message.inventory)
-        collected.size_bytes += len(message.inventory)
-        collected.pieces.append(message.inventory)
+            collected = self._begin(command, message.attempt, now_s)
+        elif message.slice < len(collected.pieces):
+            return None  # it comes twice
+        elif message.slice > len(collected.pieces):
+            self._drop(uuid)
+            raise SessionUnknown(
+                f"slice {message.slice} came after {len(collected.pieces)}", remedy="attach again"
+            )
+        self._add_piece(collected, message.inventory, now_s)
+        if message.more:
+            return None
+        self._drop(uuid)
+        command = collected.first
+        command.inventory = np.frombuffer(b"".join(collected.pieces), SLOT)
+        return command
+
+    def _add_piece(self, collected: _Collected, piece: bytes, now_s: float) -> None:
+        self._size_bytes += len(piece)
+        collected.size_bytes += len(piece)
+        collected.pieces.append(piece)
         collected.heard_s = now_s
         slots_max = min(sum(segment.slots for segment in collected.first.segments), SLOTS_MAX)
         too_many = collected.size_bytes > 2 * slots_max * SLOT.itemsize
         if too_many or self._size_bytes > INVENTORY_BYTES_MAX:
-            self._drop(key)
+            self._drop(collected.first.node_uuid)
             if too_many:
                 raise InvalidArgument(
                     f"the inventory has more rows than the {slots_max} slots of the segments"
                 )
             raise ResourceUnavailable("too many inventories are sent at once", remedy="try again")
-        if message.more:
-            return None
-        self._drop(key)
-        command = collected.first
-        command.inventory = _latest(b"".join(collected.pieces))
-        return command
 
-    def _begin(self, key: tuple[bytes, int], command: Attach, now_s: float) -> _Collected:
-        for old, collected in list(self._under_way.items()):
-            if collected.heard_s + ATTACH_TIMEOUT_S < now_s or old[0] == key[0]:
-                self._drop(old)
+    def _begin(self, command: Attach, attempt: int, now_s: float) -> _Collected:
+        for uuid, collected in list(self._under_way.items()):
+            if collected.heard_s + ATTACH_TIMEOUT_S < now_s:
+                self._drop(uuid)
         if len(self._under_way) >= ATTACHES_MAX:
             raise ResourceUnavailable(
                 f"{ATTACHES_MAX} daemons are attaching already", remedy="try again in a second"
             )
-        begun = self._under_way[key] = _Collected(command, now_s)
+        begun = self._under_way[command.node_uuid] = _Collected(command, attempt, now_s)
         return begun
 
-    def _drop(self, key: tuple[bytes, int]) -> None:
-        self._size_bytes -= self._under_way.pop(key).size_bytes
-
-
-def _latest(inventory: bytes) -> NDArray[np.void]:
-    """Rows of an inventory, the last one of each slot."""
-    rows = np.frombuffer(inventory, SLOT)
-    slots = rows["segment_index"].astype(np.uint64) << np.uint64(32) | rows["slot"]
-    _, last = np.unique(slots[::-1], return_index=True)
-    return rows if len(last) == len(rows) else rows[np.sort(len(rows) - 1 - last)]
+    def _drop(self, uuid: bytes) -> None:
+        self._size_bytes -= self._under_way.pop(uuid).size_bytes
 
 
 # ---- heartbeats -----------------------------------------------------------------------------
@@ -220,10 +246,10 @@ def heartbeat_command(message: pb.HeartbeatRequest, *, held: bool = False) -> He
             stats.sessions,
             stats.connections,
         ),
-        [segment.incarnation for segment in message.segments],
+        message.start_number,
         held,
     )
 
 
 def detach_command(message: pb.DetachRequest) -> Detach:
-    return Detach(message.node_id, message.contents_survive)
+    return Detach(message.node_id, message.contents_survive, message.start_number)

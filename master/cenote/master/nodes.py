@@ -36,6 +36,11 @@ class Node:
     """It is hidden since it did not answer a probe: it comes back when it answers one."""
     heard_s: float = 0.0
     process_id: int = 0
+    start_number: int = 0
+    """Of the process that attached last in this epoch."""
+    last_seq: int = 0
+    first_grant_id: int = 0
+    """When that process attached first; see AttachReply."""
     server_version: str = ""
     segment_ids: list[int] = field(default_factory=list)
     suspect_until_s: dict[str, float] = field(default_factory=dict)

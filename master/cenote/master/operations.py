@@ -273,6 +273,8 @@ class Operations:
             heartbeat_interval_ms=self.settings.heartbeat_interval_ms,
             # The rest is found again at the next attach: nothing depends on its being cleared.
             clear_slots=reply.clear_slots[: CLEAR_SLOTS_MAX * SLOT_REF.itemsize],
+            last_seq=reply.last_seq,
+            first_grant_id=reply.first_grant_id,
         )
         # Ids of nodes and segments must not be given twice, whatever power failure comes.
         return Later(response)
@@ -293,6 +295,7 @@ class Operations:
                 segments=request.segments,
                 stats=request.stats,
                 quarantined_session_ids=request.quarantined_session_ids,
+                start_number=request.start_number,
             )
             return self._instructions(self._decider.apply(heartbeat_command(later, held=True)))
 

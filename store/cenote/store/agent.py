@@ -97,6 +97,8 @@ class AgentIdentity:
     failure_domain: str
     process_id: int
     server_version: str
+    start_number: int = 0
+    """Rises with each start of this node's daemon."""
     endpoints: Sequence[common_pb2.Endpoint] = ()
     credentials: common_pb2.Credentials = field(default_factory=common_pb2.Credentials)
 
@@ -134,6 +136,7 @@ class StoreAgent:
         self._link: MasterLink | None = None
         self._link_lock = threading.Lock()
         self._address = masters[0]
+        self._attempts = 0
         self._instructions: list[pb.Instruction] = []
         self._cut_to_report: deque[bytes] = deque()
         self._stopping = threading.Event()
@@ -178,6 +181,7 @@ class StoreAgent:
             node_id=self._segments.node_id,
             epoch=self._segments.epoch,
             contents_survive=contents_survive,
+            start_number=self._identity.start_number,
         )
         try:
             link = self._connect(self._address)
@@ -256,7 +260,8 @@ class StoreAgent:
 
     def _send_attach(self) -> Event:
         link = self._current_link()
-        first = self._attach_request()
+        self._attempts += 1
+        first = self._attach_request(0)
         first.segments.extend(segment.info() for segment in self._segments.all())
         request, response = first, pb.AttachResponse()
         for rows, more in _slices(self._inventory()):
@@ -265,12 +270,12 @@ class StoreAgent:
             request.inventory = rows
             request.more = more
             response = link.attach(request, SLICE_S if more else ATTACH_S)
-            request = self._attach_request()
+            request = self._attach_request(request.slice + 1)
         if response.epoch == self._core.epoch:
             self._take_up(response)
         return Attached(response.epoch, response.heartbeat_interval_ms / 1000)
 
-    def _attach_request(self) -> pb.AttachRequest:
+    def _attach_request(self, number: int) -> pb.AttachRequest:
         identity = self._identity
         return pb.AttachRequest(
             credentials=identity.credentials,
@@ -282,6 +287,9 @@ class StoreAgent:
             last_epoch=self._segments.epoch,
             process_id=identity.process_id,
             server_version=identity.server_version,
+            start_number=identity.start_number,
+            attempt=self._attempts,
+            slice=number,
         )
 
     def _inventory(self) -> Iterator[NDArray[np.void]]:
@@ -291,8 +299,10 @@ class StoreAgent:
     def _take_up(self, response: pb.AttachResponse) -> None:
         if len(response.segment_ids) != len(self._segments.all()):
             raise InternalError(f"{len(response.segment_ids)} segment ids came from the master")
-        self._segments.attached(response.node_id, response.segment_ids)
         cleared = self._clear(response.clear_slots)
+        self._segments.attached(
+            response.node_id, response.segment_ids, response.last_seq, response.first_grant_id
+        )
         _log.info(
             "attached",
             master=self._address,
@@ -315,6 +325,7 @@ class StoreAgent:
             cut_session_ids=pack_ids(cut),
             quarantined_session_ids=pack_ids(self._sessions.quarantined()[:_QUARANTINED_IDS_MAX]),
             stats=self._stats(),
+            start_number=self._identity.start_number,
         )
         response = self._current_link().heartbeat(request, beat.wait_s + BEAT_MARGIN_S)
         for _ in cut:  # told; others may have come behind them meanwhile

@@ -21,7 +21,8 @@ Rules that matter:
   does not know the daemon, means that.
 - A master is followed only upwards: one with an older epoch than was followed before is asked again
   later, however often that is.
-- Nothing is given up for ever but what can't be right, and that only before the first attach.
+- Nothing is given up for ever but what can't be right, and that only before the first attach; and
+  everything once a later process of this node has attached.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from cenote.api.errors import (
     CenoteError,
     DeadlineExceeded,
     InvalidArgument,
+    NodeNameTaken,
+    NodeSuperseded,
     NotLeader,
     PermissionDenied,
     ProtocolVersionMismatch,
@@ -71,6 +74,10 @@ BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
 REFUSED_PAUSE_S: Final = 5.0
 """After an answer that will most likely be the same again."""
+NAME_TAKEN_PAUSE_S: Final = 1.0
+NAME_TAKEN_TRIES_MAX: Final = 15
+"""A daemon whose node lost its memory comes back as another one, while its master may take the one
+before for alive for some seconds."""
 CUT_PAUSE_S: Final = 0.1
 RESTLESS_BEAT_S: Final = 0.2
 """How long a heartbeat may be held while there is soon something new to tell."""
@@ -240,6 +247,7 @@ class AgentCore:
         self._address = self._masters[0]
         self._failures = 0
         self._redirects = 0
+        self._name_taken = 0
         self._heartbeat_s = 1.0
         self._after_pause: Action = SayHello(self._address)
         self._attached = False
@@ -373,6 +381,16 @@ class AgentCore:
             pause_s = self._backoff_s() if self._failures else 0.0
             self._failures += 1
             return self._hello_after(pause_s, str(error))
+        if isinstance(error, NodeSuperseded):
+            self._attached = False
+            self.stage = Stage.ENDED
+            return End(error)
+        if isinstance(error, NodeNameTaken):
+            self._name_taken += 1
+            if self._name_taken < NAME_TAKEN_TRIES_MAX or self._ever_attached:
+                return self._hello_after(NAME_TAKEN_PAUSE_S, str(error))
+            self.stage = Stage.ENDED
+            return End(error)
         if isinstance(error, _HOPELESS):
             if not self._ever_attached:
                 self.stage = Stage.ENDED

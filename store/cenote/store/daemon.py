@@ -174,6 +174,7 @@ class StoreDaemon:
             failure_domain=config.failure_domain,
             process_id=os.getpid(),
             server_version=self._version,
+            start_number=files.start_number,
             endpoints=tuple(endpoints),
             credentials=self._credentials,
         )

@@ -154,7 +154,8 @@ class DramSegment:
                 header = self._fresh_header(files, plan, boot_id)
             else:
                 header = survivor.header
-            self._table_file = TableFile(files.table_path(plan.index), header.next())
+            header = header.next(start_number=files.start_number)
+            self._table_file = TableFile(files.table_path(plan.index), header)
             with contextlib.suppress(ResourceUnavailable):  # then it is asked for when needed
                 self._table_file.back_next_range()
             self._map = self._mapped(plan.data_bytes)

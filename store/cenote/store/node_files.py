@@ -1,6 +1,7 @@
 """The files of a store daemon in its memory directory, and the lock that keeps them its own.
 
-    cenote-<node>.lock       locked while the daemon lives; names its pid and the node's uuid
+    cenote-<node>.lock       locked while the daemon lives; names its pid and the node's uuid, and
+                             counts its starts
     cenote-<node>-<i>.data   segment i, which clients map
     cenote-<node>-<i>.slots  its slot table, which only the daemon maps
 
@@ -58,6 +59,9 @@ class NodeFiles:
         self.lock_path = self.control_directory / f"cenote-{name}.lock"
         self._lock_fd = _lock(self.lock_path, name)
         known = _read_lock(self._lock_fd)
+        starts = known.get("starts", "")
+        self.start_number = (int(starts) if starts.isdecimal() else 0) + 1
+        """Rises with each start, as far as this file is there: see `announce`."""
         with contextlib.suppress(ValueError):
             uuid = bytes.fromhex(known.get("node_uuid", ""))
             if len(uuid) == _UUID_BYTES:
@@ -65,10 +69,14 @@ class NodeFiles:
                 return
         self.node_uuid = secrets.token_bytes(_UUID_BYTES)
 
-    def announce(self, node_uuid: bytes) -> None:
-        """Write the pid and the node's uuid into the lock file. Raises ResourceUnavailable."""
+    def announce(self, node_uuid: bytes, starts_before: int = 0) -> None:
+        """Write the pid, the node's uuid and `start_number` into the lock file, before anybody
+        hears of them. `starts_before`: what else is known of earlier starts. Raises
+        ResourceUnavailable."""
         self.node_uuid = node_uuid
-        text = json.dumps({"pid": os.getpid(), "node_uuid": node_uuid.hex()}) + "\n"
+        self.start_number = max(self.start_number, starts_before + 1)
+        known = {"pid": os.getpid(), "node_uuid": node_uuid.hex(), "starts": self.start_number}
+        text = json.dumps(known) + "\n"
         try:
             os.ftruncate(self._lock_fd, 0)
             os.pwrite(self._lock_fd, text.encode(), 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from typing import final
+from typing import Final, final
 
 from cenote.api.errors import ResourceUnavailable
 from cenote.runtime.log import get_logger
@@ -22,7 +22,10 @@ from .dram import (
 from .node_files import NodeFiles
 from .table_file import Survivor
 
-__all__ = ["LocalSegments", "open_segments"]
+__all__ = ["NO_GRANT", "LocalSegments", "open_segments"]
+
+NO_GRANT: Final = (1 << 64) - 1
+"""Above all grant ids."""
 
 _log = get_logger(__name__)
 
@@ -32,11 +35,16 @@ class LocalSegments:
     """Implements `cenote.store.segment.SegmentSet`.
 
     Right after a restart it answers with the ids and the epoch of the earlier life, so that clients
-    go on while the daemon attaches anew.
+    go on reading while the daemon attaches anew. Nothing is written or sealed before that: only the
+    master's answer tells what may still be.
     """
 
     def __init__(self, segments: Sequence[DramSegment]) -> None:
         self._segments = tuple(segments)
+        for segment in segments:
+            segment.table.hold()
+        self.first_grant_id = NO_GRANT
+        """Writers under older grants are refused."""
         self._lock = threading.Lock()
         self.epoch = max((s.header.last_epoch for s in segments), default=0)
         """Of the leader that this daemon follows; 0 before the first attach."""
@@ -59,13 +67,18 @@ class LocalSegments:
             for segment in self._segments:
                 segment.fence(self.epoch)
 
-    def attached(self, node_id: int, segment_ids: Sequence[int]) -> None:
-        """Take up the ids that the master gave, in the order of `all()`."""
+    def attached(
+        self, node_id: int, segment_ids: Sequence[int], last_seq: int = 0, first_grant_id: int = 0
+    ) -> None:
+        """Take up the ids that the master gave, in the order of `all()`; from now on, seals of
+        what was decided after `last_seq`, and writes under `first_grant_id` and later ones."""
         with self._lock:
             for segment, segment_id in zip(self._segments, segment_ids, strict=True):
                 segment.attached(node_id, segment_id)
+                segment.table.admit(self.epoch, last_seq)
             self.node_id = node_id
             self._by_id = {s.segment_id: s for s in self._segments}
+            self.first_grant_id = first_grant_id
 
     @property
     def ready(self) -> bool:
@@ -100,7 +113,10 @@ def open_segments(
         wanted = sum(plan.memory_bytes for plan in plans)
         plans = _kept_plans(files, survivors, wanted) or plans
     survivors = _kept(files, plans, survivors)
-    files.announce(next((s.header.node_uuid for s in survivors.values()), files.node_uuid))
+    files.announce(
+        next((s.header.node_uuid for s in survivors.values()), files.node_uuid),
+        max((s.header.start_number for s in survivors.values()), default=0),
+    )
     plans = _affordable(files, plans, survivors, total_bytes, granule, allow_less)
     opened: list[DramSegment] = []
     try:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from cenote.api.errors import (
     CenoteError,
+    GrantRevoked,
     InternalError,
     InvalidArgument,
     PermissionDenied,
@@ -46,6 +47,7 @@ __all__ = ["ConnectionCounters", "ServedConnection", "ServingLimits"]
 
 _STALE: Final = StaleLocation.code
 _INVALID: Final = InvalidArgument.code
+_VOID: Final = GrantRevoked.code
 _NO_EPOCH: Final = 1 << 32
 _STALE_DRAIN_BYTES_MAX: Final = 8 << 20
 _MSG_MORE: Final = socket.MSG_MORE
@@ -229,7 +231,7 @@ class ServedConnection:
         self._op = self._call_id = 0
         if not self._io.await_request(head):
             return
-        (op, _, _, count, call_id, epoch, _grant_id, body, segment, _, offset, length) = (
+        (op, _, _, count, call_id, epoch, grant_id, body, segment, _, offset, length) = (
             wire.REQUEST_ONE.unpack(head)
         )
         self._op, self._call_id = op, call_id
@@ -244,9 +246,11 @@ class ServedConnection:
             if not self._writer:
                 raise PermissionDenied("this connection said in its hello that it does not write")
             if count == 1:
-                self._write_one(segment, offset, length, body - wire.EXTENT_BYTES, epoch)
+                payload = body - wire.EXTENT_BYTES
+                self._write_one(segment, offset, length, payload, epoch, grant_id)
             else:
-                self._write(self._receive_rows(count), body - count * wire.EXTENT_BYTES, epoch)
+                payload = body - count * wire.EXTENT_BYTES
+                self._write(self._receive_rows(count), payload, epoch, grant_id)
         elif op == wire.OP_SEAL:
             least = wire.SEAL_PREFIX.size + count * wire.SEAL_ROW_BYTES
             self._check(count, least <= body <= wire.SEAL_BYTES_MAX)
@@ -345,13 +349,24 @@ class ServedConnection:
             remedy="ask the master again",
         )
 
+    def _void(self, grant_id: int) -> StaleLocation:
+        return StaleLocation(
+            f"grant {grant_id} was made before this daemon attached to its master, if it has"
+        )
+
     def _answer_stale(self, epoch: int) -> None:
         error = self._stale(epoch)
         text = wire.encode_error(error)
         self._io.send_bytes(self._reply(error.code, 0, len(text)) + text)
 
     def _write_one(
-        self, segment_id: int, offset: int, length: int, payload: int, epoch: int
+        self,
+        segment_id: int,
+        offset: int,
+        length: int,
+        payload: int,
+        epoch: int,
+        grant_id: int,
     ) -> None:
         if length != payload:
             raise ProtocolError(f"a write of {length} bytes with a payload of {payload}")
@@ -362,6 +377,9 @@ class ServedConnection:
             stale = epoch < self._segments.epoch
             if stale:
                 self._drain(payload, self._stale(epoch), _STALE_DRAIN_BYTES_MAX)
+            elif grant_id < self._segments.first_grant_id:
+                status = _VOID
+                self._drain(payload, self._void(grant_id), _STALE_DRAIN_BYTES_MAX)
             elif segment is None:
                 self._drain(payload, StaleLocation(f"there is no segment {segment_id}"))
             elif status:
@@ -374,7 +392,7 @@ class ServedConnection:
         else:
             self._answer_one(status)
 
-    def _write(self, rows: NDArray[np.void], payload: int, epoch: int) -> None:
+    def _write(self, rows: NDArray[np.void], payload: int, epoch: int, grant_id: int) -> None:
         statuses, addresses, lengths = self._locate(rows)
         if int(lengths.max()) > wire.ITEM_BYTES_MAX or int(lengths.sum()) != payload:
             raise ProtocolError(f"a write whose payload of {payload} bytes is not that of its rows")
@@ -384,6 +402,9 @@ class ServedConnection:
             stale = epoch < self._segments.epoch
             if stale:
                 self._drain(payload, self._stale(epoch), _STALE_DRAIN_BYTES_MAX)
+            elif grant_id < self._segments.first_grant_id:
+                statuses[:] = _VOID
+                self._drain(payload, self._void(grant_id), _STALE_DRAIN_BYTES_MAX)
             elif not statuses.any():
                 move_items(
                     self._io.receive, self._io.receive_views, addresses, lengths, None, STEP_BYTES

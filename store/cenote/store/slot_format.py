@@ -146,7 +146,7 @@ HEADER_BYTES: Final = 2 * HEADER_COPY_BYTES
 HEADER_FORMAT: Final = 2
 """A table of another format is void, and with it what its segment holds."""
 _HEADER_MAGIC: Final = b"CENOTESG"
-_HEADER: Final = Struct("<8sIIQ16s16s16sIIQQQQIIIII4x")
+_HEADER: Final = Struct("<8sIIQ16s16s16sIIQQQQIIIIQ")
 _CRC: Final = Struct("<Q")
 
 RANGES_MAX: Final = 65_536
@@ -188,6 +188,8 @@ class TableHeader:
     """As the master knows this segment."""
     retired_count: int = 0
     """So many ranges of the data area were given up; those behind it were never made valid."""
+    start_number: int = 0
+    """Of the daemon that opened it last; see `node_files`."""
 
     def next(self, **changes: object) -> TableHeader:
         """The header that follows this one, with `changes`."""
@@ -213,7 +215,7 @@ class TableHeader:
             self.node_id,
             self.segment_id,
             self.retired_count,
-            0,
+            self.start_number,
         )
         return checked(body.ljust(HEADER_COPY_BYTES - _CRC.size, b"\0"))
 
@@ -246,7 +248,7 @@ def _unpack_copy(copy: bytes) -> TableHeader | None:
     if (magic, format_, slot_bytes) != (_HEADER_MAGIC, HEADER_FORMAT, SLOT_BYTES):
         return None
     index, unit_bytes, data_bytes, inode, ready_bytes, slots, last_epoch, *rest = rest
-    node_id, segment_id, retired_count, _ = rest
+    node_id, segment_id, retired_count, start_number = rest
     if retired_count > RANGES_MAX:
         return None
     return TableHeader(
@@ -264,6 +266,7 @@ def _unpack_copy(copy: bytes) -> TableHeader | None:
         node_id=node_id,
         segment_id=segment_id,
         retired_count=retired_count,
+        start_number=start_number,
     )
 
 

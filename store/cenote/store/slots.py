@@ -97,6 +97,8 @@ class SlotTable:
         self._lock = threading.Lock()
         self._data = data.toreadonly()
         self._fence = 0
+        self._held = False
+        self._after = (0, 0)
         self._bounds = Bounds(unit_bytes, limit_bytes, RangeSet())
         self._used = 0  # no slot at or above this number was ever written
         self.sealed = 0
@@ -141,6 +143,18 @@ class SlotTable:
         """Refuse seals of epochs below `epoch`; when it returns, none is under way any more."""
         with self._lock:
             self._fence = max(self._fence, epoch)
+
+    def hold(self) -> None:
+        """Let what is not sealed yet wait until `admit`: the master does not have the inventory."""
+        with self._lock:
+            self._held = True
+
+    def admit(self, epoch: int, last_seq: int) -> None:
+        """Seal again, but nothing that was decided up to this version and is not sealed by now: the
+        master, which has the inventory, dropped it."""
+        with self._lock:
+            self._held = False
+            self._after = (epoch, last_seq)
 
     # ---- seal ---------------------------------------------------------------------------------
 
@@ -217,6 +231,8 @@ class SlotTable:
                 slots, seqs = slots[chosen], seqs[chosen]
             held_epochs, held_seqs = self._epochs[slots], self._seqs[slots]
             newer = (held_epochs < epoch) | ((held_epochs == epoch) & (held_seqs < seqs))
+            if epoch <= self._after[0]:
+                newer &= (seqs > self._after[1]) & (epoch == self._after[0])
             if not newer.all():
                 same = (held_epochs == epoch) & (held_seqs == seqs)
                 same &= self._states[slots] == STATE_SEALED
@@ -227,7 +243,9 @@ class SlotTable:
                 slots = slots[kept]
             if chosen is not None:
                 records = records[chosen]
-            if len(slots):
+            if self._held:
+                statuses[slice(None) if chosen is None else chosen] = _BEYOND
+            elif len(slots):
                 fresh = len(slots) - int(np.count_nonzero(self._states[slots] == STATE_SEALED))
                 self._whole[slots] = records["all"]
                 self._count(fresh, len(slots), int(slots.max()))
@@ -264,6 +282,10 @@ class SlotTable:
             if held_epoch >= epoch and (held_epoch > epoch or held_seq >= seq):
                 repeated = held_epoch == epoch and held_seq == seq and state == STATE_SEALED
                 return _OK if repeated else _STALE
+            if self._held:
+                return _BEYOND
+            if (epoch, seq) <= self._after:
+                return _STALE
             self._memory[at : at + SLOT_BYTES] = record
             self._count(int(state != STATE_SEALED), 1, slot)
         return _OK

@@ -8,12 +8,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from cenote.api.errors import DeadlineExceeded
+from cenote.api.errors import DeadlineExceeded, SessionUnknown
 from cenote.api.rows import EXTENT, EXTENT_STRUCT, PUT_STRUCT, PutStatus
 from cenote.client.driver import BlockingDriver
+from cenote.client.plan.asking import ask_master
 from cenote.client.plan.pieces import Pieces
 from cenote.client.plan.state import Call, ClientState, PutOptions, Space
-from cenote.client.plan.steps import Ask, Move, Part, Pause, SealPart, Seals
+from cenote.client.plan.steps import Ask, Move, Part, Pause, Reopen, SealPart, Seals
 from cenote.client.plan.writes import put_objects
 from cenote.transport.base import SealBatch
 from cenote.v1.master_pb2 import PutAbortResponse, PutStartResponse
@@ -103,3 +104,18 @@ def test_pauses_between_attempts_end_with_the_deadline() -> None:
     with pytest.raises(DeadlineExceeded):
         played(put_objects(call, [b"key"], bytes(16), pieces, PutOptions()), clock)
     assert clock.now_s <= call.end_s + 1e-6
+
+
+def test_a_session_is_opened_anew_in_what_is_left_of_the_deadline() -> None:
+    """Not in what was left before the answer came that said so."""
+    pool = SlowPool()
+    plan = ask_master(a_call(pool, 1.0), "put_start", PutAbortResponse(), PutAbortResponse)
+    assert isinstance(next(plan), Ask)
+    pool.now_s += SLOW_S
+    step = plan.throw(SessionUnknown("it ran out"))
+    assert isinstance(step, Reopen)
+    assert step.deadline_s == pytest.approx(0.4)
+    assert isinstance(plan.send(None), Ask)
+    pool.now_s += SLOW_S
+    with pytest.raises(DeadlineExceeded, match="it ran out"):
+        plan.throw(SessionUnknown("it ran out"))

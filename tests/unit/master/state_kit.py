@@ -80,6 +80,8 @@ class FakeNode:
     boot_id: str = ""
     domain: str = ""
     process_id: int = 1
+    start_number: int = 0
+    name: str = ""
     node_id: int = 0
     done_instruction: int = 0
     cut: list[bytes] = field(default_factory=list)
@@ -168,20 +170,27 @@ class Kit:
             self.namespace = self.apply(c.OpenNamespace("a", b"f", True, 1, 1))
         return self
 
-    def attach(self, node: FakeNode) -> c.AttachReply:
-        reports = [segment.report(i) for i, segment in enumerate(node.segments)]
-        reply: c.AttachReply = self.apply(
-            c.Attach(
-                node.uuid,
-                f"node-{node.number}",
-                node.boot_id,
-                node.domain,
-                [c.EndpointInfo(1, f"127.0.0.1:{7000 + node.number}")],
-                reports,
-                node.inventory(),
-                node.process_id,
-            )
+    def attach_command(self, node: FakeNode) -> c.Attach:
+        return c.Attach(
+            node.uuid,
+            node.name or f"node-{node.number}",
+            node.boot_id,
+            node.domain,
+            [c.EndpointInfo(1, f"127.0.0.1:{7000 + node.number}")],
+            [segment.report(i) for i, segment in enumerate(node.segments)],
+            node.inventory(),
+            node.process_id,
+            start_number=node.start_number,
         )
+
+    def restart_node(self, node: FakeNode) -> c.AttachReply:
+        """Another process attaches."""
+        node.process_id += 1
+        node.start_number += 1
+        return self.attach(node)
+
+    def attach(self, node: FakeNode) -> c.AttachReply:
+        reply: c.AttachReply = self.apply(self.attach_command(node))
         node.node_id = reply.node_id
         self.nodes[node.number] = node
         for segment, segment_id in zip(node.segments, reply.segment_ids, strict=True):
@@ -205,6 +214,7 @@ class Kit:
                 list(node.cut),
                 [],
                 c.NodeCounters(),
+                node.start_number,
             )
         )
         node.cut.clear()

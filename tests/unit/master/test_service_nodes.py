@@ -9,7 +9,9 @@ import pytest
 
 from cenote.api.errors import (
     InvalidArgument,
+    NodeSuperseded,
     ResourceUnavailable,
+    SessionUnknown,
     StaleEpoch,
 )
 from cenote.api.rows import SLOT
@@ -49,15 +51,54 @@ def test_an_inventory_comes_in_slices(log: MemoryLog) -> None:
     pool.service.close()
     again = restarted(log)
     width = SLOT.itemsize
-    for a in (0, 2, 2):  # the second slice comes twice: its connection broke
-        part = inventory[a * width : (a + 2) * width]
-        reply = again.service.attach(attach_request(inventory=part, more=True), 1.0)
-        assert reply.node_id == 0
+    for number in (0, 1, 1):  # the second slice comes twice
+        part = inventory[2 * number * width : (2 * number + 2) * width]
+        request = attach_request(inventory=part, more=True, slice=number)
+        assert again.service.attach(request, 1.0).node_id == 0
     assert again.service.state.status(0).nodes_alive == 0
-    last = again.service.attach(attach_request(inventory=inventory[4 * width :]), 1.0)
+    last = again.service.attach(attach_request(inventory=inventory[4 * width :], slice=2), 1.0)
     assert last.node_id == 1
     assert again.exists(*keys) == [1] * 5
     assert again.service.state.status(0).nodes_alive == 1
+
+
+def test_an_inventory_with_a_gap_is_refused(log: MemoryLog) -> None:
+    """What is missing would be dropped as lost; and a last slice names no segments."""
+    pool = MasterPool(log=log)
+    pool.put(b"a", b"b")
+    inventory = inventory_of(pool.acquire(b"a", b"b"), pool, [b"a", b"b"])
+    half = inventory[: SLOT.itemsize]
+    pool.service.close()
+    again = restarted(log)
+    attach = again.service.attach
+    with pytest.raises(SessionUnknown, match="without those before it"):
+        attach(attach_request(inventory=half, slice=1), 1.0)
+    attach(attach_request(inventory=half, more=True), 1.0)
+    with pytest.raises(SessionUnknown, match="slice 2 came after 1"):
+        attach(attach_request(inventory=half, slice=2), 1.0)
+    with pytest.raises(SessionUnknown):
+        attach(attach_request(inventory=half, slice=1), 1.0)
+    attach(attach_request(inventory=inventory), 1.0)
+    assert again.exists(b"a", b"b") == [1, 1]
+
+
+def test_slices_of_an_earlier_process_are_not_mixed_in(log: MemoryLog) -> None:
+    pool = MasterPool(log=log)
+    pool.put(b"a", b"b")
+    inventory = inventory_of(pool.acquire(b"a", b"b"), pool, [b"a", b"b"])
+    first, second = inventory[: SLOT.itemsize], inventory[SLOT.itemsize :]
+    pool.service.close()
+    again = restarted(log)
+    attach = again.service.attach
+    attach(attach_request(start_number=1, process_id=1, inventory=first, more=True), 1.0)
+    attach(attach_request(start_number=2, process_id=2, inventory=first, more=True), 1.0)
+    for number in (0, 1):
+        with pytest.raises(NodeSuperseded):
+            attach(attach_request(start_number=1, process_id=1, slice=number), 1.0)
+    attach(attach_request(start_number=2, process_id=2, inventory=second, slice=1), 1.0)
+    assert again.exists(b"a", b"b") == [1, 1]
+    with pytest.raises(NodeSuperseded):
+        attach(attach_request(start_number=1, process_id=1), 1.0)
 
 
 def test_slices_are_bounded_in_number_and_size(pool: MasterPool) -> None:
@@ -68,6 +109,7 @@ def test_slices_are_bounded_in_number_and_size(pool: MasterPool) -> None:
     pool.clock.advance_s(61)
     request = attach_request(99, more=True, inventory=bytes(SLOT.itemsize * 8192))
     pool.service.attach(request, 1.0)
+    request.slice = 1
     with pytest.raises(InvalidArgument, match="more rows than the 4096 slots"):
         pool.service.attach(request, 1.0)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cenote.api.errors import SessionUnknown
+from cenote.api.errors import NodeNameTaken, NodeSuperseded
 from cenote.api.rows import CommitStatus
 from cenote.master import commands as c
+from cenote.master.nodes import NodeState
 from cenote.master.state_config import StateConfig
 from unit.master.state_checks import check
 from unit.master.state_kit import KIB, FakeSegment, Kit, new_node, session_id
@@ -120,12 +121,79 @@ def test_a_heartbeat_of_a_process_that_is_gone_is_not_believed() -> None:
     node = kit.nodes[1]
     old = node.segments[0]
     node.segments = [FakeSegment(b"fresh", old.size_bytes, old.size_bytes // 2)]
-    node.process_id += 1
-    kit.attach(node)
-    late = c.Heartbeat(
-        node.node_id, 1, [(0, old.size_bytes)], 0, [], [], c.NodeCounters(), [old.incarnation]
-    )
-    with pytest.raises(SessionUnknown):
+    kit.restart_node(node)
+    late = c.Heartbeat(node.node_id, 1, [(0, old.size_bytes)], 0, [], [], c.NodeCounters(), 0)
+    with pytest.raises(NodeSuperseded):
         kit.apply(late)
     (segment,) = kit.state.segments(kit.now_s)
     assert segment.ready_bytes == old.size_bytes // 2
+
+
+def test_an_attach_of_a_process_that_is_gone_changes_nothing() -> None:
+    """What was sealed since is not in it, and would be dropped."""
+    kit = Kit().with_nodes(new_node(1)).with_session()
+    node = kit.nodes[1]
+    late = kit.attach_command(node)
+    kit.restart_node(node)
+    kit.put([1])
+    with pytest.raises(NodeSuperseded, match="start 0 of node"):
+        kit.apply(late)
+    assert kit.exists(1) == [1]
+    check(kit.state)
+
+
+def test_a_detach_of_a_process_that_is_gone_changes_nothing() -> None:
+    kit = Kit().with_nodes(new_node(1)).with_session()
+    node = kit.nodes[1]
+    kit.put([1])
+    kit.restart_node(node)
+    with pytest.raises(NodeSuperseded):
+        kit.apply(c.Detach(node.node_id, contents_survive=False, start_number=0))
+    assert kit.exists(1) == [1]
+
+
+def test_an_attach_that_is_read_after_its_processs_farewell_is_refused() -> None:
+    kit = Kit().with_nodes(new_node(1)).with_session()
+    node = kit.nodes[1]
+    kit.restart_node(node)
+    late = kit.attach_command(node)
+    kit.apply(c.Detach(node.node_id, contents_survive=True, start_number=node.start_number))
+    with pytest.raises(NodeSuperseded):
+        kit.apply(late)
+    kit.restart_node(node)
+    assert kit.state.nodes(kit.now_s)[0].state == NodeState.ALIVE
+
+
+def test_a_restarted_daemon_learns_what_it_must_not_seal_and_whom_it_must_not_let_in() -> None:
+    kit = Kit().with_nodes(new_node(1)).with_session()
+    node = kit.nodes[1]
+    put = kit.start([1, 2])
+    kit.commit(put, seal=False)
+    granted = kit.start([3])
+    reply = kit.restart_node(node)
+    assert reply.dropped == 2
+    assert reply.last_seq == kit.state.last_seq == 2
+    assert reply.first_grant_id > granted.reply.grant_id
+    # The same process attaches again: nothing of what it is about to seal was dropped.
+    later = kit.start([4])
+    assert later.reply.grant_id == reply.first_grant_id
+    kit.commit(later, seal=False)
+    again = kit.attach(node)
+    assert (again.dropped, again.last_seq) == (0, reply.last_seq)
+    assert again.first_grant_id == reply.first_grant_id
+
+
+def test_a_second_daemon_of_a_name_is_told_of_the_first() -> None:
+    kit = Kit().with_nodes(new_node(1))
+    first, second = kit.nodes[1], new_node(2, boot_id="elsewhere")
+    second.name = first.name = "rack-7"
+    kit.restart_node(first)
+    with pytest.raises(NodeNameTaken, match=r"node 1, called 'rack-7', is alive: process 2"):
+        kit.attach(second)
+    copy = kit.attach_command(first)
+    copy.process_id = 99
+    with pytest.raises(NodeNameTaken, match="has the same files, or a copy"):
+        kit.apply(copy)
+    kit.tick(kit.state.config.node_dead_s)
+    kit.attach(second)
+    assert [node.name for node in kit.state.nodes(kit.now_s)] == ["rack-7", "rack-7"]

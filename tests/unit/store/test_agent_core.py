@@ -11,6 +11,8 @@ from cenote.api.errors import (
     DeadlineExceeded,
     InternalError,
     InvalidArgument,
+    NodeNameTaken,
+    NodeSuperseded,
     NotLeader,
     PermissionDenied,
     ProtocolError,
@@ -268,6 +270,26 @@ ANSWERS: dict[type, st.SearchStrategy[Event]] = {
     Execute: st.builds(Executed, st.integers(0, 20), st.booleans()),
     Pause: st.just(Paused()),
 }
+
+
+def test_it_ends_where_a_later_process_has_attached() -> None:
+    core = attached_core()
+    error = NodeSuperseded("start 4 speaks after start 5")
+    assert core.handle(Failed(error)) == End(error)
+    assert core.stage is Stage.ENDED
+    assert core.stop() == End(None)
+
+
+def test_a_name_that_stays_taken_ends_it() -> None:
+    core, error = make(), NodeNameTaken("node 1, called 'n', is alive")
+    core.start()
+    for _ in range(core_module.NAME_TAKEN_TRIES_MAX - 1):
+        assert core.handle(Failed(error)) == Pause(core_module.NAME_TAKEN_PAUSE_S, str(error))
+        assert core.handle(Paused()) == SayHello("a")
+    assert core.handle(Failed(error)) == End(error)
+    core = attached_core()
+    for _ in range(2 * core_module.NAME_TAKEN_TRIES_MAX):
+        assert isinstance(core.handle(Failed(error)), Pause)
 
 
 @given(data=st.data(), events=st.integers(1, 40))

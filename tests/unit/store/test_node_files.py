@@ -38,9 +38,22 @@ def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
         files.announce(files.node_uuid)
         files.close()
         known = json.loads(lock.read_text())
-        assert known == {"pid": os.getpid(), "node_uuid": files.node_uuid.hex()}
+        assert known == {"pid": os.getpid(), "node_uuid": files.node_uuid.hex(), "starts": 1}
     command = ["flock", "--exclusive", "--nonblock", str(lock), "true"]
     assert subprocess.run(command, check=False).returncode == 0
+
+
+def test_starts_are_counted(tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        files = NodeFiles(tmp_path, "n1")
+        assert files.start_number == number
+        files.announce(files.node_uuid)
+        files.close()
+    (tmp_path / "cenote-n1.lock").write_bytes(b"{")  # killed while it was written
+    files = NodeFiles(tmp_path, "n1")
+    files.announce(files.node_uuid, starts_before=3)
+    assert files.start_number == 4
+    files.close()
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../x", "a b", "-a", "a-", "x" * 65, "ä", "a\n"])

@@ -7,11 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from cenote.api.errors import InvalidArgument, ResourceUnavailable, StaleEpoch
+from cenote.api.errors import (
+    InvalidArgument,
+    ResourceUnavailable,
+    StaleEpoch,
+    StaleLocation,
+    Unavailable,
+)
 from cenote.store import dram as dram_module
 from cenote.store import table_file
 from cenote.store.node_files import NodeFiles
-from cenote.store.segments import LocalSegments, open_segments
+from cenote.store.segments import NO_GRANT, LocalSegments, open_segments
 from slot_rows import Sealed, seal_arguments
 
 BOOT = b"1" * 16
@@ -77,6 +83,14 @@ def test_a_restart_finds_what_was_there(files: NodeFiles) -> None:
     assert segment.recover() == 1
     assert (again.epoch, again.node_id, again.ready) == (5, 3, True)
     assert again.by_id(17) is segment
+    assert again.first_grant_id == NO_GRANT
+    (status,) = segment.seal(5, 1, 1, *seal_arguments([Sealed(1)]))
+    assert status == Unavailable.code, "nothing is sealed before the master has the inventory"
+    again.attached(3, [17], last_seq=1, first_grant_id=7)
+    assert again.first_grant_id == 7
+    (status,) = segment.seal(5, 1, 1, *seal_arguments([Sealed(1)]))
+    assert status == StaleLocation.code
+    assert not segment.seal(5, 1, 1, *seal_arguments([Sealed(1, seq=2)])).any()
     with pytest.raises(StaleEpoch):
         segment.seal(4, 1, 1, *seal_arguments([Sealed(1)]))
     again.close()
@@ -90,7 +104,7 @@ def test_a_lost_lock_file_does_not_make_the_node_another(files: NodeFiles) -> No
     again = NodeFiles(files.directory, "n1")
     assert again.node_uuid != uuid
     open_segments(again, 4 * MIB, BOOT).close()
-    assert again.node_uuid == uuid
+    assert (again.node_uuid, again.start_number) == (uuid, 2)
     again.close()
 
 

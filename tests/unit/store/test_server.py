@@ -269,6 +269,21 @@ def test_changes_of_an_older_epoch(running: Daemon) -> None:
     wait_until(lambda: running.server.counters().seals == 1, what="the seal to be counted")
 
 
+def test_writes_under_void_grants_change_nothing(running: Daemon) -> None:
+    running.segments.first_grant_id = 10
+    with Raw(running) as client:
+        client.hello()
+        client.send(wire.OP_WRITE, 1, rows((7, 0, 4)) + b"data")  # under grant 9
+        client.send(wire.OP_WRITE, 2, rows((7, 0, 2), (7, 2, 2)) + b"data")
+        assert client.reply() == ([GrantRevoked.code], b"")
+        assert client.reply() == ([GrantRevoked.code] * 2, b"")
+        assert bytes(running.segment.view[:4]) == bytes(4)
+        running.segments.first_grant_id = 9
+        client.send(wire.OP_WRITE, 1, rows((7, 0, 4)) + b"data")
+        assert client.reply() == ([0], b"")
+    assert bytes(running.segment.view[:4]) == b"data"
+
+
 def test_a_large_payload_of_an_older_epoch_is_not_waited_for(running: Daemon) -> None:
     running.segments.epoch = 3
     with Raw(running) as client:

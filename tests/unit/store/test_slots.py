@@ -69,6 +69,23 @@ def test_everything_that_was_sealed_comes_back(others: int) -> None:
 
 
 @pytest.mark.usefixtures("by_rows_or_columns")
+def test_what_the_master_has_dropped_is_not_sealed() -> None:
+    target, _, _ = table()
+    assert seal(target, Sealed(1, seq=5), epoch=2) == [0]
+    target.hold()
+    some = [Sealed(1, seq=5), Sealed(2, seq=9), Sealed(1, seq=4), Sealed(99)]
+    assert seal(target, *some, epoch=2) == [0, BEYOND, STALE, BEYOND]
+    assert seal(target, Sealed(2, seq=9), epoch=2) == [BEYOND]
+    assert target.sealed == 1
+    target.admit(2, 6)
+    late = [Sealed(2, seq=5), Sealed(3, seq=6), Sealed(4, seq=7), Sealed(1, seq=5)]
+    assert seal(target, *late, epoch=2) == [STALE, STALE, 0, 0]
+    assert seal(target, Sealed(2, seq=9), epoch=1) == [STALE]
+    assert seal(target, Sealed(2, seq=1), epoch=3) == [0]
+    assert target.sealed == 3
+
+
+@pytest.mark.usefixtures("by_rows_or_columns")
 def test_only_a_higher_version_replaces() -> None:
     target, _, _ = table()
     assert seal(target, Sealed(1, seq=5, key=b"five"), epoch=2) == [0]

@@ -43,7 +43,9 @@ def ask_master(call: Call, method: str, request: Message, reply_type: type[M]) -
             if reopens > _REOPENS_MAX:
                 raise
             last = error
-            yield Reopen(remaining_s, session_too=True)
+            if call.remaining_s() <= 0:
+                raise _too_late(method, last) from error
+            yield Reopen(call.remaining_s(), session_too=True)
         except CenoteError as error:
             if not ask_again(error):
                 raise

@@ -260,7 +260,8 @@ class Store:
                 if code != ItemStatus.OK:
                     what = f"node {part.node_id} did not take the bytes"
                     self.last_error = error_from_code(code, what)
-            return part.node_id not in self.call.state.lease_proven
+            unended = bool(count_nonzero(part.statuses == ItemStatus.NOT_DONE))
+            return unended and part.node_id not in self.call.state.lease_proven
         assert error is not None
         self.lost[extents] = True
         self.last_error = error
