@@ -35,7 +35,8 @@ from cenote.v1 import master_pb2 as pb
 from .config import ClientConfig
 from .housekeeping import Housekeeper
 from .master_stub import LaneMaster
-from .plan.state import ClientState, Grant, Peers, Space
+from .plan.peers import Peers
+from .plan.state import ClientState, Grant, Space
 from .turns import Turn
 
 __all__ = ["DURABILITIES", "Session", "clock_id"]

@@ -30,8 +30,9 @@ from cenote.transport.base import ItemStatus
 
 from .asking import report_stalled
 from .budgets import attempt_budget_s, node_failed
+from .peers import groups_by_node
 from .pieces import Items, Pieces, Placement, cut_items, place_replicas
-from .state import Call, LeaseHold, groups_by_node
+from .state import Call, LeaseHold
 from .steps import Allocate, Checksum, Hash, Move, Part, Plan, RefreshView, Reopen
 
 __all__ = ["Fetch", "Located"]

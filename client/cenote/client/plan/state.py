@@ -22,6 +22,8 @@ from cenote.api.rows import DIGEST_BYTES
 from cenote.client.locations import LocationCache
 from cenote.v1 import common_pb2, master_pb2
 
+from .peers import Peers
+
 __all__ = [
     "Call",
     "ClientState",
@@ -29,10 +31,8 @@ __all__ = [
     "Grant",
     "LeaseHold",
     "Limits",
-    "Peers",
     "PutOptions",
     "Space",
-    "groups_by_node",
     "pick_digests",
     "varint",
 ]
@@ -42,7 +42,6 @@ _PIGGYBACK_TOUCHES_MAX: Final = 256
 _PIGGYBACK_RELEASES_MAX: Final = 512
 _TAILS_MAX: Final = 64
 _CANCELLED_MAX: Final = 1024
-_DOWN: Final = frozenset({common_pb2.NODE_STATE_DEAD, common_pb2.NODE_STATE_DETACHED})
 _SUSPECT_FIRST_S: Final = 0.5
 _SUSPECT_MAX_S: Final = 5.0
 
@@ -84,45 +83,6 @@ class PutOptions:
             chain=self.chain,
             avoid_node_ids=avoid_node_ids,
         )
-
-
-class Peers:
-    """The cluster view as lookups from segments to nodes. Replaced as a whole, never changed."""
-
-    __slots__ = ("_table", "down", "node_by_segment", "nodes", "view_version")
-
-    def __init__(self, view: common_pb2.ClusterView, before: Peers | None = None) -> None:
-        """`before`: the view so far. A master that was just restarted knows of nodes, and not yet
-        where they serve: until they attach to it, they are where they were."""
-        for node in view.nodes:
-            known = None if node.endpoints or before is None else before.nodes.get(node.node_id)
-            if known is not None:
-                node.endpoints.extend(known.endpoints)
-        self.view_version = view.view_version
-        self.nodes: dict[int, common_pb2.NodeView] = {node.node_id: node for node in view.nodes}
-        self.down = {node.node_id for node in view.nodes if node.state in _DOWN}
-        """Nodes that the master has given up, for now."""
-        self.node_by_segment: dict[int, int] = {
-            segment.segment_id: segment.node_id for segment in view.segments
-        }
-        # Segment ids are dense. The last entry stands for all that are higher.
-        self._table = np.full(max(self.node_by_segment, default=0) + 2, -1, np.int64)
-        for segment_id, node_id in self.node_by_segment.items():
-            self._table[segment_id] = node_id
-
-    def nodes_of(self, segments: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """The node of each segment, -1 where this view does not know the segment."""
-        return self._table.take(segments, mode="clip")
-
-
-def groups_by_node(nodes: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64] | None]]:
-    """(node, which rows lie there; None: all of them) for each node."""
-    if not len(nodes):
-        return []
-    first = int(nodes[0])
-    if (nodes == first).all():
-        return [(first, None)]
-    return [(node, np.flatnonzero(nodes == node)) for node in np.unique(nodes).tolist()]
 
 
 @dataclass(slots=True)

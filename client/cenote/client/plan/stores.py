@@ -38,9 +38,10 @@ from .budgets import (
     node_failed,
     seal_budget_s,
 )
+from .peers import groups_by_node
 from .pieces import Items, Pieces, Placement, cut_items, place_replicas, place_single
 from .seal_rows import seal_rows
-from .state import Call, Grant, groups_by_node
+from .state import Call, Grant
 from .steps import (
     Checksum,
     Hash,
