@@ -133,7 +133,7 @@ class Housekeeper:
         return bool(
             state.released
             or state.failures
-            or state.view_seen > state.peers.view_version
+            or state.knows_newer_view
             or self._session.aborts
             or state.cancelled
             or any(space.touches or space.chain_touches for space in self._spaces())
@@ -149,8 +149,7 @@ class Housekeeper:
             self._renew()
         self.flush_aborts()
         self._flush_cancelled()
-        if self._session.state.view_seen > self._session.state.peers.view_version:
-            self._session.state.view_seen = 0
+        if self._session.state.knows_newer_view:
             self._session.refresh_view(_CALL_S)
         self._flush_failures()
         self._flush_releases()

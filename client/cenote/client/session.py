@@ -249,6 +249,7 @@ class Session:
         reply = self.master.get_cluster_view(
             pb.GetClusterViewRequest(known_view_version=known), deadline_s
         )
+        self.state.view_seen = 0
         if reply.HasField("cluster_view"):
             self.take_view(reply.cluster_view, reply.epoch)
 

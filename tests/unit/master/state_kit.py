@@ -56,6 +56,7 @@ class FakeSegment:
     table: dict[int, np.void] = field(default_factory=dict)
     """Slot number -> SLOT row."""
     segment_id: int = 0
+    unverified: bool = False
 
     def report(self, index: int) -> c.SegmentReport:
         retired = np.zeros(len(self.retired), EXTENT)
@@ -70,6 +71,7 @@ class FakeSegment:
             self.unit_bytes,
             self.slots,
             retired,
+            self.unverified,
         )
 
 
@@ -194,7 +196,9 @@ class Kit:
                 del table[int(ref["slot"])]
         return reply
 
-    def heartbeat(self, node: FakeNode, *, obey: bool = True) -> list[c.Instruction]:
+    def heartbeat(
+        self, node: FakeNode, *, obey: bool = True, damaged: NDArray[np.void] | None = None
+    ) -> list[c.Instruction]:
         """A heartbeat; with `obey` instructions are carried out, and reported by the next one."""
         reply: c.HeartbeatReply = self.apply(
             c.Heartbeat(
@@ -205,6 +209,8 @@ class Kit:
                 list(node.cut),
                 [],
                 c.NodeCounters(),
+                unverified=frozenset(i for i, s in enumerate(node.segments) if s.unverified),
+                damaged=damaged,
             )
         )
         node.cut.clear()

@@ -89,6 +89,7 @@ class Fetch:
         "_verify",
         "cacheable",
         "failed",
+        "misread",
         "objects",
         "positions",
         "sizes",
@@ -116,6 +117,9 @@ class Fetch:
         self._cut = False
         """A daemon cut this session off."""
         self.failed: list[tuple[I64, CenoteError]] = []
+        self.misread: dict[int, tuple[int, int, int]] = {}
+        """Rows that arrived whole from a fresh location, with the wrong checksum -> (node, segment,
+        offset) where they were read."""
         self.values: list[bytes] | None = None
         self.cacheable: NDArray[np.void] | None = None
         """Per row the only extent that it was read from, where that is so."""
@@ -247,6 +251,11 @@ class Fetch:
         """
         call, placement = self._call, self._placement
         if self._located.cached:
+            self._state[rows] = _AGAIN
+            return
+        if call.state.knows_newer_view:  # where a restarted daemon is
+            yield RefreshView(call.remaining_s())
+            call.look_again()
             self._state[rows] = _AGAIN
             return
         self._state[rows] = _MISS
@@ -401,6 +410,8 @@ class Fetch:
                 picked = local.take(by_sum)
                 got = yield Hash(picked, self.objects["size"][rows[by_sum]])
             right[by_sum] = got == self.objects["checksum"][rows[by_sum]]
+            if count_nonzero(right) < len(by_sum) and not self._located.cached:
+                self._note_misread(pick, by_sum[~right[by_sum]])
         held = complete & by_lease
         if held.any():
             hold = self._located.hold
@@ -409,3 +420,13 @@ class Fetch:
         open_ = self._state[rows] == _OPEN
         self._state[rows[right & open_]] = _HIT
         self._state[rows[complete & ~right & open_]] = _AGAIN
+
+    def _note_misread(self, pick: _Pick, wrong: I64) -> None:
+        first = np.searchsorted(pick.owner, wrong)
+        for at, extent in zip(wrong.tolist(), first.tolist(), strict=True):
+            place = pick.extents[extent]
+            self.misread[int(pick.rows[at])] = (
+                int(pick.nodes[extent]),
+                int(place["segment"]),
+                int(place["offset"]),
+            )

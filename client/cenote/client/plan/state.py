@@ -203,6 +203,7 @@ class Counters:
     stale_locations: int = 0
     node_failures: int = 0
     unreachable_misses: int = 0
+    misreads: int = 0
     retries: int = 0
 
 
@@ -336,6 +337,11 @@ class ClientState:
         self.view_seen = 0
         self.suspects = dict.fromkeys(peers.down, (math.inf, 0.0))
 
+    @property
+    def knows_newer_view(self) -> bool:
+        """Whether a reply spoke of a view that is not here yet."""
+        return self.view_seen > self.peers.view_version
+
     def see_view(self, view_version: int) -> None:
         """A reply spoke of this view; a newer one than ours is fetched in the background."""
         if view_version > self.peers.view_version:
@@ -454,6 +460,12 @@ class Call:
         if isinstance(error, DeadlineExceeded) and node_id not in self.last_tries:
             self.stalled.add(node_id)
         self.state.suspect(node_id, str(error))
+
+    def look_again(self) -> None:
+        """A newer view has come: whoever failed may be somewhere else by now."""
+        self.avoid = self.state.avoided()
+        self.failed.clear()
+        self.stalled.clear()
 
     def try_once_more(self, node_ids: set[int]) -> None:
         """These fell silent, and nothing else has what is wanted: a last attempt."""

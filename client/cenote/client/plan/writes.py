@@ -47,7 +47,7 @@ from .asking import ask_master
 from .budgets import DECIDED_ATTEMPTS_MAX, PUT_ATTEMPTS_MAX, backoff_s
 from .pieces import Pieces
 from .state import Call, PutOptions, pick_digests
-from .steps import Pause, Plan
+from .steps import Pause, Plan, RefreshView
 from .stores import ONE_GRANTED, Store
 
 __all__ = ["PutOutcome", "put_objects"]
@@ -214,6 +214,9 @@ class _Writer:
             if attempt:
                 self.call.state.counters.retries += 1
                 yield Pause(min(backoff_s(attempt + 4), max(0.0, self.call.remaining_s())))
+            if attempt and self.call.state.knows_newer_view:
+                yield RefreshView(max(0.001, self.call.remaining_s()))
+                self.call.look_again()
             self.not_yet = False
             reply = started or (yield from self._start(todo))
             started = None
