@@ -290,7 +290,7 @@ class Fetch:
         sums = np.zeros(len(items.owner), np.uint64)
         for part, member in zip(parts, members, strict=True):
             where = np.arange(len(done)) if member is None else member
-            self._take_part(part, where, items, rows, done)
+            self._take_part(part, where, items, rows, done, not pick.alternatives)
             if part.checksums is None:
                 leased[where] = True
             else:
@@ -353,7 +353,9 @@ class Fetch:
             return Checksum.ALWAYS
         return Checksum.NEVER if self._verify == "lease" else Checksum.UNLESS_LEASED
 
-    def _take_part(self, part: Part, where: I64, items: Items, rows: I64, done: Bools) -> None:
+    def _take_part(
+        self, part: Part, where: I64, items: Items, rows: I64, done: Bools, alone: bool
+    ) -> None:
         """Note what one node did not deliver, and what becomes of those rows."""
         error = part.error
         if error is None and part.statuses is not None:
@@ -382,7 +384,8 @@ class Fetch:
         if isinstance(error, StaleEpoch | StaleLocation | SessionUnknown | GrantRevoked):
             self._state[rows[items.owner[where]]] = _AGAIN
         elif node_failed(error):
-            self._call.node_failed(part.node_id, error)  # the rows stay open: next replica
+            # The rows stay open: next replica.
+            self._call.node_failed(part.node_id, error, alone=alone)
             if self._call.remaining_s() <= 0:
                 raise error
         else:

@@ -34,7 +34,7 @@ from cenote.client.locations import LOCATION
 from cenote.v1 import master_pb2 as pb
 
 from .asking import ask_master
-from .budgets import LEASE_SHARE, READ_ATTEMPTS_MAX, backoff_s, lease_ttl_ms, transfer_s
+from .budgets import LEASE_SHARE, READ_ATTEMPTS_MAX, backoff_s, lease_ttl_ms
 from .fetches import Fetch, Located
 from .misreads import Misreads
 from .pieces import Pieces, ranges
@@ -292,10 +292,8 @@ class _Reader:
         )
         objects = np.frombuffer(reply.objects, OBJECT)
         if hold is not None and hold.end_s < call.end_s:
-            read_s = transfer_s(int(objects["size"].sum()))
-            if hold.end_s < call.now() + read_s:
-                call.state.holds[hold.lease_id] = hold  # renewed while this call runs
-                call.state.wake()
+            call.state.holds[hold.lease_id] = hold  # renewed while this call runs
+            call.state.wake()
         return Located(
             positions, objects, np.frombuffer(reply.extents, EXTENT), hold, asked_s=asked_s
         )

@@ -217,7 +217,7 @@ def _read_row(
         raise
     except CenoteError as error:
         if node_failed(error):
-            call.node_failed(node, error)
+            call.node_failed(node, error, alone=replicas == 1)
         return None
     if item:
         return None
@@ -357,7 +357,7 @@ def _store(
         yield RefreshView(call.remaining_s())
         return _Undone(None)
     others = call.has_other_nodes()
-    budget_s = attempt_budget_s(call.remaining_s(), size, alternatives=others, last=True)
+    budget_s = attempt_budget_s(call.remaining_s(), size, alternatives=others, last=not others)
     tail = key if len(key) > KEY_INLINE_BYTES else b""
     write = MoveOne(node, segment, offset, size, address, budget_s, Checksum.ALWAYS, grant_id, tail)
     grant.moving = (write,)

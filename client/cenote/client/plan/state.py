@@ -453,12 +453,18 @@ class Call:
             namespace_id=space.namespace_id, generation=self.generation, digests=digests
         )
 
-    def node_failed(self, node_id: int, error: CenoteError) -> None:
-        """A node did not do what it was to do: this call avoids it from now on."""
+    def node_failed(self, node_id: int, error: CenoteError, *, alone: bool = False) -> None:
+        """A node did not do what it was to do: this call avoids it from now on.
+
+        `alone`: nothing else has what was wanted of it. Where it was only slow other calls do not
+        avoid it yet: it is tried once more, and the master looks at it before.
+        """
         self.avoid.add(node_id)
         self.failed.add(node_id)
         if isinstance(error, DeadlineExceeded) and node_id not in self.last_tries:
             self.stalled.add(node_id)
+            if alone:
+                return
         self.state.suspect(node_id, str(error))
 
     def look_again(self) -> None:

@@ -250,7 +250,7 @@ class Store:
                     remaining_s,
                     size_bytes,
                     alternatives=self.call.has_other_nodes(),
-                    last=True,
+                    last=not self.call.has_other_nodes(),
                 ),
                 size_bytes=size_bytes,
                 checksum=Checksum.ALWAYS if hashed else Checksum.NEVER,
