@@ -370,6 +370,15 @@ class FakeMaster:
         self, request: pb.ReportFailureRequest, deadline_s: float
     ) -> pb.ReportFailureResponse:
         self._enter("report_failure", request)
+        if request.misread_objects:
+            rows = np.frombuffer(request.misread_objects, OBJECT)
+            for digest, row in zip(self._digests(request.misread_keys), rows, strict=True):
+                found = self.objects[digest]
+                assert found.seq == row["seq"]
+                found.replicas = [r for r in found.replicas if r[0][0] != request.node_id]
+                if not found.replicas:
+                    del self.objects[digest]
+            return pb.ReportFailureResponse()
         self.failures.append(request.node_id)
         return pb.ReportFailureResponse()
 

@@ -44,7 +44,8 @@ class Report:
     stored: dict[str, int] = field(default_factory=dict)
     """Sizes of what was acknowledged and not removed."""
     removed: list[str] = field(default_factory=list)
-    stats: Any = None
+    same_session: bool = False
+    """Whether its session at the end was that of the beginning."""
 
 
 class _Steady:
@@ -168,10 +169,11 @@ def steady(
             settings.get("misses_are_legal", False),
             settings.get("keep", False),
         )
+        session_id = client.session.identity.session_id
         control.say("ready")
         while not control.told:
             run.step()
-        run.report.stats = client.stats()
+        run.report.same_session = client.session.identity.session_id == session_id
         control.say(run.report)
 
 

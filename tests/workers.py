@@ -12,7 +12,7 @@ from payloads import payload_of
 from remote import Remote
 from waiting import wait_until
 
-__all__ = ["DEADLINE_S", "Load", "check_back_to_normal", "pass_time", "pool", "reads"]
+__all__ = ["DEADLINE_S", "TRANSPORTS", "Load", "check_back_to_normal", "pass_time", "pool", "reads"]
 
 MIB = 1 << 20
 BASE = {f"base{i}": 1 + i * 997 % 60_000 for i in range(300)}

@@ -134,7 +134,7 @@ class Housekeeper:
         return bool(
             state.released
             or state.failures
-            or state.view_seen > state.peers.view_version
+            or state.knows_newer_view
             or self._session.aborts
             or state.cancelled
             or any(
@@ -149,13 +149,12 @@ class Housekeeper:
     def _turn(self) -> bool:
         """Do what is due; whether there is more to come soon."""
         now_s = time.monotonic()
-        if now_s >= self._renew_at_s:
+        if now_s >= self._renew_at_s or self._holds_are_due(now_s):
             self._renew()
         self._give_spares_back(now_s)
         self.flush_aborts()
         self._flush_cancelled()
-        if self._session.state.view_seen > self._session.state.peers.view_version:
-            self._session.state.view_seen = 0
+        if self._session.state.knows_newer_view:
             self._session.refresh_view(_CALL_S)
         self._flush_failures()
         self._flush_releases()
@@ -163,6 +162,13 @@ class Housekeeper:
             self._flush_touches()
             self._touch_at_s = now_s + _TOUCH_PERIOD_S
         return self._has_news() or bool(self._session.state.holds)
+
+    def _holds_are_due(self, now_s: float) -> bool:
+        """Whether a third of a lease is over: it may have begun after the last renewal."""
+        for hold in list(self._session.state.holds.values()):
+            if hold.ttl_ms and now_s >= hold.end_s - LEASE_SHARE * hold.ttl_ms / 1500:
+                return True
+        return False
 
     def _renew_period_s(self) -> float:
         state = self._session.state

@@ -36,7 +36,8 @@ from .config import ClientConfig
 from .housekeeping import Housekeeper
 from .master_stub import LaneMaster
 from .plan.grants import Grant
-from .plan.state import ClientState, Peers, Space
+from .plan.peers import Peers
+from .plan.state import ClientState, Space
 from .turns import Turn
 
 __all__ = ["DURABILITIES", "Session", "clock_id"]
@@ -249,6 +250,7 @@ class Session:
         reply = self.master.get_cluster_view(
             pb.GetClusterViewRequest(known_view_version=known), deadline_s
         )
+        self.state.view_seen = 0
         if reply.HasField("cluster_view"):
             self.take_view(reply.cluster_view, reply.epoch)
 

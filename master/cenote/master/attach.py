@@ -65,6 +65,7 @@ def attach(pool: Pool, command: Attach, now_s: float) -> AttachReply:
     node.heard_s = now_s
     node.state = NodeState.ALIVE
     node.unanswered = False
+    node.unverified = frozenset(report.index for report in command.segments if report.unverified)
     pool.segments.refresh_readable()
     pool.view_changed()
     to_clear = unknown[stale]

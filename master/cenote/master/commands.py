@@ -306,6 +306,8 @@ class SegmentReport:
     slots: int
     retired: Rows
     """rows.EXTENT: data ranges given up for table growth."""
+    unverified: bool = False
+    """No lease proves its contents yet."""
 
 
 @dataclass(slots=True)
@@ -353,6 +355,8 @@ class NodeCounters:
     seals: int = 0
     sessions: int = 0
     connections: int = 0
+    broken_slots: int = 0
+    unverified_slots: int = 0
 
 
 @dataclass(slots=True)
@@ -367,6 +371,10 @@ class Heartbeat:
     counters: NodeCounters
     start_number: int = 0
     """As in Attach."""
+    unverified: frozenset[int] = frozenset()
+    """Indexes of segments whose contents no lease proves."""
+    damaged: Rows | None = None
+    """rows.SLOT: whose payload is not what was sealed."""
     held: bool = False
     """One that was taken down before and held open since: it says nothing of its sender now."""
 
@@ -400,6 +408,10 @@ class ReportFailure:
     node_id: int
     session_id: bytes
     what: str
+    digests: Digests | None = None
+    """Keys that were misread there; then it says nothing of the node itself."""
+    misread: Rows | None = None
+    """rows.OBJECT of each, as it was acquired."""
 
 
 @dataclass(slots=True)

@@ -167,7 +167,11 @@ def _acquire_one(
     status = lease_id = ttl_ms = 0
     if not command.lease:
         status = ObjectStatus.UNLEASED
-    elif command.hold or pool.leased_bytes + size > pool.lease_cap_bytes:
+    elif (
+        command.hold
+        or pool.leased_bytes + size > pool.lease_cap_bytes
+        or not pool.segments.all_verified
+    ):
         sizes = np.array([size], np.uint64)
         given, lease_id, ttl_ms = _lease(pool, command, session, np.array([row]), sizes, now_s)
         status = int(given[0])
@@ -220,6 +224,30 @@ def _lease(
     n = len(rows)
     if not command.lease:
         return np.full(n, ObjectStatus.UNLEASED, np.uint64), 0, 0
+    if not pool.segments.all_verified:
+        proven = pool.verified_rows(rows)
+        if not proven.all():
+            status = np.full(n, ObjectStatus.UNLEASED, np.uint64)
+            lease_id = ttl_ms = 0
+            if proven.any():
+                some = rows[proven], sizes[proven]
+                status[proven], lease_id, ttl_ms = _lease_proven(
+                    pool, command, session, *some, now_s
+                )
+            return status, lease_id, ttl_ms
+    return _lease_proven(pool, command, session, rows, sizes, now_s)
+
+
+def _lease_proven(
+    pool: Pool,
+    command: Acquire,
+    session: Session,
+    rows: Rows,
+    sizes: NDArray[np.uint64],
+    now_s: float,
+) -> tuple[NDArray[np.uint64], int, int]:
+    """`_lease` for rows of which a lease proves all replicas."""
+    n = len(rows)
     inverse = None
     if n > 1 and _has_repeats(rows):
         rows, first, inverse = np.unique(rows, return_index=True, return_inverse=True)

@@ -6,6 +6,7 @@ from cenote.api.errors import NodeSuperseded, SessionUnknown, StaleEpoch
 from cenote.api.rows import UNIT_BYTES
 
 from .commands import Detach, Heartbeat, HeartbeatReply, NodeProbed, ReportFailure
+from .damage import drop_damaged, drop_misread
 from .effects import ProbeNode
 from .nodes import Node, NodeState
 from .pool import Pool
@@ -41,6 +42,8 @@ def heartbeat(pool: Pool, command: Heartbeat, now_s: float) -> HeartbeatReply:
     if command.held:  # what else it says was taken down when it came
         return HeartbeatReply(node.instructions[: pool.config.instructions_per_reply_max])
     node.heard_s = now_s
+    if command.damaged is not None:
+        drop_damaged(pool, node, command.damaged)
     node.counters = command.counters
     node.quarantined_session_ids = list(command.quarantined_session_ids)
     if node.state == NodeState.DEAD:
@@ -48,6 +51,9 @@ def heartbeat(pool: Pool, command: Heartbeat, now_s: float) -> HeartbeatReply:
             pool.effects.append(ProbeNode(node.node_id))
         else:
             set_node_state(pool, node, NodeState.ALIVE)
+    if node.unverified != command.unverified:
+        node.unverified = command.unverified
+        pool.segments.refresh_readable()
     for index, ready_bytes in command.ready_bytes:
         for segment_id in node.segment_ids:
             segment = pool.segments.by_id[segment_id]
@@ -104,6 +110,9 @@ def report_failure(pool: Pool, command: ReportFailure, now_s: float) -> int:
     if node is None:
         return NodeState.DETACHED
     if not node.is_readable:
+        return node.state
+    if command.misread is not None:
+        drop_misread(pool, command, node)
         return node.state
     session = pool.sessions.by_id.get(command.session_id)
     if session is not None:

@@ -43,6 +43,9 @@ class Node:
     """When that process attached first; see AttachReply."""
     server_version: str = ""
     segment_ids: list[int] = field(default_factory=list)
+    unverified: frozenset[int] = frozenset()
+    """Indexes of its segments whose contents no lease proves: they outlived a daemon or a leader,
+    and their checksums are being taken anew."""
     suspect_until_s: dict[str, float] = field(default_factory=dict)
     """By boot id of the host that reported it."""
     counters: NodeCounters = field(default_factory=NodeCounters)

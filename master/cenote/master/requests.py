@@ -17,13 +17,14 @@ from cenote.api.codec import (
     SESSION_ID_BYTES,
     unpack_digests,
     unpack_keys,
+    unpack_rows,
     unpack_u16,
     unpack_u32,
     unpack_u64,
 )
 from cenote.api.errors import InvalidArgument
 from cenote.api.keys import digest_keys, tail_lengths
-from cenote.api.rows import DIGEST_BYTES, KEY_BYTES_MAX
+from cenote.api.rows import DIGEST_BYTES, KEY_BYTES_MAX, OBJECT
 from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
 
@@ -367,13 +368,18 @@ class RequestReader:
         batch = message.keys
         return Unpin(batch.namespace_id, batch.generation, self.digests(batch))
 
-    @staticmethod
-    def report_failure(message: pb.ReportFailureRequest, session: bytes) -> ReportFailure:
-        return ReportFailure(
+    def report_failure(self, message: pb.ReportFailureRequest, session: bytes) -> ReportFailure:
+        report = ReportFailure(
             message.node_id,
             check_id(message.session_id or session, "session_id"),
             check_text(message.what, "what", 2000),
         )
+        if message.misread_objects:
+            report.digests = self.digests(message.misread_keys)
+            report.misread = unpack_rows(message.misread_objects, OBJECT, "misread_objects")
+            if len(report.misread) != len(report.digests):
+                raise InvalidArgument("misread_objects has not one row for each key")
+        return report
 
 
 def _one_spare(message: pb.PutCommitRequest, session: bytes) -> CommitSpare | None:

@@ -445,16 +445,20 @@ class UnpinResponse(_message.Message):
     def __init__(self, unpinned: _Optional[bytes] = ...) -> None: ...
 
 class ReportFailureRequest(_message.Message):
-    __slots__ = ("node_id", "session_id", "what", "transport")
+    __slots__ = ("node_id", "session_id", "what", "transport", "misread_keys", "misread_objects")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     WHAT_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    MISREAD_KEYS_FIELD_NUMBER: _ClassVar[int]
+    MISREAD_OBJECTS_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     session_id: bytes
     what: str
     transport: _common_pb2.TransportKind
-    def __init__(self, node_id: _Optional[int] = ..., session_id: _Optional[bytes] = ..., what: _Optional[str] = ..., transport: _Optional[_Union[_common_pb2.TransportKind, str]] = ...) -> None: ...
+    misread_keys: _common_pb2.KeyBatch
+    misread_objects: bytes
+    def __init__(self, node_id: _Optional[int] = ..., session_id: _Optional[bytes] = ..., what: _Optional[str] = ..., transport: _Optional[_Union[_common_pb2.TransportKind, str]] = ..., misread_keys: _Optional[_Union[_common_pb2.KeyBatch, _Mapping]] = ..., misread_objects: _Optional[bytes] = ...) -> None: ...
 
 class ReportFailureResponse(_message.Message):
     __slots__ = ("state",)
@@ -463,7 +467,7 @@ class ReportFailureResponse(_message.Message):
     def __init__(self, state: _Optional[_Union[_common_pb2.NodeState, str]] = ...) -> None: ...
 
 class SegmentInfo(_message.Message):
-    __slots__ = ("node_segment_index", "tier", "incarnation", "size_bytes", "ready_bytes", "unit_bytes", "slots", "retired_extents")
+    __slots__ = ("node_segment_index", "tier", "incarnation", "size_bytes", "ready_bytes", "unit_bytes", "slots", "retired_extents", "unverified")
     NODE_SEGMENT_INDEX_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -472,6 +476,7 @@ class SegmentInfo(_message.Message):
     UNIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     RETIRED_EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    UNVERIFIED_FIELD_NUMBER: _ClassVar[int]
     node_segment_index: int
     tier: _common_pb2.Tier
     incarnation: bytes
@@ -480,7 +485,8 @@ class SegmentInfo(_message.Message):
     unit_bytes: int
     slots: int
     retired_extents: bytes
-    def __init__(self, node_segment_index: _Optional[int] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., incarnation: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., ready_bytes: _Optional[int] = ..., unit_bytes: _Optional[int] = ..., slots: _Optional[int] = ..., retired_extents: _Optional[bytes] = ...) -> None: ...
+    unverified: bool
+    def __init__(self, node_segment_index: _Optional[int] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., incarnation: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., ready_bytes: _Optional[int] = ..., unit_bytes: _Optional[int] = ..., slots: _Optional[int] = ..., retired_extents: _Optional[bytes] = ..., unverified: bool = ...) -> None: ...
 
 class AttachRequest(_message.Message):
     __slots__ = ("credentials", "node_name", "node_uuid", "boot_id", "failure_domain", "endpoints", "segments", "inventory", "more", "last_epoch", "process_id", "server_version", "start_number", "attempt", "slice")
@@ -557,18 +563,24 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, node_id: _Optional[int] = ..., epoch: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[SegmentInfo, _Mapping]]] = ..., wait_ms: _Optional[int] = ..., done_instruction: _Optional[int] = ..., cut_session_ids: _Optional[bytes] = ..., quarantined_session_ids: _Optional[bytes] = ..., stats: _Optional[_Union[NodeStats, _Mapping]] = ..., start_number: _Optional[int] = ...) -> None: ...
 
 class NodeStats(_message.Message):
-    __slots__ = ("read_bytes", "written_bytes", "seals", "sessions", "connections")
+    __slots__ = ("read_bytes", "written_bytes", "seals", "sessions", "connections", "broken_slots", "unverified_slots", "damaged_slots")
     READ_BYTES_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     SEALS_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    BROKEN_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    UNVERIFIED_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_SLOTS_FIELD_NUMBER: _ClassVar[int]
     read_bytes: int
     written_bytes: int
     seals: int
     sessions: int
     connections: int
-    def __init__(self, read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., seals: _Optional[int] = ..., sessions: _Optional[int] = ..., connections: _Optional[int] = ...) -> None: ...
+    broken_slots: int
+    unverified_slots: int
+    damaged_slots: bytes
+    def __init__(self, read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., seals: _Optional[int] = ..., sessions: _Optional[int] = ..., connections: _Optional[int] = ..., broken_slots: _Optional[int] = ..., unverified_slots: _Optional[int] = ..., damaged_slots: _Optional[bytes] = ...) -> None: ...
 
 class Instruction(_message.Message):
     __slots__ = ("number", "grow_slots", "cut_sessions", "clear_slots", "copy_extents")

@@ -12,7 +12,7 @@ import pytest
 from cenote.api.errors import DeadlineExceeded, Unavailable
 from cenote.client import Client
 from cenote.client.plan.budgets import PROBE_WAIT_S, attempt_budget_s, transfer_s
-from cenote.client.plan.state import Peers
+from cenote.client.plan.peers import Peers
 from cenote.v1 import common_pb2
 from fake_pool import FakeMaster
 

@@ -56,6 +56,7 @@ class FakeSegment:
     table: dict[int, np.void] = field(default_factory=dict)
     """Slot number -> SLOT row."""
     segment_id: int = 0
+    unverified: bool = False
 
     def report(self, index: int) -> c.SegmentReport:
         retired = np.zeros(len(self.retired), EXTENT)
@@ -70,6 +71,7 @@ class FakeSegment:
             self.unit_bytes,
             self.slots,
             retired,
+            self.unverified,
         )
 
 
@@ -203,7 +205,9 @@ class Kit:
                 del table[int(ref["slot"])]
         return reply
 
-    def heartbeat(self, node: FakeNode, *, obey: bool = True) -> list[c.Instruction]:
+    def heartbeat(
+        self, node: FakeNode, *, obey: bool = True, damaged: NDArray[np.void] | None = None
+    ) -> list[c.Instruction]:
         """A heartbeat; with `obey` instructions are carried out, and reported by the next one."""
         reply: c.HeartbeatReply = self.apply(
             c.Heartbeat(
@@ -215,6 +219,8 @@ class Kit:
                 [],
                 c.NodeCounters(),
                 node.start_number,
+                unverified=frozenset(i for i, s in enumerate(node.segments) if s.unverified),
+                damaged=damaged,
             )
         )
         node.cut.clear()

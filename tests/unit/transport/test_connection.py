@@ -124,6 +124,28 @@ def test_a_peer_that_trickles_can_not_stretch_a_call(spin_s: float) -> None:
         assert memory.untouched(landed, 100_000)
 
 
+def send_steadily(sock: socket.socket) -> None:
+    """A whole reply at 5 MB/s: no receive of a step waits for long."""
+    greet(sock)
+    call_id = call_id_of(receive(sock, wire.HEAD_BYTES))
+    sock.sendall(reply(wire.OP_READ, call_id, 1, 8_000_001) + b"\x00")
+    stopped = threading.Event()
+    for _ in range(160):
+        sock.sendall(bytes(50_000))
+        stopped.wait(0.01)
+
+
+@pytest.mark.parametrize("checksum", [False, True])
+def test_a_slow_and_steady_peer_can_not_stretch_a_call(checksum: bool) -> None:
+    with channel_to(send_steadily) as channel:
+        memory = LocalMemory(8_000_000)
+        with ends_within(0.25, at_least_s=0.22), pytest.raises(DeadlineExceeded):
+            channel.read_one(1, 0, 8_000_000, memory.address, 0.25, checksum)
+        landed = int((memory.bytes != 0xA5).sum())
+        assert 0 < landed < 8_000_000
+        assert memory.untouched(landed, 8_000_000)
+
+
 def test_nothing_lands_after_the_call_returned() -> None:
     returned = threading.Event()
     said = threading.Event()

@@ -72,11 +72,11 @@ def attempt_budget_s(
     try, which gets nearly all there is; the rest serves to answer.
     """
     wanted_s = transfer_s(size_bytes)
+    if last:
+        return remaining_s * _ALONE_SHARE
     if alternatives:
         return min(remaining_s * _SHARE_MAX, wanted_s)
-    if last or 2 * wanted_s + PROBE_WAIT_S > remaining_s:
-        return remaining_s * _ALONE_SHARE
-    return wanted_s
+    return wanted_s if 2 * wanted_s + PROBE_WAIT_S < remaining_s else remaining_s * _ALONE_SHARE
 
 
 def transfer_s(size_bytes: int) -> float:

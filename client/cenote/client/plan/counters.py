@@ -22,4 +22,5 @@ class Counters:
     stale_locations: int = 0
     node_failures: int = 0
     unreachable_misses: int = 0
+    misreads: int = 0
     retries: int = 0

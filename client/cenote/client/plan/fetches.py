@@ -31,8 +31,9 @@ from cenote.transport.base import ItemStatus
 from .asking import report_stalled
 from .budgets import attempt_budget_s, node_failed
 from .grants import LeaseHold
+from .peers import groups_by_node
 from .pieces import Items, Pieces, Placement, cut_items, place_replicas
-from .state import Call, groups_by_node
+from .state import Call
 from .steps import Allocate, Checksum, Hash, Move, Part, Plan, RefreshView, Reopen
 
 __all__ = ["Fetch", "Located"]
@@ -89,6 +90,7 @@ class Fetch:
         "_verify",
         "cacheable",
         "failed",
+        "misread",
         "objects",
         "positions",
         "sizes",
@@ -116,6 +118,9 @@ class Fetch:
         self._cut = False
         """A daemon cut this session off."""
         self.failed: list[tuple[I64, CenoteError]] = []
+        self.misread: dict[int, tuple[int, int, int]] = {}
+        """Rows that arrived whole from a fresh location, with the wrong checksum -> (node, segment,
+        offset) where they were read."""
         self.values: list[bytes] | None = None
         self.cacheable: NDArray[np.void] | None = None
         """Per row the only extent that it was read from, where that is so."""
@@ -249,6 +254,11 @@ class Fetch:
         if self._located.cached:
             self._state[rows] = _AGAIN
             return
+        if call.state.knows_newer_view:  # where a restarted daemon is
+            yield RefreshView(call.remaining_s())
+            call.look_again()
+            self._state[rows] = _AGAIN
+            return
         self._state[rows] = _MISS
         if call.stalled and placement is not None:
             silent = np.isin(nodes, np.array(list(call.stalled)))
@@ -281,7 +291,7 @@ class Fetch:
         sums = np.zeros(len(items.owner), np.uint64)
         for part, member in zip(parts, members, strict=True):
             where = np.arange(len(done)) if member is None else member
-            self._take_part(part, where, items, rows, done)
+            self._take_part(part, where, items, rows, done, not pick.alternatives)
             if part.checksums is None:
                 leased[where] = True
             else:
@@ -344,7 +354,9 @@ class Fetch:
             return Checksum.ALWAYS
         return Checksum.NEVER if self._verify == "lease" else Checksum.UNLESS_LEASED
 
-    def _take_part(self, part: Part, where: I64, items: Items, rows: I64, done: Bools) -> None:
+    def _take_part(
+        self, part: Part, where: I64, items: Items, rows: I64, done: Bools, alone: bool
+    ) -> None:
         """Note what one node did not deliver, and what becomes of those rows."""
         error = part.error
         if error is None and part.statuses is not None:
@@ -373,7 +385,8 @@ class Fetch:
         if isinstance(error, StaleEpoch | StaleLocation | SessionUnknown | GrantRevoked):
             self._state[rows[items.owner[where]]] = _AGAIN
         elif node_failed(error):
-            self._call.node_failed(part.node_id, error)  # the rows stay open: next replica
+            # The rows stay open: next replica.
+            self._call.node_failed(part.node_id, error, alone=alone)
             if self._call.remaining_s() <= 0:
                 raise error
         else:
@@ -401,6 +414,8 @@ class Fetch:
                 picked = local.take(by_sum)
                 got = yield Hash(picked, self.objects["size"][rows[by_sum]])
             right[by_sum] = got == self.objects["checksum"][rows[by_sum]]
+            if count_nonzero(right) < len(by_sum) and not self._located.cached:
+                self._note_misread(pick, by_sum[~right[by_sum]])
         held = complete & by_lease
         if held.any():
             hold = self._located.hold
@@ -409,3 +424,13 @@ class Fetch:
         open_ = self._state[rows] == _OPEN
         self._state[rows[right & open_]] = _HIT
         self._state[rows[complete & ~right & open_]] = _AGAIN
+
+    def _note_misread(self, pick: _Pick, wrong: I64) -> None:
+        first = np.searchsorted(pick.owner, wrong)
+        for at, extent in zip(wrong.tolist(), first.tolist(), strict=True):
+            place = pick.extents[extent]
+            self.misread[int(pick.rows[at])] = (
+                int(pick.nodes[extent]),
+                int(place["segment"]),
+                int(place["offset"]),
+            )

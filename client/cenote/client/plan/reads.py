@@ -34,9 +34,10 @@ from cenote.client.locations import LOCATION
 from cenote.v1 import master_pb2 as pb
 
 from .asking import ask_master
-from .budgets import LEASE_SHARE, READ_ATTEMPTS_MAX, backoff_s, lease_ttl_ms, transfer_s
+from .budgets import LEASE_SHARE, READ_ATTEMPTS_MAX, backoff_s, lease_ttl_ms
 from .fetches import Fetch, Located
 from .grants import LeaseHold
+from .misreads import Misreads
 from .pieces import Pieces, ranges
 from .state import Call, pick_digests
 from .steps import Pause, Plan
@@ -135,7 +136,7 @@ def _count(call: Call, outcome: ReadOutcome) -> None:
 class _Reader:
     """One slice of a batch."""
 
-    __slots__ = ("call", "digests", "options", "outcome", "pieces", "todo")
+    __slots__ = ("call", "digests", "misreads", "options", "outcome", "pieces", "todo")
 
     def __init__(
         self,
@@ -150,6 +151,7 @@ class _Reader:
         self.pieces = pieces
         self.options = options
         self.outcome = outcome
+        self.misreads = Misreads()
         self.todo: I64 = np.zeros(0, np.int64)
         """Positions without an outcome (a miss is one)."""
 
@@ -193,6 +195,10 @@ class _Reader:
             open_ = fetch.open_positions()
             self.call.state.counters.stale_locations += len(open_)
             self.todo = open_ if rest is None else np.union1d(rest, open_)
+        if fetch.misread:
+            rows = np.array(list(fetch.misread), np.int64)
+            wanted = split_digests(self._digests_of(fetch.positions[rows]))
+            yield from self.misreads.report_repeated(self.call, fetch, wanted)
 
     def _take_over(self, fetch: Fetch, located: Located) -> None:
         outcome = self.outcome
@@ -287,10 +293,8 @@ class _Reader:
         )
         objects = np.frombuffer(reply.objects, OBJECT)
         if hold is not None and hold.end_s < call.end_s:
-            read_s = transfer_s(int(objects["size"].sum()))
-            if hold.end_s < call.now() + read_s:
-                call.state.holds[hold.lease_id] = hold  # renewed while this call runs
-                call.state.wake()
+            call.state.holds[hold.lease_id] = hold  # renewed while this call runs
+            call.state.wake()
         return Located(
             positions, objects, np.frombuffer(reply.extents, EXTENT), hold, asked_s=asked_s
         )

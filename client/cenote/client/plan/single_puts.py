@@ -207,7 +207,7 @@ def _store(
         yield RefreshView(call.remaining_s())
         return _Undone(None)
     others = call.has_other_nodes()
-    budget_s = attempt_budget_s(call.remaining_s(), size, alternatives=others, last=True)
+    budget_s = attempt_budget_s(call.remaining_s(), size, alternatives=others, last=not others)
     write = MoveOne(
         node,
         place.segment,

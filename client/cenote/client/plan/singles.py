@@ -20,7 +20,7 @@ from cenote.api.errors import (
     CenoteError,
     ClientClosed,
     InvalidBuffer,
-    NamespaceReset,
+    SessionUnknown,
 )
 from cenote.api.rows import (
     EXTENT,
@@ -36,6 +36,7 @@ from cenote.v1 import master_pb2 as pb
 from .asking import ask_master
 from .budgets import (
     LEASE_SHARE,
+    ask_again,
     attempt_budget_s,
     lease_ttl_ms,
     node_failed,
@@ -91,10 +92,9 @@ def ask_packed(
     try:
         reply: M = yield AskRaw(method, body, call.remaining_s())
         return reply
-    except NamespaceReset:
-        raise
-    except CenoteError:
-        if call.remaining_s() <= 0:
+    except CenoteError as error:
+        may_help = ask_again(error) or isinstance(error, SessionUnknown)
+        if not may_help or call.remaining_s() <= 0:
             raise
         # The same request, with the same id: if it was executed, this asks for its reply.
         return (yield from ask_master(call, method, request_type.FromString(body), reply_type))
@@ -194,7 +194,7 @@ def _read_row(
         raise
     except CenoteError as error:
         if node_failed(error):
-            call.node_failed(node, error)
+            call.node_failed(node, error, alone=replicas == 1)
         return None
     if item:
         return None

@@ -24,16 +24,15 @@ from cenote.v1 import common_pb2, master_pb2
 
 from .counters import Counters
 from .grants import Grant, LeaseHold
+from .peers import Peers
 from .spares import SpareGrant, Spares
 
 __all__ = [
     "Call",
     "ClientState",
     "Limits",
-    "Peers",
     "PutOptions",
     "Space",
-    "groups_by_node",
     "pick_digests",
     "varint",
 ]
@@ -43,7 +42,6 @@ _PIGGYBACK_TOUCHES_MAX: Final = 256
 _PIGGYBACK_RELEASES_MAX: Final = 512
 _TAILS_MAX: Final = 64
 _CANCELLED_MAX: Final = 1024
-_DOWN: Final = frozenset({common_pb2.NODE_STATE_DEAD, common_pb2.NODE_STATE_DETACHED})
 _SUSPECT_FIRST_S: Final = 0.5
 _SUSPECT_MAX_S: Final = 5.0
 
@@ -93,45 +91,6 @@ class PutOptions:
             chain=self.chain,
             avoid_node_ids=avoid_node_ids,
         )
-
-
-class Peers:
-    """The cluster view as lookups from segments to nodes. Replaced as a whole, never changed."""
-
-    __slots__ = ("_table", "down", "node_by_segment", "nodes", "view_version")
-
-    def __init__(self, view: common_pb2.ClusterView, before: Peers | None = None) -> None:
-        """`before`: the view so far. A master that was just restarted knows of nodes, and not yet
-        where they serve: until they attach to it, they are where they were."""
-        for node in view.nodes:
-            known = None if node.endpoints or before is None else before.nodes.get(node.node_id)
-            if known is not None:
-                node.endpoints.extend(known.endpoints)
-        self.view_version = view.view_version
-        self.nodes: dict[int, common_pb2.NodeView] = {node.node_id: node for node in view.nodes}
-        self.down = {node.node_id for node in view.nodes if node.state in _DOWN}
-        """Nodes that the master has given up, for now."""
-        self.node_by_segment: dict[int, int] = {
-            segment.segment_id: segment.node_id for segment in view.segments
-        }
-        # Segment ids are dense. The last entry stands for all that are higher.
-        self._table = np.full(max(self.node_by_segment, default=0) + 2, -1, np.int64)
-        for segment_id, node_id in self.node_by_segment.items():
-            self._table[segment_id] = node_id
-
-    def nodes_of(self, segments: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """The node of each segment, -1 where this view does not know the segment."""
-        return self._table.take(segments, mode="clip")
-
-
-def groups_by_node(nodes: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64] | None]]:
-    """(node, which rows lie there; None: all of them) for each node."""
-    if not len(nodes):
-        return []
-    first = int(nodes[0])
-    if (nodes == first).all():
-        return [(first, None)]
-    return [(node, np.flatnonzero(nodes == node)) for node in np.unique(nodes).tolist()]
 
 
 @dataclass(slots=True)
@@ -338,6 +297,11 @@ class ClientState:
         self.view_seen = 0
         self.suspects = dict.fromkeys(peers.down, (math.inf, 0.0))
 
+    @property
+    def knows_newer_view(self) -> bool:
+        """Whether a reply spoke of a view that is not here yet."""
+        return self.view_seen > self.peers.view_version
+
     def see_view(self, view_version: int) -> None:
         """A reply spoke of this view; a newer one than ours is fetched in the background."""
         if view_version > self.peers.view_version:
@@ -458,13 +422,25 @@ class Call:
             namespace_id=space.namespace_id, generation=self.generation, digests=digests
         )
 
-    def node_failed(self, node_id: int, error: CenoteError) -> None:
-        """A node did not do what it was to do: this call avoids it from now on."""
+    def node_failed(self, node_id: int, error: CenoteError, *, alone: bool = False) -> None:
+        """A node did not do what it was to do: this call avoids it from now on.
+
+        `alone`: nothing else has what was wanted of it. Where it was only slow other calls do not
+        avoid it yet: it is tried once more, and the master looks at it before.
+        """
         self.avoid.add(node_id)
         self.failed.add(node_id)
         if isinstance(error, DeadlineExceeded) and node_id not in self.last_tries:
             self.stalled.add(node_id)
+            if alone:
+                return
         self.state.suspect(node_id, str(error))
+
+    def look_again(self) -> None:
+        """A newer view has come: whoever failed may be somewhere else by now."""
+        self.avoid = self.state.avoided()
+        self.failed.clear()
+        self.stalled.clear()
 
     def try_once_more(self, node_ids: set[int]) -> None:
         """These fell silent, and nothing else has what is wanted: a last attempt."""

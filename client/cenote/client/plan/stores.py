@@ -39,9 +39,10 @@ from .budgets import (
     seal_budget_s,
 )
 from .granted import Granted
+from .peers import groups_by_node
 from .pieces import Items, Pieces, cut_items
 from .seal_rows import seal_rows
-from .state import Call, groups_by_node, pick_digests
+from .state import Call, pick_digests
 from .steps import (
     Checksum,
     Hash,
@@ -235,7 +236,7 @@ class Store:
                     remaining_s,
                     size_bytes,
                     alternatives=self.call.has_other_nodes(),
-                    last=True,
+                    last=not self.call.has_other_nodes(),
                 ),
                 size_bytes=size_bytes,
                 checksum=Checksum.ALWAYS if hashed else Checksum.NEVER,

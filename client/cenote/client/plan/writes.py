@@ -49,7 +49,7 @@ from .granted import ONE_GRANTED, Granted
 from .pieces import Pieces
 from .spares import SPARE_BYTES_MAX, SpareRun, units_of
 from .state import Call, PutOptions, pick_digests
-from .steps import Pause, Plan
+from .steps import Pause, Plan, RefreshView
 from .stores import Store
 
 __all__ = ["PutOutcome", "put_objects"]
@@ -225,6 +225,9 @@ class _Writer:
             if attempt:
                 self.call.state.counters.retries += 1
                 yield Pause(min(backoff_s(attempt + 4), max(0.0, self.call.remaining_s())))
+            if attempt and self.call.state.knows_newer_view:
+                yield RefreshView(max(0.001, self.call.remaining_s()))
+                self.call.look_again()
             self.not_yet = False
             reply = started or (yield from self._start(todo))
             started = None
