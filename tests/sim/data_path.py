@@ -44,7 +44,7 @@ from sim.stores import SegmentFile, StoreProcess
 if TYPE_CHECKING:
     from sim.world import World
 
-__all__ = ["SimShm", "SimTcp"]
+__all__ = ["SimShm", "SimTcp", "SimTransport"]
 
 _STALE: Final = StaleLocation.code
 _INVALID: Final = InvalidArgument.code
@@ -226,6 +226,8 @@ class ShmChannel(SimChannel):
         """The daemon passes descriptors: from then on the kernel knows this session's mark."""
 
         def act(reply: Callable[[Any], None]) -> None:
+            if connection.given_up:
+                return  # descriptors that nobody takes are closed by the kernel
             found = {}
             for segment in connection.store.sim_segments:
                 found[segment.segment_id] = (segment.file, segment.ready_bytes)
@@ -388,7 +390,7 @@ class ShmChannel(SimChannel):
             self._unmap()
 
 
-class _Transport:
+class SimTransport:
     def __init__(self, world: World, party: Party, boot_id: Callable[[], str]) -> None:
         self._world = world
         self._party = party
@@ -406,7 +408,7 @@ class _Transport:
             channel.close()
 
 
-class SimTcp(_Transport):
+class SimTcp(SimTransport):
     kind = common_pb2.TRANSPORT_KIND_TCP
 
     def reachable(self, node: common_pb2.NodeView, identity: SessionIdentity) -> bool:
@@ -422,7 +424,7 @@ class SimTcp(_Transport):
         return channel
 
 
-class SimShm(_Transport):
+class SimShm(SimTransport):
     kind = common_pb2.TRANSPORT_KIND_SHM
 
     def reachable(self, node: common_pb2.NodeView, identity: SessionIdentity) -> bool:
