@@ -58,8 +58,8 @@ class Write:
         self.grant_id = grant_id
         self.pieces = pieces
         """(file, offset, length) still to come, first one last."""
-        self.crawls = False
-        """Each piece takes its time."""
+        self.crawl_s = 0.0
+        """What each piece takes on average, where it is very slow."""
         self.is_mapped = False
         """The client's own hand writes."""
 
@@ -305,7 +305,7 @@ class SimChannel:
                         reply(seal_at(connection.store, batch))
 
                 # One that was read from the socket late.
-                late_s = self.world.loop.dice.random() * 3 if self.world.crawls() else 0.0
+                late_s = self.world.loop.dice.random() * 3 if self.world.crawl_s() else 0.0
                 self.world.loop.after(late_s, sealed, connection.store.party)
 
             return act

@@ -118,7 +118,7 @@ class OneSidedChannel(SimChannel):
     # ---- what is under way ------------------------------------------------------------------
 
     def _post(
-        self, pair: QueuePair, pieces: list[Place], landing: Landing, crawls: bool, until_s: float
+        self, pair: QueuePair, pieces: list[Place], landing: Landing, crawl_s: float, until_s: float
     ) -> None:
         """Have every piece land; returns when all have, and raises where that can't be told."""
         world, loop = self.world, self.world.loop
@@ -129,7 +129,7 @@ class OneSidedChannel(SimChannel):
             if pair.closed:
                 return
             if world.network.is_cut(self.party.name, self.host_name):
-                loop.after(world.piece_delay_s(crawls=crawls) + 0.05, partial(arrive, piece))
+                loop.after(world.piece_delay_s(crawl_s) + 0.05, partial(arrive, piece))
                 return
             landing(*piece)
             left[0] -= 1
@@ -143,9 +143,8 @@ class OneSidedChannel(SimChannel):
 
         pair.calls[signal] = None
         for number, piece in enumerate(pieces):
-            delay_s = world.network.delay_s() + world.piece_delay_s(crawls=crawls)
-            if crawls:
-                delay_s += number * world.piece_delay_s() * loop.dice.random()
+            delay_s = world.network.delay_s() + world.piece_delay_s(crawl_s)
+            delay_s += number * 2 * crawl_s * loop.dice.random()
             loop.after(delay_s, partial(arrive, piece))
         if not pieces:
             signal.set()
@@ -195,7 +194,7 @@ class OneSidedChannel(SimChannel):
                     data = file.data[offset : offset + length].tobytes()
                     ctypes.memmove(targets[id(file), offset], data, length)
 
-            self._post(pair, pieces, landing, self.world.crawls(), until_s)
+            self._post(pair, pieces, landing, self.world.crawl_s(), until_s)
             sums(addresses, extents, checksums)
             return statuses
 
@@ -237,7 +236,7 @@ class OneSidedChannel(SimChannel):
 
             if not pieces:
                 pair.end_write()
-            self._post(pair, pieces, landing, write.crawls, until_s)
+            self._post(pair, pieces, landing, write.crawl_s, until_s)
             sums(addresses, extents, checksums)
             return statuses
 
