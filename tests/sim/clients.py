@@ -14,9 +14,10 @@ from cenote.api.errors import CenoteError, ClientClosed, InternalError, Protocol
 from cenote.api.types import AcquiredLease, GetStatus
 from cenote.client.client import Client
 from cenote.client.config import ClientConfig, make_config
-from sim.data_path import SimShm, SimTcp
+from sim.data_path import SimShm, SimTcp, SimTransport
 from sim.loop import Party, Violation
 from sim.masters import SimMaster
+from sim.one_sided import SimOneSided
 from sim.oracle import PutRecord
 
 if TYPE_CHECKING:
@@ -85,9 +86,10 @@ class ClientProcess:
     def _connect(self) -> Client:
         world, party = self.world, self.party
         config = config_of(world.loop.dice.choice((0.4, 1.0, 3.0)))
-        transports = [SimShm(world, party, self._boot), SimTcp(world, party, self._boot)]
-        if world.loop.dice.random() < 0.2:
-            del transports[0]
+        far = SimOneSided if world.loop.dice.random() < 0.4 else SimTcp
+        transports: list[SimTransport] = [far(world, party, self._boot)]
+        if world.loop.dice.random() < 0.8:
+            transports.insert(0, SimShm(world, party, self._boot))
         client = Client.__new__(Client)
         client._start(
             config,

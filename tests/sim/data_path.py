@@ -44,7 +44,7 @@ from sim.stores import SegmentFile, StoreProcess
 if TYPE_CHECKING:
     from sim.world import World
 
-__all__ = ["SimShm", "SimTcp"]
+__all__ = ["SimShm", "SimTcp", "SimTransport"]
 
 _STALE: Final = StaleLocation.code
 _INVALID: Final = InvalidArgument.code
@@ -79,9 +79,9 @@ class TcpChannel(SimChannel):
             def act(reply: Callable[[Any], None]) -> None:
                 statuses, found = self._locate(connection.store, extents)
                 pieces = cut_pieces(self.world, [f for f in found if f is not None])
-                crawls = self.world.crawls()
+                crawl_s = self.world.crawl_s()
                 self._send(
-                    connection, pieces, bytearray(), crawls, lambda data: reply((statuses, data))
+                    connection, pieces, bytearray(), crawl_s, lambda data: reply((statuses, data))
                 )
 
             return act
@@ -100,7 +100,7 @@ class TcpChannel(SimChannel):
         connection: DataConnection,
         pieces: list[Any],
         data: bytearray,
-        crawls: bool,
+        crawl_s: float,
         then: Callable[[bytearray], None],
     ) -> None:
         """The daemon sends piece by piece: what it reads later may have changed meanwhile."""
@@ -112,8 +112,8 @@ class TcpChannel(SimChannel):
         file, offset, length = pieces.pop()
         data += file.data[offset : offset + length].tobytes()
         self.world.loop.after(
-            self.world.piece_delay_s(crawls=crawls),
-            lambda: self._send(connection, pieces, data, crawls, then),
+            self.world.piece_delay_s(crawl_s),
+            lambda: self._send(connection, pieces, data, crawl_s, then),
             connection.store.party,
         )
 
@@ -184,7 +184,7 @@ class TcpChannel(SimChannel):
                 connection._close(Unavailable("closed by the client"))
             then()
             return
-        delay_s = self.world.piece_delay_s(crawls=write.crawls)
+        delay_s = self.world.piece_delay_s(write.crawl_s)
         if self.world.network.is_cut(connection.party.name, connection.store.host.name):
             self.world.loop.after(
                 delay_s + 0.05,
@@ -226,6 +226,8 @@ class ShmChannel(SimChannel):
         """The daemon passes descriptors: from then on the kernel knows this session's mark."""
 
         def act(reply: Callable[[Any], None]) -> None:
+            if connection.given_up:
+                return  # descriptors that nobody takes are closed by the kernel
             found = {}
             for segment in connection.store.sim_segments:
                 found[segment.segment_id] = (segment.file, segment.ready_bytes)
@@ -305,12 +307,12 @@ class ShmChannel(SimChannel):
         if place is None:
             return
         base = place[1]
-        crawls = self.world.crawls()
+        crawl_s = self.world.crawl_s()
         for file, offset, length in reversed(cut_pieces(self.world, [place])):
             ctypes.memmove(
                 address + offset - base, file.data[offset : offset + length].tobytes(), length
             )
-            self._stroke(until_s, crawls)
+            self._stroke(until_s, crawl_s)
 
     def write(
         self,
@@ -346,7 +348,7 @@ class ShmChannel(SimChannel):
                 world.oracle.landed(write, file, offset, length)
                 file.data[offset : offset + length] = np.frombuffer(payload, np.uint8, length, at)
                 at += length
-                self._stroke(until_s, write.crawls)
+                self._stroke(until_s, write.crawl_s)
         finally:
             if write is not None:
                 world.oracle.write_ended(write)
@@ -361,13 +363,13 @@ class ShmChannel(SimChannel):
         if "shm-restart" in self.world.known and store and store.segments.epoch > grant_id >> 40:
             raise StaleEpoch("a grant of an earlier epoch")
 
-    def _stroke(self, until_s: float, crawls: bool) -> None:
+    def _stroke(self, until_s: float, crawl_s: float) -> None:
         """Between two pieces of a copy the process may be stopped, and the clock is looked at."""
         loop = self.world.loop
-        if crawls:
+        if crawl_s:
             self.world.clients[self.party.name].pauses += 1  # its own hand is what is slow
-        if crawls or loop.dice.random() < 0.3:
-            loop.sleep(self.world.piece_delay_s(crawls=crawls))
+        if crawl_s or loop.dice.random() < 0.3:
+            loop.sleep(self.world.piece_delay_s(crawl_s))
         if loop.now_s > until_s:
             raise DeadlineExceeded("the copy took too long")
 
@@ -388,7 +390,7 @@ class ShmChannel(SimChannel):
             self._unmap()
 
 
-class _Transport:
+class SimTransport:
     def __init__(self, world: World, party: Party, boot_id: Callable[[], str]) -> None:
         self._world = world
         self._party = party
@@ -406,7 +408,7 @@ class _Transport:
             channel.close()
 
 
-class SimTcp(_Transport):
+class SimTcp(SimTransport):
     kind = common_pb2.TRANSPORT_KIND_TCP
 
     def reachable(self, node: common_pb2.NodeView, identity: SessionIdentity) -> bool:
@@ -422,7 +424,7 @@ class SimTcp(_Transport):
         return channel
 
 
-class SimShm(_Transport):
+class SimShm(SimTransport):
     kind = common_pb2.TRANSPORT_KIND_SHM
 
     def reachable(self, node: common_pb2.NodeView, identity: SessionIdentity) -> bool:

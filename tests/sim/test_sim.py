@@ -11,7 +11,7 @@ import pytest
 from cenote.api.errors import DeadlineExceeded
 from cenote.transport.base import SessionIdentity
 from cenote.v1 import common_pb2
-from sim.data_connection import open_connection
+from sim.data_connection import DataConnection, open_connection
 from sim.loop import Loop, Party, Signal
 from sim.mutations import MUTATIONS, mutated
 from sim.network import Weather
@@ -142,7 +142,7 @@ def test_connecting_to_a_dead_daemon_takes_no_longer_than_it_may() -> None:
     def run() -> None:
         began_s = world.loop.now_s
         with pytest.raises(DeadlineExceeded):
-            open_connection(world, party, "h1", identity, began_s + 0.2)
+            open_connection(world, party, "h1", identity, began_s + 0.2, DataConnection)
         took_s.append(world.loop.now_s - began_s)
 
     party = Party("c1")

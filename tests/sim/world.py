@@ -155,18 +155,18 @@ class World:
         if self.haste and self.loop.dice.random() < self.haste:
             self.loop.sleep(self.loop.dice.expovariate(1 / 0.005))
 
-    def crawls(self) -> bool:
-        """Whether a transfer is very slow, as some are while there are faults."""
-        return not self.calm and self.loop.dice.random() < self.crawl_share
+    def crawl_s(self) -> float:
+        """What a piece takes where a transfer is very slow, as some are while there are faults."""
+        return 0.15 if not self.calm and self.loop.dice.random() < self.crawl_share else 0.0
 
-    def piece_delay_s(self, *, crawls: bool = False) -> float:
-        return self.loop.dice.expovariate(1 / (0.15 if crawls else self.slowness_s))
+    def piece_delay_s(self, crawl_s: float = 0.0) -> float:
+        return self.loop.dice.expovariate(1 / (crawl_s or self.slowness_s))
 
     def write_begins(self, write: Write, *parties: Party) -> None:
         """The moment that faults like best."""
-        write.crawls = self.crawls()
+        write.crawl_s = self.crawl_s()
         self.oracle.write_begun(write)
-        self.faults.strike_near(*parties)
+        self.faults.strike_near(write, *parties)
 
     @contextlib.contextmanager
     def sealing(self, host: str, batch: SealBatch) -> Iterator[None]:

@@ -12,6 +12,8 @@ import logging
 import threading
 import time
 import weakref
+from collections import deque
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
 
@@ -27,7 +29,7 @@ from .plan.state import Space
 if TYPE_CHECKING:
     from .session import Session
 
-__all__ = ["Housekeeper"]
+__all__ = ["Housekeeper", "take_all"]
 
 _log = logging.getLogger("cenote.client")
 
@@ -37,6 +39,15 @@ _CALL_S: Final = 1.0
 _JOIN_S: Final = 3.0
 _TOUCH_PERIOD_S: Final = 0.5
 _TOUCHES_PER_REQUEST: Final = 4096
+
+
+def take_all(waiting: deque[int]) -> list[int]:
+    """Empty a queue that other threads may add to."""
+    taken: list[int] = []
+    with suppress(IndexError):
+        while True:
+            taken.append(waiting.popleft())
+    return taken
 
 
 class Housekeeper:
@@ -137,6 +148,7 @@ class Housekeeper:
             or state.knows_newer_view
             or self._session.aborts
             or state.cancelled
+            or state.released_holds
             or any(
                 space.touches or space.chain_touches or space.spares.held
                 for space in self._spaces()
@@ -154,6 +166,7 @@ class Housekeeper:
         self._give_spares_back(now_s)
         self.flush_aborts()
         self._flush_cancelled()
+        self._flush_holds()
         if self._session.state.knows_newer_view:
             self._session.refresh_view(_CALL_S)
         self._flush_failures()
@@ -236,7 +249,7 @@ class Housekeeper:
         if not state.cancelled:
             return
         session_id = self._session.identity.session_id
-        taken = state.take_cancelled()
+        taken = take_all(state.cancelled)
         request = pb.RenewSessionRequest(
             session_id=session_id, cancelled_request_ids=np.array(taken, "<u8").tobytes()
         )
@@ -247,6 +260,22 @@ class Housekeeper:
         except CenoteError:
             if self._session.identity.session_id == session_id:
                 state.cancelled.extendleft(reversed(taken))
+            raise
+
+    def _flush_holds(self) -> None:
+        """Views that were closed: no time ends what they hold."""
+        state = self._session.state
+        taken = take_all(state.released_holds)
+        if not taken:
+            return
+        news = pb.ReleaseRequest()
+        news.piggyback.released_lease_ids = np.array(taken, "<u8").tobytes()
+        try:
+            self._session.master.release(news, _CALL_S)
+        except SessionUnknown:
+            pass  # they ended with it
+        except CenoteError:
+            state.released_holds.extendleft(reversed(taken))
             raise
 
     def _flush_failures(self) -> None:

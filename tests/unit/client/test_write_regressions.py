@@ -9,6 +9,7 @@ import pytest
 
 from cenote.api.errors import CenoteError, DeadlineExceeded
 from cenote.client import Client
+from cenote.client.housekeeping import take_all
 from fake_pool import FakeMaster
 from waiting import wait_until
 
@@ -75,5 +76,20 @@ def test_what_is_to_be_cancelled_is_bounded(client: Client) -> None:
     state.wake = lambda: None
     for request_id in range(1, 5000):
         state.cancel(request_id)
-    assert state.take_cancelled() == list(range(5000 - 1024, 5000))
-    assert state.take_cancelled() == []
+    assert take_all(state.cancelled) == list(range(5000 - 1024, 5000))
+    assert take_all(state.cancelled) == []
+
+
+def test_a_closed_views_hold_is_told_until_the_master_has_answered(
+    client: Client, master: FakeMaster
+) -> None:
+    """It rode on the next request, which may get lost, and then it was held for ever."""
+    client.put("key", b"value")
+    master.faults["release"] = [DeadlineExceeded("lost"), DeadlineExceeded("lost")]
+    with client.view(["key"]):
+        assert len(master.leases) == 1
+    master.faults["exists"] = [DeadlineExceeded("lost")] * 2
+    with pytest.raises(DeadlineExceeded):
+        client.exists("key")
+    wait_until(lambda: not master.leases, what="the hold to end")
+    assert master.calls["release"] == 3

@@ -189,6 +189,8 @@ class ClientState:
         """The newest cluster view that a reply spoke of."""
         self.released: deque[int] = deque()
         """Leases that nobody needs any more; bounded by what was acquired."""
+        self.released_holds: deque[int] = deque()
+        """Likewise those that no time ends: told until the master has answered."""
         self.holds: dict[int, LeaseHold] = {}
         self.suspects: dict[int, tuple[float, float]] = {}
         """Node -> (until when it is avoided, for how long the last time)."""
@@ -211,6 +213,7 @@ class ClientState:
         self._acquire_tails.clear()
         self._put_tails.clear()
         self.released.clear()
+        self.released_holds.clear()
         self.holds.clear()
         self.cancelled.clear()
 
@@ -220,6 +223,12 @@ class ClientState:
         """The lease isn't needed any more; told with the next request."""
         if lease_id:
             self.released.append(lease_id)
+            self.wake()
+
+    def release_hold(self, lease_id: int) -> None:
+        """Likewise for a view's lease. It must not ride on a request that may get lost."""
+        if lease_id:
+            self.released_holds.append(lease_id)
             self.wake()
 
     def take_releases(self, count_max: int = _PIGGYBACK_RELEASES_MAX) -> list[int]:
@@ -312,14 +321,6 @@ class ClientState:
         """Nobody waits for the answer to this request any more."""
         self.cancelled.append(request_id)
         self.wake()
-
-    def take_cancelled(self) -> list[int]:
-        """All of them; they are the caller's to tell."""
-        taken: list[int] = []
-        with suppress(IndexError):
-            while True:
-                taken.append(self.cancelled.popleft())
-        return taken
 
     # ---- suspects ----------------------------------------------------------------------------
 
