@@ -12,7 +12,8 @@ from cenote.api.rows import SEAL
 from cenote.client.driver import BlockingDriver
 from cenote.client.locations import LOCATION_STRUCT
 from cenote.client.plan import reads, singles
-from cenote.client.plan.state import ClientState, Grant
+from cenote.client.plan.grants import Grant
+from cenote.client.plan.state import ClientState
 from cenote.client.session import Session
 from cenote.master import attach, commits, housekeeping, pool, session_ops
 from cenote.master.adoption import AdoptionLog
