@@ -366,7 +366,7 @@ def test_a_segment_newer_than_the_view_is_looked_up(
 
 def test_a_nodes_refusal_is_the_keys_error(client: Client, master: FakeMaster) -> None:
     values = fill(client, 2)
-    master.nodes[1].statuses = [InvalidArgument.code]
+    master.nodes[1].statuses = [InvalidArgument.code] * 2
     results = client.get_into_batch(list(values), [bytearray(100), bytearray(100)])
     assert results.failed_count == 2
     with pytest.raises(InvalidArgument, match="node 1 refused"):

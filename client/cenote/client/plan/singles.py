@@ -33,6 +33,7 @@ from cenote.api.types import GetStatus
 from cenote.client.locations import LOCATION_STRUCT
 from cenote.v1 import master_pb2 as pb
 
+from .alike import CACHED_BYTES_MAX
 from .asking import ask_master
 from .budgets import (
     LEASE_SHARE,
@@ -45,7 +46,7 @@ from .budgets import (
 from .fetches import Located
 from .grants import LeaseHold
 from .pieces import Pieces
-from .reads import CACHED_BYTES_MAX, ReadOptions, read_objects
+from .reads import ReadOptions, read_objects
 from .state import Call, varint
 from .steps import (
     AllocateOne,
