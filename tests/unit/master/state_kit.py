@@ -352,9 +352,10 @@ class Kit:
             )
         else:
             lengths = None if tails is None else np.array(tails, np.uint16)
-            columns = self.digests(*keys), np.array(sizes, np.uint64), lengths
             indexes, checksums = np.array(positions, np.uint32), np.array(sums, np.uint64)
-            names = c.SpareNames(*place, *columns, chain=False)
+            names = c.SpareNames(
+                *place, self.digests(*keys), np.array(sizes, np.uint64), lengths, False
+            )
             command = c.PutCommit(*of, grant_id, indexes, checksums, failed_replicas, names)
         reply: c.PutCommitReply = self.apply(command)
         statuses = list(reply.statuses)
