@@ -161,9 +161,9 @@ class Housekeeper:
     def _turn(self) -> bool:
         """Do what is due; whether there is more to come soon."""
         now_s = time.monotonic()
+        self._give_spares_back(now_s)
         if now_s >= self._renew_at_s or self._holds_are_due(now_s):
             self._renew()
-        self._give_spares_back(now_s)
         self.flush_aborts()
         self._flush_cancelled()
         self._flush_holds()
