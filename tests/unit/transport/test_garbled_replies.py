@@ -1,4 +1,4 @@
-"""Replies of a data server with bytes changed, missing or added: a result or a typed error, and not a
+"""Replies of a data server with bytes changed, missing or added: a result or a typed error, and no
 byte beside the buffers of the caller."""
 
 from __future__ import annotations
