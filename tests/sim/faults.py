@@ -108,7 +108,9 @@ class Faults:
         party = dice.choice(parties)
         delay_s = dice.expovariate(1 / 0.005)
         if "pause" in self._kinds and dice.random() < 0.5:
-            pause_s = dice.choice((*PAUSES_S, LONG_PAUSE_S))
+            pause_s = dice.choice((*PAUSES_S, LONG_PAUSE_S, LONG_PAUSE_S))
+            if pause_s == LONG_PAUSE_S:
+                write.crawl_s = CRAWL_S  # it goes on meanwhile, or afterwards
             self._world.loop.after(delay_s, lambda: self._stop(party, pause_s), party)
         elif "master-crash" in self._kinds and dice.random() < 0.5:
             write.crawl_s = CRAWL_S  # it goes on under the next epoch
