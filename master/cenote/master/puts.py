@@ -296,7 +296,7 @@ def _over_quota(
 ) -> NDArray[np.uint8]:
     """What one session may have granted and undecided is bounded, in bytes and in grants.
 
-    One object is always let through where nothing is granted but spare extents: it is the
+    One object is always let through where nothing (but spare extents) is granted: it is the
     allocator's to refuse.
     """
     status = np.zeros(len(units), np.uint8) if status is None else status

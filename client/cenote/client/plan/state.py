@@ -227,10 +227,11 @@ class ClientState:
             self.wake()
 
     def release_hold(self, lease_id: int) -> None:
-        """Likewise for a view's lease. It must not ride on a request that may get lost."""
+        """Likewise for a view's lease. As no time ends it, it is told once more, and until that was
+        answered: the request that it rides on may get lost."""
         if lease_id:
             self.released_holds.append(lease_id)
-            self.wake()
+            self.release(lease_id)
 
     def take_releases(self, count_max: int = _PIGGYBACK_RELEASES_MAX) -> list[int]:
         taken: list[int] = []
