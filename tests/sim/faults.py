@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from cenote.store.slot_format import SLOT_BYTES, SLOT_RECORD, STATE_SEALED
-from sim.data_connection import seal_at
+from sim.data_connection import Write, seal_at
 from sim.loop import Party
 from sim.masters import MASTER
 from sim.network import Weather
@@ -112,10 +112,24 @@ class Faults:
         world, dice = self._world, self._world.loop.dice
         if self._over or dice.random() > self._malice / 2 or "pause" not in self._kinds:
             return
-        self._stop(party, dice.choice((0.5, 3.0, 4.0)))
-        if dice.random() < 0.7:
-            self._restart_soon(host, dice.random() * 4)
+        self._stop_for(party, dice.uniform(3, 5))
+        if dice.random() < 0.8:
+            self._restart_soon(host, dice.uniform(2.2, 3))
         world.loop.sleep(0.0)
+
+    def strike_write(self, write: Write, party: Party) -> None:
+        """A write is begun and not ended for long (over shm its process is stopped, over TCP it is
+        slow), and meanwhile its session ends, or another master begins."""
+        world, dice = self._world, self._world.loop.dice
+        if self._over or dice.random() > self._malice / 2 or "pause" not in self._kinds:
+            return
+        if dice.random() < 0.6 and "master-crash" in self._kinds:
+            self._later(dice.random(), lambda: self._master_down(orderly=False, away_s=0.1))
+        if write.is_mapped:
+            self._stop_for(party, dice.uniform(3, 5))
+            world.loop.sleep(0.0)
+        else:
+            write.crawls = True
 
     def strike_daemon(self, host: StoreHost) -> None:
         """Something is about to be sealed there: the daemon is another one a moment later."""
@@ -204,7 +218,12 @@ class Faults:
         world = self._world
         if self._over or party.paused:
             return
-        seconds = most_s * (0.5 + world.loop.dice.random())
+        self._stop_for(party, most_s * (0.5 + world.loop.dice.random()))
+
+    def _stop_for(self, party: Party, seconds: float) -> None:
+        world = self._world
+        if self._over or party.paused:
+            return
         world.loop.note(party.name, f"is stopped for {seconds:.3f} s")
         client = world.clients.get(party.name)
         if client is not None:
@@ -283,10 +302,7 @@ class Faults:
             return
         self._kill_store(host)
         world.loop.note(host.name, "reboots: its memory is lost")
-        for file in host.files:
-            file.is_lost = True
-        host.files = []
-        host.boot += 1
+        host.reboot()
         for name, client in list(world.clients.items()):
             if client.host == host.name and client.party.alive:
                 self._kill_client(name)
@@ -344,7 +360,7 @@ class Faults:
 
     # ---- the master -----------------------------------------------------------------------------
 
-    def _master_down(self, *, orderly: bool, power: bool = False) -> None:
+    def _master_down(self, *, orderly: bool, power: bool = False, away_s: float = 1.5) -> None:
         world = self._world
         if world.master is None or (orderly and world.master.party.paused):
             return
@@ -361,7 +377,7 @@ class Faults:
             if world.master is None:
                 world.start_master()
 
-        self._later(self._span_s(1.5), again)
+        self._later(self._span_s(away_s), again)
 
     def _master_crash(self) -> None:
         self._master_down(orderly=False)

@@ -18,9 +18,20 @@ from .leases import Lease
 from .nodes import Node
 from .spans import Spans, segments_of, units_of
 
-__all__ = ["Orphans", "Session", "Sessions"]
+__all__ = ["Orphans", "Session", "Sessions", "claimer", "is_claimer"]
 
 SESSION_ID_BYTES = 16
+_CLAIMS = b"claims"
+
+
+def claimer(session_id: bytes) -> bytes:
+    """The name under which `Orphans` keeps what a session claims under grants of an earlier tenure:
+    apart from what it leaves behind in this one, which ends otherwise."""
+    return session_id + _CLAIMS
+
+
+def is_claimer(name: bytes) -> bool:
+    return len(name) > SESSION_ID_BYTES
 
 
 @dataclass(slots=True)
