@@ -57,6 +57,10 @@ class FakeMaster:
             i: FakeNode(i, np.zeros(segment_bytes, np.uint8)) for i in range(1, nodes + 1)
         }
         self.extent_bytes_max = segment_bytes
+        self.not_yet = 0
+        """So many put_starts are answered as by a master that was just restarted."""
+        self.down: set[int] = set()
+        """Nodes that the view calls dead, and that get nothing."""
         self.seed = 7
         self.generation = 1
         self.fingerprints: dict[str, bytes] = {}
@@ -119,7 +123,15 @@ class FakeMaster:
         return common_pb2.ClusterView(
             view_version=self.view_version,
             nodes=[
-                common_pb2.NodeView(node_id=i, name=f"n{i}", segment_ids=[i]) for i in self.nodes
+                common_pb2.NodeView(
+                    node_id=i,
+                    name=f"n{i}",
+                    segment_ids=[i],
+                    state=common_pb2.NODE_STATE_DEAD
+                    if i in self.down
+                    else common_pb2.NODE_STATE_ALIVE,
+                )
+                for i in self.nodes
             ],
             segments=[common_pb2.SegmentView(segment_id=i, node_id=i) for i in self.nodes],
         )
@@ -233,7 +245,7 @@ class FakeMaster:
     def _place(self, size: int, avoid: set[int], replicas: int) -> list[list[tuple[int, int, int]]]:
         placed: list[list[tuple[int, int, int]]] = []
         for node in self.nodes.values():
-            if len(placed) == replicas or node.node_id in avoid:
+            if len(placed) == replicas or node.node_id in avoid | self.down:
                 continue
             parts, left = [], size
             while left:
@@ -267,6 +279,9 @@ class FakeMaster:
                 if digest in self.objects:
                     puts[i]["status"] = PutStatus.EXISTS
                     continue
+                if self.not_yet:
+                    puts[i]["status"] = PutStatus.NOT_YET
+                    continue
                 total = int(sizes[i]) + (int(tails[i]) if tails is not None else 0)
                 placed = self._place(total, avoid, request.options.replicas or 1)
                 if self.nodes and not placed:
@@ -281,6 +296,7 @@ class FakeMaster:
                         for replica in placed
                         for node, offset, length in replica
                     ]
+            self.not_yet = max(0, self.not_yet - 1)
             grant_id = next(self._ids)
             self.grants[grant_id] = grant
             return pb.PutStartResponse(
@@ -354,6 +370,15 @@ class FakeMaster:
         self, request: pb.ReportFailureRequest, deadline_s: float
     ) -> pb.ReportFailureResponse:
         self._enter("report_failure", request)
+        if request.misread_objects:
+            rows = np.frombuffer(request.misread_objects, OBJECT)
+            for digest, row in zip(self._digests(request.misread_keys), rows, strict=True):
+                found = self.objects[digest]
+                assert found.seq == row["seq"]
+                found.replicas = [r for r in found.replicas if r[0][0] != request.node_id]
+                if not found.replicas:
+                    del self.objects[digest]
+            return pb.ReportFailureResponse()
         self.failures.append(request.node_id)
         return pb.ReportFailureResponse()
 

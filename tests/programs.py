@@ -24,6 +24,7 @@ import numpy as np
 
 from cenote.api.errors import AlreadyExists, CenoteError, InternalError, InvalidArgument
 from cenote.client import AcquiredLease, Client
+from loads import steady
 from payloads import payload_of
 
 __all__ = ["PROGRAMS", "read_message", "write_message"]
@@ -362,6 +363,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     "forked": forked,
     "slow_put": slow_put,
     "chaos": chaos,
+    "steady": steady,
 }
 
 

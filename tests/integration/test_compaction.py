@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from cenote.api.errors import CenoteError, ResourceUnavailable
+from cenote.master import compaction
 from cenote.master.compaction import CompactionLimits
 from cenote.master.compactor import compact
 from cenote.master.file_backend import FileBackend
@@ -66,11 +72,21 @@ def written(directory: Path, rounds: int = 60) -> tuple[dict[bytes, int], int]:
     """A closed directory with several journal files; what is in it, and the last closed entry."""
     backend = FileBackend(directory, rotate_bytes=ROTATE_BYTES, compaction=NEVER)
     pool = MasterPool(backend, size_bytes=64 * MIB)
-    present = churn(pool, rounds)
-    pool.service.close()
+    with contextlib.closing(pool.service):
+        present = churn(pool, rounds)
     journals = list_directory(directory).journals
     assert len(journals) > 4
     return present, journals[-1].first - 1
+
+
+@contextlib.contextmanager
+def opened(directory: Path, limits: CompactionLimits) -> Iterator[FileBackend]:
+    """A backend at work; whatever happens, it leaves no thread and no process behind."""
+    with contextlib.closing(
+        FileBackend(directory, rotate_bytes=ROTATE_BYTES, compaction=limits)
+    ) as backend:
+        list(backend.open().records)
+        yield backend
 
 
 STEPS = ["read", "write", "written", "rename", "done"]
@@ -104,12 +120,10 @@ def test_snapshots_follow_upon_snapshots(tmp_path: Path, rounds: int) -> None:
     compact(directory, through)
     check(directory, present)
     size_bytes = sum(file.size_bytes for file in list_directory(directory).journals)
-    backend = FileBackend(directory)
-    list(backend.open().records)
-    assert backend.bytes_used < size_bytes
-    assert len(list_directory(directory).journals) == 1
-    assert len(list_directory(directory).snapshots) == 1
-    backend.close()
+    with opened(directory, NEVER) as backend:
+        assert backend.bytes_used < size_bytes
+        assert len(list_directory(directory).journals) == 1
+        assert len(list_directory(directory).snapshots) == 1
 
 
 def test_a_damaged_journal_gives_no_snapshot(tmp_path: Path) -> None:
@@ -159,6 +173,13 @@ def test_a_working_master_compacts_and_its_compactor_may_be_killed(tmp_path: Pat
     directory = tmp_path / "journal"
     backend = FileBackend(directory, rotate_bytes=ROTATE_BYTES, compaction=EAGER)
     pool = MasterPool(backend, size_bytes=64 * MIB)
+    with contextlib.closing(pool.service):
+        present = killed_once(pool, backend, directory)
+    check(directory, present)
+
+
+def killed_once(pool: MasterPool, backend: FileBackend, directory: Path) -> dict[bytes, int]:
+    """Puts and removes until one compactor was killed and another one wrote a snapshot."""
     present: dict[bytes, int] = {}
     killed, rounds = set[int](), 0
     for _ in range(1000):
@@ -176,20 +197,50 @@ def test_a_working_master_compacts_and_its_compactor_may_be_killed(tmp_path: Pat
         lambda: not list_directory(directory).covered(), TIMEOUT_S, what="covered files to go"
     )
     check(directory, present)
-    pool.service.close()
-    check(directory, present)
+    return present
 
 
 @pytest.mark.integration
 def test_a_master_that_ends_takes_its_compactor_along(tmp_path: Path) -> None:
     directory = tmp_path / "journal"
     present, _ = written(directory)
-    backend = FileBackend(
-        directory, rotate_bytes=ROTATE_BYTES, compaction=CompactionLimits(journal_bytes_min=1)
-    )
-    list(backend.open().records)
-    pid = wait_until(lambda: backend.compactor_pid, TIMEOUT_S, what="a compactor") or 0
-    backend.close()
+    limits = CompactionLimits(journal_bytes_min=1)
+    with opened(directory, limits) as backend:
+        pid = wait_until(lambda: backend.compactor_pid, TIMEOUT_S, what="a compactor") or 0
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+    check(directory, present)
+
+
+def other_pids(backend: FileBackend, known: frozenset[int]) -> set[int]:
+    """The compactor's, where it is not one of these."""
+    return {backend.compactor_pid or 0} - known
+
+
+@pytest.mark.integration
+def test_a_compactor_that_takes_too_long_is_ended_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that never ends: how fast a real one is must not matter here."""
+    directory = tmp_path / "journal"
+    present, _ = written(directory)
+    endless = tmp_path / "endless"
+    endless.write_text("#!/bin/sh\nexec sleep 1000\n")
+    endless.chmod(0o700)
+    interpreter = SimpleNamespace(executable=str(endless))
+    monkeypatch.setattr(compaction, "sys", interpreter)
+    limits = CompactionLimits(journal_bytes_min=1, timeout_s=0.1, retry_s=0.01)
+    with opened(directory, limits) as backend:
+        seen = {0}
+        while len(seen) < 4:
+            number = f"attempt {len(seen)}"
+            old = frozenset(seen)
+            seen |= wait_until(partial(other_pids, backend, old), TIMEOUT_S, what=number)
+            for ended in old - {0}:
+                with pytest.raises(ProcessLookupError):
+                    os.kill(ended, 0)
+        assert list_directory(directory).snapshot is None
+        interpreter.executable = sys.executable
+        monkeypatch.setattr(backend._compaction, "_limits", replace(limits, timeout_s=600.0))
+        wait_until(lambda: list_directory(directory).snapshot, TIMEOUT_S, what="a snapshot")
     check(directory, present)

@@ -28,7 +28,8 @@ from cenote.master.file_backend import FileBackend
 from cenote.master.journal import RecordWriter
 from cenote.rpc.grpc_util import typed_error
 from cenote.rpc.lane_client import LaneClient
-from cenote.v1 import admin_pb2, admin_pb2_grpc, common_pb2, master_pb2_grpc
+from cenote.transport import wire
+from cenote.v1 import admin_pb2, admin_pb2_grpc, common_pb2, master_pb2_grpc, store_pb2
 from cenote.v1 import master_pb2 as pb
 from cluster import Cluster
 from master_pool import MIB, attach_request
@@ -215,7 +216,8 @@ def test_a_reported_node_is_probed(lasting: Cluster) -> None:
         report = pb.ReportFailureRequest(node_id=node_id, what="timeout")
         client.call(pb.MASTER_METHOD_REPORT_FAILURE, report, pb.ReportFailureResponse)
         listener.settimeout(5)
-        listener.accept()[0].close()
+        with listener.accept()[0] as probe:
+            probe.sendall(wire.encode_hello_reply(store_pb2.DataHelloResponse()))
         assert client.exists(b"a") == [1]
         listener.close()
         client.call(pb.MASTER_METHOD_REPORT_FAILURE, report, pb.ReportFailureResponse)

@@ -14,9 +14,10 @@ from cenote.api.errors import CenoteError, ClientClosed, InternalError, Protocol
 from cenote.api.types import AcquiredLease, GetStatus
 from cenote.client.client import Client
 from cenote.client.config import ClientConfig, make_config
-from sim.data_path import SimShm, SimTcp
+from sim.data_path import SimShm, SimTcp, SimTransport
 from sim.loop import Party, Violation
 from sim.masters import SimMaster
+from sim.one_sided import SimOneSided
 from sim.oracle import PutRecord
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ __all__ = ["ClientProcess", "key_bytes"]
 NAMESPACE: Final = "a"
 FINGERPRINT: Final = b"f"
 SIZES: Final = (16, 40, 200, 900, 1024, 4096, 5000, 9000, 30_000)
+CALLS_OF: Final = {"lease": 3, "view": 2, "put_run": 50}
+"""Of the SDK in one action, at most."""
 LATE_S: Final = 0.1
 """So much later than its deadline a call may end."""
 
@@ -83,9 +86,10 @@ class ClientProcess:
     def _connect(self) -> Client:
         world, party = self.world, self.party
         config = config_of(world.loop.dice.choice((0.4, 1.0, 3.0)))
-        transports = [SimShm(world, party, self._boot), SimTcp(world, party, self._boot)]
-        if world.loop.dice.random() < 0.2:
-            del transports[0]
+        far = SimOneSided if world.loop.dice.random() < 0.4 else SimTcp
+        transports: list[SimTransport] = [far(world, party, self._boot)]
+        if world.loop.dice.random() < 0.8:
+            transports.insert(0, SimShm(world, party, self._boot))
         client = Client.__new__(Client)
         client._start(
             config,
@@ -133,7 +137,9 @@ class ClientProcess:
             ended_well = True
         assert self.client is not None
         took_s = loop.now_s - began_s
-        limit_s = self.client.config.deadline_s * {"lease": 3, "view": 2}.get(name, 1)
+        limit_s = self.client.config.deadline_s * {"lease": 3, "view": 2, "put_run": 50}.get(
+            name, 1
+        )
         if took_s > limit_s + LATE_S + self.world.slack_s and pauses == self.pauses:
             raise Violation(
                 f"{name} of {self.party.name} took {took_s:.3f} s, {limit_s} is its limit"
@@ -201,6 +207,29 @@ def put_batch(me: ClientProcess) -> None:
     for record, result in zip(records, results, strict=True):
         if result.stored:
             me.world.oracle.put_acked(record)
+
+
+def put_run(me: ClientProcess) -> None:
+    """Keys removed, then put one after the other, side by side, again: the master grants ahead."""
+    dice = me.world.loop.dice
+    size = dice.choice(SIZES[: me.world.sizes])
+    keys = sorted(set(me.some_keys(12)))
+    me.note(f"a run of puts of keys {keys}")
+    for _ in range(3):
+        began_s = me.world.loop.now_s
+        me.sdk.remove_batch([key_bytes(k) for k in keys])
+        for key in keys:
+            me.world.oracle.removed(key, began_s)
+        records = [me.world.oracle.new_put(key, me.number, size, 1) for key in keys]
+        several = dice.random() < 0.3
+        if several:
+            values = [record.value for record in records]
+            results = list(me.sdk.put_batch([key_bytes(k) for k in keys], values))
+        else:
+            results = [me.sdk.put(key_bytes(r.key), r.value) for r in records]
+        for record, result in zip(records, results, strict=True):
+            if result.stored:
+                me.world.oracle.put_acked(record)
 
 
 def get(me: ClientProcess) -> None:
@@ -297,6 +326,6 @@ def pin(me: ClientProcess) -> None:
 
 
 ACTIONS: Final = (
-    *(put,) * 5, *(put_batch,) * 4, *(get,) * 4, get_into, *(get_batch,) * 3,
+    *(put,) * 4, put_run, *(put_batch,) * 4, *(get,) * 4, get_into, *(get_batch,) * 3,
     lease, lease, view, exists, exists, remove, pin,
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -58,8 +58,8 @@ class Write:
         self.grant_id = grant_id
         self.pieces = pieces
         """(file, offset, length) still to come, first one last."""
-        self.crawls = False
-        """Each piece takes its time."""
+        self.crawl_s = 0.0
+        """What each piece takes on average, where it is very slow."""
         self.is_mapped = False
         """The client's own hand writes."""
 
@@ -171,20 +171,31 @@ class DataConnection:
         return signal.value
 
 
+C = TypeVar("C", bound=DataConnection)
+
+
 def _gone() -> CenoteError:
     return Unavailable("the daemon is gone")
 
 
 def open_connection(
-    world: World, party: Party, host_name: str, identity: SessionIdentity, until_s: float
-) -> DataConnection:
+    world: World,
+    party: Party,
+    host_name: str,
+    identity: SessionIdentity,
+    until_s: float,
+    kind: type[C],
+) -> C:
     """Connect and greet. Raises Unavailable, DeadlineExceeded, GrantRevoked."""
     loop = world.loop
     store = world.hosts[host_name].process
     if store is None or not store.party.alive:
-        loop.sleep(min(world.network.delay_s(), max(0.0, until_s - loop.now_s)))
+        refused_s = loop.now_s + world.network.delay_s()
+        loop.sleep(min(refused_s, until_s) - loop.now_s)
+        if refused_s > until_s:
+            raise DeadlineExceeded(f"{host_name} did not answer before the deadline")
         raise Unavailable(f"nobody listens at {host_name}")
-    connection = DataConnection(world, party, store, identity.session_id)
+    connection = kind(world, party, store, identity.session_id)
 
     def greet(reply: Callable[[Any], None]) -> None:
         try:
@@ -262,7 +273,9 @@ class SimChannel:
             connection = self._idle.pop()
             if not connection.closed:
                 return connection
-        connection = open_connection(self.world, self.party, self.host_name, self.identity, until_s)
+        connection = open_connection(
+            self.world, self.party, self.host_name, self.identity, until_s, DataConnection
+        )
         self._every.append(connection)
         if self._closed:
             connection.client_gone()
@@ -292,7 +305,7 @@ class SimChannel:
                         reply(seal_at(connection.store, batch))
 
                 # One that was read from the socket late.
-                late_s = self.world.loop.dice.random() * 3 if self.world.crawls() else 0.0
+                late_s = self.world.loop.dice.random() * 3 if self.world.crawl_s() else 0.0
                 self.world.loop.after(late_s, sealed, connection.store.party)
 
             return act

@@ -46,7 +46,7 @@ from sim.stores import SegmentFile, StoreProcess
 if TYPE_CHECKING:
     from sim.world import World
 
-__all__ = ["SimShm", "SimTcp"]
+__all__ = ["SimShm", "SimTcp", "SimTransport"]
 
 _STALE: Final = StaleLocation.code
 _INVALID: Final = InvalidArgument.code
@@ -81,9 +81,9 @@ class TcpChannel(SimChannel):
             def act(reply: Callable[[Any], None]) -> None:
                 statuses, found = self._locate(connection.store, extents)
                 pieces = cut_pieces(self.world, [f for f in found if f is not None])
-                crawls = self.world.crawls()
+                crawl_s = self.world.crawl_s()
                 self._send(
-                    connection, pieces, bytearray(), crawls, lambda data: reply((statuses, data))
+                    connection, pieces, bytearray(), crawl_s, lambda data: reply((statuses, data))
                 )
 
             return act
@@ -102,7 +102,7 @@ class TcpChannel(SimChannel):
         connection: DataConnection,
         pieces: list[Any],
         data: bytearray,
-        crawls: bool,
+        crawl_s: float,
         then: Callable[[bytearray], None],
     ) -> None:
         """The daemon sends piece by piece: what it reads later may have changed meanwhile."""
@@ -114,8 +114,8 @@ class TcpChannel(SimChannel):
         file, offset, length = pieces.pop()
         data += file.data[offset : offset + length].tobytes()
         self.world.loop.after(
-            self.world.piece_delay_s(crawls=crawls),
-            lambda: self._send(connection, pieces, data, crawls, then),
+            self.world.piece_delay_s(crawl_s),
+            lambda: self._send(connection, pieces, data, crawl_s, then),
             connection.store.party,
         )
 
@@ -167,7 +167,6 @@ class TcpChannel(SimChannel):
         connection.write = Write(connection.party.name, grant_id, pieces)
         connection.epoch = min(epoch, store.segments.epoch)
         self.world.write_begins(connection.write, connection.party, connection.store.party)
-        self.world.faults.strike_write(connection.write, connection.party)
         self._land(connection, connection.write, b"".join(chunks), 0, lambda: reply(statuses))
 
     def _land(
@@ -187,7 +186,7 @@ class TcpChannel(SimChannel):
                 connection._close(Unavailable("closed by the client"))
             then()
             return
-        delay_s = self.world.piece_delay_s(crawls=write.crawls)
+        delay_s = self.world.piece_delay_s(write.crawl_s)
         if self.world.network.is_cut(connection.party.name, connection.store.host.name):
             self.world.loop.after(
                 delay_s + 0.05,
@@ -232,6 +231,8 @@ class ShmChannel(SimChannel):
         """The daemon passes descriptors: from then on the kernel knows this session's mark."""
 
         def act(reply: Callable[[Any], None]) -> None:
+            if connection.given_up:
+                return  # descriptors that nobody takes are closed by the kernel
             found = {}
             for segment in connection.store.sim_segments:
                 found[segment.segment_id] = (segment.file, segment.ready_bytes, segment.index)
@@ -327,12 +328,12 @@ class ShmChannel(SimChannel):
         if place is None:
             return
         base = place[1]
-        crawls = self.world.crawls()
+        crawl_s = self.world.crawl_s()
         for file, offset, length in reversed(cut_pieces(self.world, [place])):
             ctypes.memmove(
                 address + offset - base, file.data[offset : offset + length].tobytes(), length
             )
-            self._stroke(until_s, crawls)
+            self._stroke(until_s, crawl_s)
 
     def write(
         self,
@@ -364,7 +365,6 @@ class ShmChannel(SimChannel):
             write = Write(self.party.name, grant_id, cut_pieces(world, places))
             write.is_mapped = True
             world.write_begins(write, self.party)
-            world.faults.strike_write(write, self.party)
             world.step()
             payload = b"".join(
                 ctypes.string_at(address, place[2])
@@ -377,7 +377,7 @@ class ShmChannel(SimChannel):
                 world.oracle.landed(write, file, offset, length)
                 file.data[offset : offset + length] = np.frombuffer(payload, np.uint8, length, at)
                 at += length
-                self._stroke(until_s, write.crawls)
+                self._stroke(until_s, write.crawl_s)
         finally:
             if write is not None:
                 world.oracle.write_ended(write)
@@ -392,13 +392,13 @@ class ShmChannel(SimChannel):
         indexes = np.array([self._indexes[i] for i in extents["segment"].tolist()], np.uint64)
         return ranges_of(indexes, extents["offset"], extents["length"])
 
-    def _stroke(self, until_s: float, crawls: bool) -> None:
+    def _stroke(self, until_s: float, crawl_s: float) -> None:
         """Between two pieces of a copy the process may be stopped, and the clock is looked at."""
         loop = self.world.loop
-        if crawls:
+        if crawl_s:
             self.world.clients[self.party.name].pauses += 1  # its own hand is what is slow
-        if crawls or loop.dice.random() < 0.3:
-            loop.sleep(self.world.piece_delay_s(crawls=crawls))
+        if crawl_s or loop.dice.random() < 0.3:
+            loop.sleep(self.world.piece_delay_s(crawl_s))
         if loop.now_s > until_s:
             raise DeadlineExceeded("the copy took too long")
 
@@ -419,7 +419,7 @@ class ShmChannel(SimChannel):
             self._unmap()
 
 
-class _Transport:
+class SimTransport:
     def __init__(self, world: World, party: Party, boot_id: Callable[[], str]) -> None:
         self._world = world
         self._party = party
@@ -437,7 +437,7 @@ class _Transport:
             channel.close()
 
 
-class SimTcp(_Transport):
+class SimTcp(SimTransport):
     kind = common_pb2.TRANSPORT_KIND_TCP
 
     def reachable(self, node: common_pb2.NodeView, identity: SessionIdentity) -> bool:
@@ -453,7 +453,7 @@ class SimTcp(_Transport):
         return channel
 
 
-class SimShm(_Transport):
+class SimShm(SimTransport):
     kind = common_pb2.TRANSPORT_KIND_SHM
 
     def reachable(self, node: common_pb2.NodeView, identity: SessionIdentity) -> bool:

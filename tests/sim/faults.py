@@ -14,6 +14,7 @@ from sim.masters import MASTER
 from sim.network import Weather
 
 if TYPE_CHECKING:
+    from sim.data_connection import Write
     from sim.stores import SegmentFile, StoreHost
     from sim.world import World
 
@@ -21,6 +22,11 @@ __all__ = ["ALL_FAULTS", "Faults"]
 
 MEAN_INTERVAL_S: Final = 0.35
 PAUSES_S: Final = (0.02, 0.2, 0.6, 1.5, 3.0)
+LONG_PAUSE_S: Final = 5.0
+"""A session runs out, is cut off, and its space is another's."""
+CRAWL_S: Final = 0.5
+INHERITED_S: Final = 2.0
+"""So long a restarted master waits before it gives away what may have been leased."""
 
 ALL_FAULTS: Final = frozenset(
     {
@@ -72,7 +78,7 @@ class Faults:
         self._weights = [weight * dice.choice((0, 1, 1, 3)) for weight, _ in every.values()]
         if "power" not in kinds:
             self._weights[list(every).index("power")] = 0
-        self._malice = dice.choice((0.0, 0.02, 0.1))
+        self._malice = dice.choice((0.0, 0.02, 0.1, 0.2))
         self._interval_s = MEAN_INTERVAL_S * dice.choice((0.5, 1, 3))
 
     def begin(self) -> None:
@@ -94,15 +100,21 @@ class Faults:
             self._every[kind][1]()
         self._world.loop.after(self._next_s(), self._strike)
 
-    def strike_near(self, *parties: Party) -> None:
+    def strike_near(self, write: Write, *parties: Party) -> None:
         """Something has begun there that had better not be interrupted."""
         dice = self._world.loop.dice
         if self._over or dice.random() > self._malice:
             return
         party = dice.choice(parties)
         delay_s = dice.expovariate(1 / 0.005)
-        if "pause" in self._kinds and dice.random() < 0.6:
-            self._world.loop.after(delay_s, lambda: self._stop(party, dice.choice(PAUSES_S)), party)
+        if "pause" in self._kinds and dice.random() < 0.5:
+            pause_s = dice.choice((*PAUSES_S, LONG_PAUSE_S))
+            self._world.loop.after(delay_s, lambda: self._stop(party, pause_s), party)
+        elif "master-crash" in self._kinds and dice.random() < 0.5:
+            write.crawl_s = CRAWL_S  # it goes on under the next epoch
+            self._world.loop.after(
+                delay_s, lambda: self._master_down(orderly=False, away_s=dice.random() * 0.1)
+            )
         elif "client-crash" in self._kinds and party.name in self._world.clients:
             self._world.loop.after(delay_s, lambda: self._kill_client(party.name), party)
 
@@ -116,20 +128,6 @@ class Faults:
         if dice.random() < 0.8:
             self._restart_soon(host, dice.uniform(2.2, 3))
         world.loop.sleep(0.0)
-
-    def strike_write(self, write: Write, party: Party) -> None:
-        """A write is begun and not ended for long (over shm its process is stopped, over TCP it is
-        slow), and meanwhile its session ends, or another master begins."""
-        world, dice = self._world, self._world.loop.dice
-        if self._over or dice.random() > self._malice / 2 or "pause" not in self._kinds:
-            return
-        if dice.random() < 0.6 and "master-crash" in self._kinds:
-            self._later(dice.random(), lambda: self._master_down(orderly=False, away_s=0.1))
-        if write.is_mapped:
-            self._stop_for(party, dice.uniform(3, 5))
-            world.loop.sleep(0.0)
-        else:
-            write.crawls = True
 
     def strike_daemon(self, host: StoreHost) -> None:
         """Something is about to be sealed there: the daemon is another one a moment later."""
@@ -153,6 +151,18 @@ class Faults:
                 self._later(back_s, lambda: self._world.start_store(host))
 
         self._later(delay_s, strike)
+
+    def strike_grant(self, name: str) -> None:
+        """A client was granted something: it sleeps until that is another's."""
+        world, dice = self._world, self._world.loop.dice
+        kinds = {"pause", "master-crash"}
+        if self._over or name not in world.clients or dice.random() > self._malice * 0.3:
+            return
+        if kinds <= self._kinds:
+            party = world.clients[name].party
+            seconds = INHERITED_S + dice.uniform(0.2, 0.9)
+            world.loop.after(0.0, lambda: self._stop_for(party, seconds), party)
+            world.loop.after(0.01, lambda: self._master_down(orderly=False, away_s=0.01))
 
     def _later(self, seconds: float, act: Callable[[], None]) -> None:
         """Unless all faults have ended by then, which mends everything."""
@@ -215,10 +225,7 @@ class Faults:
         self._stop(world.loop.dice.choice(parties), world.loop.dice.choice(PAUSES_S))
 
     def _stop(self, party: Party, most_s: float) -> None:
-        world = self._world
-        if self._over or party.paused:
-            return
-        self._stop_for(party, most_s * (0.5 + world.loop.dice.random()))
+        self._stop_for(party, most_s * (0.5 + self._world.loop.dice.random()))
 
     def _stop_for(self, party: Party, seconds: float) -> None:
         world = self._world
@@ -360,9 +367,11 @@ class Faults:
 
     # ---- the master -----------------------------------------------------------------------------
 
-    def _master_down(self, *, orderly: bool, power: bool = False, away_s: float = 1.5) -> None:
+    def _master_down(
+        self, *, orderly: bool, power: bool = False, away_s: float | None = None
+    ) -> None:
         world = self._world
-        if world.master is None or (orderly and world.master.party.paused):
+        if self._over or world.master is None or (orderly and world.master.party.paused):
             return
         world.end_master(orderly=orderly)
         if power:
@@ -377,7 +386,7 @@ class Faults:
             if world.master is None:
                 world.start_master()
 
-        self._later(self._span_s(away_s), again)
+        self._later(self._span_s(1.5) if away_s is None else away_s, again)
 
     def _master_crash(self) -> None:
         self._master_down(orderly=False)

@@ -186,7 +186,7 @@ class MasterProcess:
                     answer = service.lane_hello(connection, body)  # type: ignore[arg-type]
                     self._answer(reply, answer)
                     return
-                result = self._execute(connection, method, body)
+                result = self._execute(connection, method, body, who)
         except CenoteError as error:
             self._answer(reply, error_from_code(error.code, error.message, error.remedy))
             return
@@ -197,7 +197,9 @@ class MasterProcess:
         else:
             self._answer(reply, result.SerializeToString())
 
-    def _execute(self, connection: LaneConnection, method: int, body: bytes) -> Message | Later:
+    def _execute(
+        self, connection: LaneConnection, method: int, body: bytes, who: str
+    ) -> Message | Later:
         service, oracle = self.service, self.world.oracle
         if method == RESET:
             seed = self.world.loop.dice.getrandbits(64)
@@ -208,6 +210,7 @@ class MasterProcess:
         result = operation(request, connection.session)
         if method == pb.MASTER_METHOD_PUT_START:
             oracle.granted(self, request, result)
+            self.world.faults.strike_grant(who)
         return result
 
     def _answer(self, reply: Reply, body: bytes | CenoteError, until_durable: bool = False) -> None:
@@ -274,7 +277,7 @@ class MasterProcess:
             return  # it has not said where it listens: its heartbeats tell whether it lives
 
         def probed() -> None:
-            answered = self.world.accepts_connections(address, MASTER)
+            answered = self.world.answers(address, MASTER)
             with self.world.oracle.watching("probe", self):
                 self.service.note_probe(node_id, answered)
             self._answer(lambda _: None, b"")

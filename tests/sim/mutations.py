@@ -8,7 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from cenote.api.rows import SEAL
+from cenote.client.driver import BlockingDriver
+from cenote.client.locations import LOCATION_STRUCT
+from cenote.client.plan import reads, singles
+from cenote.client.plan.grants import Grant
+from cenote.client.plan.state import ClientState
+from cenote.client.session import Session
 from cenote.master import attach, commits, housekeeping, pool, session_ops
+from cenote.master.adoption import AdoptionLog
 from cenote.master.effects import Gone, GoneReason
 from cenote.master.leases import LeaseTable
 from cenote.master.log_writer import LogWriter
@@ -18,6 +26,7 @@ from cenote.store.sessions import SessionTable
 from cenote.store.slot_format import SLOT_BYTES
 from cenote.store.slots import SlotTable
 from cenote.transport.claims import ClaimPage
+from sim.one_sided import QueuePair
 
 __all__ = ["MUTATIONS", "mutated"]
 
@@ -195,6 +204,70 @@ def _void_grants_are_used() -> contextlib.AbstractContextManager[None]:
     return _replaced(ClaimPage, "claim", blind)
 
 
+def _queue_pairs_outlive_epochs() -> contextlib.AbstractContextManager[None]:
+    """A daemon that follows a new leader leaves one-sided writers of the old one alone."""
+    return _replaced(QueuePair, "writes_of_older", lambda pair, epoch: False)
+
+
+def _nothing_is_cancelled() -> contextlib.AbstractContextManager[None]:
+    """What was granted in an answer that nobody saw is kept."""
+    return _replaced(ClientState, "cancel", lambda state, request_id: None)
+
+
+def _acknowledged_unsealed() -> contextlib.AbstractContextManager[None]:
+    """A put is acknowledged once it is decided; its slots are written by and by, or never."""
+
+    def seals(driver: Any, call: Any, step: Any) -> None:
+        for part in step.parts:
+            part.statuses = np.zeros(len(part.batch.rows) // SEAL.itemsize, np.uint8)
+
+    return _replaced(BlockingDriver, "seals", seals)
+
+
+def _adopt_everything() -> contextlib.AbstractContextManager[None]:
+    """A master takes over every slot that it does not know, removed or not."""
+    return _replaced(AdoptionLog, "may_adopt", lambda *_: True)
+
+
+def _unfenced_is_forgotten() -> contextlib.AbstractContextManager[None]:
+    """A client whose write may still land says that it is done."""
+    return _replaced(Grant, "is_unfenced", lambda grant: False)
+
+
+def _locations_do_not_end() -> contextlib.AbstractContextManager[None]:
+    """A location is used for as long as its bytes are right, removed or not."""
+    greeted = Session._greeted
+
+    def long_lived(session: Any, reply: Any) -> None:
+        reply.location_ttl_ms = 60_000
+        greeted(session, reply)
+
+    return _replaced(Session, "_greeted", long_lived)
+
+
+def _cached_reads_are_not_verified() -> contextlib.AbstractContextManager[None]:
+    """What lies where an object was a moment ago is taken for that object."""
+
+    def read(
+        driver: Any, space: Any, digest: Any, row: bytes, address: int, length: int, limit_s: float
+    ) -> int:
+        _, offset, size, _, segment, node = LOCATION_STRUCT.unpack(row)
+        channel = driver._session.channels.get(node)
+        if channel is None or size > length:
+            return 0
+        status, _ = channel.read_one(segment, offset, size, address, limit_s, False)
+        return 0 if status else size
+
+    return _replaced(BlockingDriver, "read_cached", read)
+
+
+@contextlib.contextmanager
+def _leases_are_believed_for_ever() -> Iterator[None]:
+    """A reader does not look at its clock when it has read under a lease."""
+    with _replaced(reads, "LEASE_SHARE", 1e6), _replaced(singles, "LEASE_SHARE", 1e6):
+        yield
+
+
 MUTATIONS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     "free on expiry": _free_on_expiry,
     "free unfenced": _free_unfenced,
@@ -214,6 +287,14 @@ MUTATIONS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     "claims are overlooked": _claims_are_overlooked,
     "claims end by themselves": _claims_end_by_themselves,
     "void grants are used": _void_grants_are_used,
+    "queue pairs outlive epochs": _queue_pairs_outlive_epochs,
+    "nothing is cancelled": _nothing_is_cancelled,
+    "acknowledged unsealed": _acknowledged_unsealed,
+    "adopt everything": _adopt_everything,
+    "unfenced is forgotten": _unfenced_is_forgotten,
+    "locations do not end": _locations_do_not_end,
+    "cached reads are not verified": _cached_reads_are_not_verified,
+    "leases are believed for ever": _leases_are_believed_for_ever,
 }
 
 

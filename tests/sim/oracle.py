@@ -262,13 +262,17 @@ class Oracle:
 
     def granted(self, master: MasterProcess, request: Any, reply: Any) -> None:
         """The master granted space: nobody else may still write there."""
-        if not reply.grant_id or reply.grant_id in self._grants:
-            return
-        number = self._grants[reply.grant_id] = len(self._grants) + 1
-        pool = master.service.state._pool
         puts = np.frombuffer(reply.puts, PUT)
         assert (puts["extents"][puts["status"] != PutStatus.GRANTED] == 0).all()
-        for segment_id, _, offset, length in np.frombuffer(reply.extents, EXTENT).tolist():
+        self._granted(master, reply.grant_id, reply.extents)
+        self._granted(master, reply.spare_grant_id, reply.spare_extents)
+
+    def _granted(self, master: MasterProcess, grant_id: int, extents: bytes) -> None:
+        if not grant_id or grant_id in self._grants:
+            return
+        number = self._grants[grant_id] = len(self._grants) + 1
+        pool = master.service.state._pool
+        for segment_id, _, offset, length in np.frombuffer(extents, EXTENT).tolist():
             file = self._file(pool, segment_id)
             assert file is not None
             end = offset + -(-length // UNIT_BYTES) * UNIT_BYTES
@@ -276,7 +280,7 @@ class Oracle:
                 if write.may_touch(file, offset, end):
                     raise Violation(
                         f"[{offset}, {end}) of {file.name} was granted"
-                        f" ({reply.grant_id & 0xFFFFFFFFFF}) while {write.who} is writing there"
+                        f" ({grant_id & 0xFFFFFFFFFF}) while {write.who} is writing there"
                         f" under grant {write.grant_id & 0xFFFFFFFFFF}"
                         f" of epoch {write.grant_id >> 40}"
                     )

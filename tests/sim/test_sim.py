@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from cenote.api.errors import DeadlineExceeded
+from cenote.transport.base import SessionIdentity
+from cenote.v1 import common_pb2
+from sim.data_connection import DataConnection, open_connection
 from sim.loop import Loop, Party, Signal
 from sim.mutations import MUTATIONS, mutated
-from sim.world import Options, Report, simulate
+from sim.network import Weather
+from sim.world import Options, Report, World, simulate
 
 ROOT = Path(__file__).absolute().parents[2]
 CLEAN_SEEDS = 200
@@ -125,3 +130,22 @@ def test_a_paused_party_goes_on_where_it_was_and_a_dead_one_does_not() -> None:
     loop.after(5.0, lambda: loop.unpause(one))
     loop.run()
     assert seen == ["other left", "one 5", "one left"]
+
+
+def test_connecting_to_a_dead_daemon_takes_no_longer_than_it_may() -> None:
+    """However late the answer that nobody listens: seeds 806 and 823 waited for it."""
+    world = World(Options(0))
+    world.network.weather = Weather(late=1.0, late_s=1000.0)
+    identity = SessionIdentity(b"s" * 16, "boot", 1, common_pb2.Credentials())
+    took_s: list[float] = []
+
+    def run() -> None:
+        began_s = world.loop.now_s
+        with pytest.raises(DeadlineExceeded):
+            open_connection(world, party, "h1", identity, began_s + 0.2, DataConnection)
+        took_s.append(world.loop.now_s - began_s)
+
+    party = Party("c1")
+    world.loop.spawn(party, "user", run)
+    world.loop.run()
+    assert took_s == [pytest.approx(0.2, abs=1e-3)]

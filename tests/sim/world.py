@@ -11,9 +11,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from cenote.api.errors import CenoteError, QuotaExceeded, Unavailable
+from cenote.api.errors import CenoteError, Unavailable
 from cenote.api.keys import digest_key
 from cenote.api.rows import UNIT_BYTES
+from cenote.client.plan.spares import Spares
 from cenote.master.effects import GoneReason
 from cenote.master.state_config import StateConfig
 from cenote.store.agent_core import Failed
@@ -33,13 +34,12 @@ __all__ = ["Options", "Report", "World", "simulate"]
 
 ACTIVE_S: Final = 8.0
 RECOVERY_S: Final = 6.0
+REST_S: Final = 2.0
 FAREWELL_S: Final = 5.0
 KIB: Final = 1 << 10
-KNOWN: Final = frozenset({"lost-start", "view-restart"})
+KNOWN: Final = frozenset({"view-restart"})
 """Known weaknesses of the product (docs/internals/bugs.md) that runs keep clear of:
 
-lost-start   A grant whose PutStart was answered too late is nobody's until the session ends. Here
-             a client may find its quota used up by them.
 view-restart A view that stays open over a master's restart is protected for as long as the longest
              lease, not for as long as it is open. Here it is not looked at any more.
 """
@@ -114,8 +114,12 @@ class World:
             adoption_window_s=30.0,
             session_granted_share_max=0.5,
             run_bytes=dice.choice((4 * KIB, 1024 * KIB)),
+            spares_share_max=0.5,
+            spares_free_share_max=0.5,
         )
         self._processes = 0
+        # There are few puts here.
+        Spares.credit_needed = dice.choice((1, 8))
         self.faults = Faults(self, options.faults)
 
     # ---- names and places ---------------------------------------------------------------------
@@ -149,18 +153,18 @@ class World:
         if self.haste and self.loop.dice.random() < self.haste:
             self.loop.sleep(self.loop.dice.expovariate(1 / 0.005))
 
-    def crawls(self) -> bool:
-        """Whether a transfer is very slow, as some are while there are faults."""
-        return not self.calm and self.loop.dice.random() < self.crawl_share
+    def crawl_s(self) -> float:
+        """What a piece takes where a transfer is very slow, as some are while there are faults."""
+        return 0.15 if not self.calm and self.loop.dice.random() < self.crawl_share else 0.0
 
-    def piece_delay_s(self, *, crawls: bool = False) -> float:
-        return self.loop.dice.expovariate(1 / (0.15 if crawls else self.slowness_s))
+    def piece_delay_s(self, crawl_s: float = 0.0) -> float:
+        return self.loop.dice.expovariate(1 / (crawl_s or self.slowness_s))
 
     def write_begins(self, write: Write, *parties: Party) -> None:
         """The moment that faults like best."""
-        write.crawls = self.crawls()
+        write.crawl_s = self.crawl_s()
         self.oracle.write_begun(write)
-        self.faults.strike_near(*parties)
+        self.faults.strike_near(write, *parties)
 
     @contextlib.contextmanager
     def sealing(self, host: str, batch: SealBatch) -> Iterator[None]:
@@ -171,11 +175,14 @@ class World:
         finally:
             pending.remove(batch)
 
-    def accepts_connections(self, address: str, asker: str) -> bool:
+    def answers(self, address: str, asker: str) -> bool:
+        """Whether a store process there answers a hello at once."""
         host = self.hosts[address.partition(":")[0]]
         process = host.process
-        alive = process is not None and process.party.alive and process.address == address
-        return alive and not self.network.is_cut(asker, host.name)
+        if process is None or process.address != address:
+            return False
+        awake = process.party.alive and not process.party.paused
+        return awake and not self.network.is_cut(asker, host.name)
 
     # ---- processes ----------------------------------------------------------------------------
 
@@ -286,6 +293,8 @@ class World:
         loop.run(loop.now_s + RECOVERY_S)
         self._check_contents()
         self._check_liveness()
+        loop.run(loop.now_s + REST_S)
+        self._check_unused()
         for client in self.living_clients():
             loop.spawn(client.party, "close", client.sdk.close)
         loop.run(loop.now_s + FAREWELL_S)
@@ -368,8 +377,6 @@ class World:
                             self.oracle.put_acked(record)
                         value = client.sdk.get(key_bytes(key))
                     except CenoteError as error:
-                        if "lost-start" in self.known and isinstance(error, QuotaExceeded):
-                            return
                         last = error
                         client.note(f"liveness: {error!r}")
                         self.loop.sleep(0.5)
@@ -384,6 +391,20 @@ class World:
                 )
 
             self._in_task(client, prove, 60.0)
+
+    def _check_unused(self) -> None:
+        """Where no call is under way, no session has anything that a call left behind."""
+        for client in self.living_clients():
+            session_id = client.sdk.session.identity.session_id
+            session = self._master().service.state._pool.sessions.by_id.get(session_id)
+            if session is None:
+                continue
+            holds = [lease for lease in session.leases if lease.is_hold]
+            if session.grants or holds:
+                raise Violation(
+                    f"{client.party.name} does nothing, and its session has grants"
+                    f" {[g & 0xFFFFFFFFFF for g in session.grants]} and {len(holds)} holds"
+                )
 
     def _check_rest(self) -> None:
         """Nobody is left who holds anything."""

@@ -48,6 +48,19 @@ def show_status(admin: Admin, *, as_json: bool) -> None:
     print_pairs(_status_pairs(reply))
 
 
+def _damage(reply: admin_pb2.GetStatusResponse) -> str:
+    """What was found damaged, and what is still to be looked at."""
+    from .output import counted
+
+    found = [
+        (f"{counted(reply.damaged_replicas, 'replica')} dropped", reply.damaged_replicas),
+        (f"{counted(reply.broken_slots, 'slot')} torn", reply.broken_slots),
+        (f"{counted(reply.lost_objects, 'object')} not brought back", reply.lost_objects),
+        (f"{counted(reply.unverified_slots, 'slot')} to verify", reply.unverified_slots),
+    ]
+    return ", ".join(text for text, some in found if some) or "none"
+
+
 def _hit_rate(reply: admin_pb2.GetStatusResponse) -> float | None:
     """Of keys asked for by reads since the master's start; None where none was."""
     return reply.acquired_hits / reply.acquired_keys if reply.acquired_keys else None
@@ -88,6 +101,7 @@ def _status_pairs(reply: admin_pb2.GetStatusResponse) -> list[tuple[str, str | i
             "evicted",
             f"{counted(reply.evicted_objects, 'object')}, {format_size(reply.evicted_bytes)}",
         ),
+        ("damage", _damage(reply)),
         (
             "metadata",
             f"{reply.metadata_backend}, {format_size(reply.metadata_memory_bytes)} in memory,"

@@ -89,6 +89,8 @@ class AsyncDriver:
             plan.close()
             for grant in call.grants.values():
                 self._session.abort_later(grant)
+            if call.unanswered:
+                self._session.state.cancel(call.unanswered)
             running.discard(call)
 
     async def _do(self, call: Call, step: Any) -> Any:
@@ -180,7 +182,7 @@ class AsyncDriver:
     ) -> int:
         """See `BlockingDriver.read_cached`."""
         _, _, size, _, _, node = LOCATION_STRUCT.unpack(row)
-        arguments = (call.space, digest, row, address, length, call.deadline_s)
+        arguments = (call, digest, row, address, length)
         if size <= _INLINE_BYTES_MAX and node in self._session.state.lease_proven:
             return self._blocking.read_cached(*arguments)
         return await self._in_pool([node], self._blocking.read_cached, *arguments)

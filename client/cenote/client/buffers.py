@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+from array import array
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias, cast
@@ -51,6 +52,8 @@ _HUGE_PAGE_BYTES: Final = 2 << 20
 _JOIN_BYTES_MAX: Final = (
     16 << 10
 )  # values of this size on average are joined, larger ones pointed at
+_ONE: Final = np.uint64(1)
+_LENGTH_MAX: Final = np.uint64((1 << 48) - 1)
 _PIECES_MAX: Final = 1 << 20
 
 _from_buffer: Final = ctypes.c_char.from_buffer
@@ -322,6 +325,10 @@ def column_pieces(addresses: Any, lengths: Any, count: int) -> Pieces:
     """
     if lengths is None:
         raise InvalidBuffer("addresses without lengths", remedy="pass lengths=")
+    if type(addresses) is list and type(lengths) is list:
+        plain = _plain_pieces(addresses, lengths, count)
+        if plain is not None:
+            return plain
     at = _column(addresses, "addresses")
     if at.ndim not in (1, 2) or len(at) != count:
         raise InvalidBuffer(
@@ -349,6 +356,23 @@ def column_pieces(addresses: Any, lengths: Any, count: int) -> Pieces:
         return Pieces(at, np.ascontiguousarray(long), None, keepers)
     starts = np.arange(count + 1, dtype=np.int64) * at.shape[1]
     return Pieces(at.ravel(), np.ascontiguousarray(long).ravel(), starts, keepers)
+
+
+def _plain_pieces(addresses: list[int], lengths: list[int], count: int) -> Pieces | None:
+    """Two lists of ints, one piece a key: None where that is not what they are."""
+    try:
+        at = np.frombuffer(array("Q", addresses), np.uint64)
+        long = np.frombuffer(array("Q", lengths), np.uint64)
+    except (TypeError, OverflowError):
+        return None
+    if (
+        not len(at) == len(long) == count <= _PIECES_MAX
+        or not count
+        or np.count_nonzero(at) < count
+        or np.count_nonzero(long - _ONE >= _LENGTH_MAX)
+    ):
+        return None
+    return Pieces(at, long, None, [])
 
 
 def _column(values: Any, name: str) -> NDArray[np.uint64]:

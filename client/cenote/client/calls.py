@@ -29,7 +29,8 @@ from .plan import lookups
 from .plan.asking import reopening
 from .plan.pieces import Pieces
 from .plan.reads import ReadOptions, ReadOutcome, acquire, read_objects
-from .plan.singles import exists_single, put_single, read_single
+from .plan.single_puts import put_single
+from .plan.singles import exists_single, read_single
 from .plan.state import Call, PutOptions, Space
 from .plan.steps import Plan
 from .plan.writes import PutOutcome, put_objects

@@ -202,6 +202,7 @@ class Client(Namespace):
             stale_locations=counters.stale_locations,
             node_failures=counters.node_failures,
             unreachable_misses=counters.unreachable_misses,
+            misreads=counters.misreads,
             retries=counters.retries,
             locations_cached=sum(len(s.locations) for s in list(session.spaces.values())),
             nodes_connected=len(session.channels),

@@ -17,9 +17,9 @@ from cenote.transport.base import Channel
 from .buffers import hash_pieces, new_bytes
 from .locations import LOCATION_STRUCT
 from .master_stub import METHODS, LaneMaster, decoded
-from .plan.budgets import attempt_budget_s
+from .plan.budgets import attempt_budget_s, node_failed
 from .plan.pieces import Pieces
-from .plan.state import Call, Space
+from .plan.state import Call
 from .plan.steps import (
     Allocate,
     AllocateOne,
@@ -99,11 +99,11 @@ class BlockingDriver:
             if call.grants:
                 for grant in call.grants.values():
                     self._session.abort_later(grant)
+            if call.unanswered:
+                self._session.state.cancel(call.unanswered)
             running.discard(call)
 
-    def read_cached(
-        self, space: Space, digest: bytes, row: bytes, address: int, length: int, deadline_s: float
-    ) -> int:
+    def read_cached(self, call: Call, digest: bytes, row: bytes, address: int, length: int) -> int:
         """Read one object from where it was a moment ago: its size, 0 where the master is to be
         asked. The shortest way through the client: no plan, for there is nothing to decide."""
         session = self._session
@@ -112,12 +112,15 @@ class BlockingDriver:
         channel = session.channels.get(node)
         if channel is None or size > length or node in state.suspects or state.now() > end_s:
             return 0
-        budget_s = attempt_budget_s(deadline_s, size, alternatives=True)
+        space = call.space
+        budget_s = attempt_budget_s(call.deadline_s, size, alternatives=True)
         try:
             status, got = channel.read_one(segment, offset, size, address, budget_s, True)
         except BufferInUse:
             raise
-        except CenoteError:  # the plan that asks the master meets it again, if it lasts
+        except CenoteError as error:  # the plan that asks the master meets it again, if it lasts
+            if node_failed(error):
+                call.node_failed(node, error)
             return 0
         counters = state.counters
         if status or got != checksum:

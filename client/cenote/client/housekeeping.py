@@ -1,9 +1,9 @@
 """A client's one background thread: what can wait a moment, and what must be done in time.
 
 Every 50 ms while there is something to tell: released leases and reads from cached locations that
-no request took along, grants to abort, failures to report. A third of the way into each lifetime:
-the session, and the leases of transfers under way. When nothing is pending the thread sleeps, and
-`wake` (called on the hot paths) is one look at a flag while it does not.
+no request took along, grants to abort, requests to cancel, failures to report. A third of the way
+into each lifetime: the session, and the leases of transfers under way. When nothing is pending the
+thread sleeps, and `wake` (called on the hot paths) is one look at a flag while it does not.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import logging
 import threading
 import time
 import weakref
+from collections import deque
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
 
@@ -21,12 +23,13 @@ from cenote.api.errors import CenoteError, DeadlineExceeded, SessionUnknown, Una
 from cenote.v1 import master_pb2 as pb
 
 from .plan.budgets import LEASE_SHARE
-from .plan.state import Grant, LeaseHold, Space
+from .plan.grants import Grant, LeaseHold
+from .plan.state import Space
 
 if TYPE_CHECKING:
     from .session import Session
 
-__all__ = ["Housekeeper"]
+__all__ = ["Housekeeper", "take_all"]
 
 _log = logging.getLogger("cenote.client")
 
@@ -36,6 +39,15 @@ _CALL_S: Final = 1.0
 _JOIN_S: Final = 3.0
 _TOUCH_PERIOD_S: Final = 0.5
 _TOUCHES_PER_REQUEST: Final = 4096
+
+
+def take_all(waiting: deque[int]) -> list[int]:
+    """Empty a queue that other threads may add to."""
+    taken: list[int] = []
+    with suppress(IndexError):
+        while True:
+            taken.append(waiting.popleft())
+    return taken
 
 
 class Housekeeper:
@@ -133,9 +145,14 @@ class Housekeeper:
         return bool(
             state.released
             or state.failures
-            or state.view_seen > state.peers.view_version
+            or state.knows_newer_view
             or self._session.aborts
-            or any(space.touches or space.chain_touches for space in self._spaces())
+            or state.cancelled
+            or state.released_holds
+            or any(
+                space.touches or space.chain_touches or space.spares.held
+                for space in self._spaces()
+            )
         )
 
     def _spaces(self) -> list[Space]:
@@ -144,11 +161,13 @@ class Housekeeper:
     def _turn(self) -> bool:
         """Do what is due; whether there is more to come soon."""
         now_s = time.monotonic()
-        if now_s >= self._renew_at_s:
+        if now_s >= self._renew_at_s or self._holds_are_due(now_s):
             self._renew()
+        self._give_spares_back(now_s)
         self.flush_aborts()
-        if self._session.state.view_seen > self._session.state.peers.view_version:
-            self._session.state.view_seen = 0
+        self._flush_cancelled()
+        self._flush_holds()
+        if self._session.state.knows_newer_view:
             self._session.refresh_view(_CALL_S)
         self._flush_failures()
         self._flush_releases()
@@ -156,6 +175,13 @@ class Housekeeper:
             self._flush_touches()
             self._touch_at_s = now_s + _TOUCH_PERIOD_S
         return self._has_news() or bool(self._session.state.holds)
+
+    def _holds_are_due(self, now_s: float) -> bool:
+        """Whether a third of a lease is over: it may have begun after the last renewal."""
+        for hold in list(self._session.state.holds.values()):
+            if hold.ttl_ms and now_s >= hold.end_s - LEASE_SHARE * hold.ttl_ms / 1500:
+                return True
+        return False
 
     def _renew_period_s(self) -> float:
         state = self._session.state
@@ -190,13 +216,23 @@ class Housekeeper:
                 session.refresh_view(_CALL_S)
         self._renew_at_s = time.monotonic() + self._renew_period_s()
 
+    def _give_spares_back(self, now_s: float) -> None:
+        """Space that was granted ahead and has not been used for a while."""
+        for space in self._spaces():
+            if space.spares.held:
+                runs = space.spares.take_idle(now_s)
+                self._session.aborts.extend(run.as_grant() for run in runs)
+
     def flush_aborts(self) -> bool:
         """Give back the grants that calls left open; whether all were."""
         session = self._session
         while session.aborts:
             grant: Grant = session.aborts.popleft()
             request = pb.PutAbortRequest(
-                grant_id=grant.grant_id, session_id=grant.session_id, unfenced=grant.is_unfenced()
+                grant_id=grant.grant_id,
+                indexes=grant.indexes,
+                session_id=grant.session_id,
+                unfenced=grant.is_unfenced(),
             )
             try:
                 session.master.put_abort(request, _CALL_S)
@@ -206,6 +242,41 @@ class Housekeeper:
             except CenoteError as error:  # ended already, with its session or by itself
                 _log.debug("grant %d could not be aborted: %s", grant.grant_id, error)
         return True
+
+    def _flush_cancelled(self) -> None:
+        """Have the master take back what it gave in answers that were never seen."""
+        state = self._session.state
+        if not state.cancelled:
+            return
+        session_id = self._session.identity.session_id
+        taken = take_all(state.cancelled)
+        request = pb.RenewSessionRequest(
+            session_id=session_id, cancelled_request_ids=np.array(taken, "<u8").tobytes()
+        )
+        try:
+            self._session.master.renew_session(request, _CALL_S)
+        except SessionUnknown:
+            pass  # it ended, and with it what it was given
+        except CenoteError:
+            if self._session.identity.session_id == session_id:
+                state.cancelled.extendleft(reversed(taken))
+            raise
+
+    def _flush_holds(self) -> None:
+        """Views that were closed: no time ends what they hold."""
+        state = self._session.state
+        taken = take_all(state.released_holds)
+        if not taken:
+            return
+        news = pb.ReleaseRequest()
+        news.piggyback.released_lease_ids = np.array(taken, "<u8").tobytes()
+        try:
+            self._session.master.release(news, _CALL_S)
+        except SessionUnknown:
+            pass  # they ended with it
+        except CenoteError:
+            state.released_holds.extendleft(reversed(taken))
+            raise
 
     def _flush_failures(self) -> None:
         session = self._session

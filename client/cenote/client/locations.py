@@ -3,16 +3,24 @@
 Digest -> one packed row of what a read needs, for objects of one extent. A row is valid until its
 `end_s`; the bytes read under it are verified by their checksum, so a stale row costs a round trip
 and never wrong bytes. Packed rows make a batch of hits one `join` and the cache 250 bytes an entry.
+
+What a batch learned is kept as it came until somebody looks for one of its keys: most batches are
+never read again in time, and to enter every key costs more than a quarter of reading them. Whether
+a batch is among those is told by its first key, since what is read again begins alike.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import islice
 from struct import Struct
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from cenote.api.keys import split_digests
+from cenote.api.rows import DIGEST_BYTES
 
 __all__ = ["LOCATION", "LOCATION_STRUCT", "LocationCache"]
 
@@ -29,21 +37,76 @@ LOCATION = np.dtype(
 LOCATION_STRUCT: Final = Struct("<dQQQII")
 
 _EVICT_SHARE: Final = 8
+_BATCHES_MAX: Final = 64
+"""That wait to be entered; then the oldest is forgotten."""
+
+Batch = tuple[bytes, float, NDArray[np.void], NDArray[np.void], int]
+"""(digests, end_s, OBJECT rows, EXTENT rows of one each, node id)."""
 
 
 class LocationCache:
     """Bounded by entries; when full, the eighth that was stored first goes."""
 
-    __slots__ = ("_rows", "entries_max", "get")
+    __slots__ = ("_batches", "_rows", "entries_max")
 
     def __init__(self, entries_max: int) -> None:
         self.entries_max = entries_max
         self._rows: dict[bytes, bytes] = {}
-        self.get = self._rows.get
-        """Packed row of a digest, or None."""
+        self._batches: dict[bytes, Batch] = {}  # by first digest
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._rows) + sum(len(batch[2]) for batch in list(self._batches.values()))
+
+    def __bool__(self) -> bool:
+        return bool(self._rows or self._batches)
+
+    def get(self, digest: bytes) -> bytes | None:
+        """Packed row of a digest, or None."""
+        row = self._rows.get(digest)
+        if row is None and self._batches:
+            self._enter(list(self._batches))
+            row = self._rows.get(digest)
+        return row
+
+    def may_have(self, first: bytes) -> bool:
+        """Whether a batch that begins with this digest is worth looking for."""
+        if first in self._batches:
+            self._enter([first])
+        return first in self._rows
+
+    def store_batch(
+        self,
+        digests: bytes,
+        end_s: float,
+        objects: NDArray[np.void],
+        extents: NDArray[np.void],
+        node_id: int,
+    ) -> None:
+        """Remember where a batch is: OBJECT rows, and one EXTENT row each, all on one node."""
+        if not self.entries_max:
+            return
+        batches = self._batches
+        first = digests[:DIGEST_BYTES]
+        batches.pop(first, None)
+        batches[first] = (digests, end_s, objects, extents, node_id)
+        if len(batches) > _BATCHES_MAX:
+            with suppress(StopIteration, KeyError, RuntimeError):  # another thread may be at it
+                del batches[next(iter(batches))]
+
+    def _enter(self, firsts: list[bytes]) -> None:
+        for first in firsts:
+            batch = self._batches.pop(first, None)
+            if batch is None:  # another thread was faster
+                continue
+            digests, end_s, objects, extents, node_id = batch
+            rows = np.empty(len(objects), LOCATION)
+            rows["end_s"] = end_s
+            rows["offset"] = extents["offset"]
+            rows["size"] = objects["size"]
+            rows["checksum"] = objects["checksum"]
+            rows["segment"] = extents["segment"]
+            rows["node_id"] = node_id
+            self.store_many(split_digests(digests), rows)
 
     def store(self, digest: bytes, row: bytes) -> None:
         """Remember one location."""
@@ -70,7 +133,7 @@ class LocationCache:
         self, digests: list[bytes], now_s: float
     ) -> tuple[NDArray[np.int64], NDArray[np.void]]:
         """(positions that are known, their LOCATION rows)."""
-        found = list(map(self.get, digests))
+        found = list(map(self._rows.get, digests))
         if None in found:
             positions = [i for i, row in enumerate(found) if row is not None]
             if not positions:
@@ -91,6 +154,7 @@ class LocationCache:
 
     def clear(self) -> None:
         """Forget all."""
+        self._batches.clear()
         self._rows.clear()
 
     def _evict(self) -> None:

@@ -101,7 +101,7 @@ class Namespace:
         if row is not None:
             size = LOCATION_STRUCT.unpack(row)[2]
             value, address = new_bytes(size)
-            if driver.read_cached(space, digest, row, address, size, call.deadline_s):
+            if driver.read_cached(call, digest, row, address, size):
                 return value
         return driver.run(call, self._calls.read_one(call, one, 0, 0, None))[1]
 
@@ -140,7 +140,7 @@ class Namespace:
         digest = digest_key(one, space.seed)
         row = space.locations.get(digest)
         if row is not None:
-            size = driver.read_cached(space, digest, row, address, length, call.deadline_s)
+            size = driver.read_cached(call, digest, row, address, length)
             if size:
                 return size
         size, _ = driver.run(call, self._calls.read_one(call, one, address, length, keeper))

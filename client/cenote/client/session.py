@@ -35,7 +35,9 @@ from cenote.v1 import master_pb2 as pb
 from .config import ClientConfig
 from .housekeeping import Housekeeper
 from .master_stub import LaneMaster
-from .plan.state import ClientState, Grant, Peers, Space
+from .plan.grants import Grant
+from .plan.peers import Peers
+from .plan.state import ClientState, Space
 from .turns import Turn
 
 __all__ = ["DURABILITIES", "Session", "clock_id"]
@@ -89,7 +91,8 @@ class Session:
         self.aborts: deque[Grant] = deque()
         self.channels: dict[int, Channel] = {}
         self._transports = list(transports)
-        self._connect_turn = Turn()
+        self._connect_turns: dict[int, Turn] = {}
+        """By node: one that does not answer must not keep a thread from another."""
         self._hello_turn = Turn()
         self._hello_s = 0.0
         self._space_lock = threading.Lock()
@@ -247,6 +250,7 @@ class Session:
         reply = self.master.get_cluster_view(
             pb.GetClusterViewRequest(known_view_version=known), deadline_s
         )
+        self.state.view_seen = 0
         if reply.HasField("cluster_view"):
             self.take_view(reply.cluster_view, reply.epoch)
 
@@ -256,9 +260,8 @@ class Session:
         if view.view_version < old.view_version and epoch <= self.state.limits.epoch:
             return
         self.state.limits.epoch = max(self.state.limits.epoch, epoch)
-        self.state.peers = peers = Peers(view, old)
-        self.state.view_seen = 0
-        self.state.suspects.clear()  # something changed: whoever was away may be back
+        peers = Peers(view, old)
+        self.state.use_peers(peers)
         for node_id, channel in list(self.channels.items()):
             before, now = old.nodes.get(node_id), peers.nodes.get(node_id)
             if now is None or (before is not None and _address_of(before) != _address_of(now)):
@@ -313,8 +316,9 @@ class Session:
         if channel is not None:
             return channel
         until_s = time.monotonic() + deadline_s
+        turn = self._connect_turns.setdefault(node_id, Turn())
         try:
-            self._connect_turn.take(until_s, "another thread is connecting to a node")
+            turn.take(until_s, "another thread is connecting to that node")
             channel = self.channels.get(node_id)
             if channel is None:
                 if self.refusal is not None:
@@ -322,7 +326,7 @@ class Session:
                 channel = self._connect(node_id, until_s)
                 self.channels[node_id] = channel
         finally:
-            self._connect_turn.give()
+            turn.give()
         return channel
 
     def _connect(self, node_id: int, until_s: float) -> Channel:

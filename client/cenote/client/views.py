@@ -154,7 +154,7 @@ class View:
         except (NamespaceReset, StaleLocation):
             return None
         except CenoteError as error:
-            call.node_failed(node, str(error))
+            call.node_failed(node, error)
             return None
 
     def __exit__(
@@ -182,7 +182,7 @@ class View:
         alive = [exporter for each in self._exporters if (exporter := each()) is not None]
         self._exporters.clear()
         if not alive:
-            state.release(lease_id)
+            state.release_hold(lease_id)
             return 0
         left = [len(alive)]
         session = self._calls.session
@@ -192,7 +192,7 @@ class View:
             left[0] -= 1
             session.exports -= 1
             if not left[0]:
-                state.release(lease_id)
+                state.release_hold(lease_id)
 
         for exporter in alive:
             weakref.finalize(exporter, gone).atexit = False

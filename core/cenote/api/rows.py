@@ -45,6 +45,9 @@ class PutStatus(IntEnum):
     DUPLICATE_IN_BATCH = 7
     """The same key stands earlier in this very batch; that position decides."""
     INVALID = 8
+    NOT_YET = 9
+    """There will be room in a moment: a master that was just restarted waits for its daemons, and
+    until nobody can hold a lease of the time before."""
 
 
 class CommitStatus(IntEnum):

@@ -173,6 +173,8 @@ class ClientStats:
     node_failures: int
     unreachable_misses: int
     """Misses because no node that holds the object answered."""
+    misreads: int
+    """Replicas whose bytes were not what was put, reported so that the master drops them."""
     retries: int
     locations_cached: int
     nodes_connected: int

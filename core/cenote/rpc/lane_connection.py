@@ -142,6 +142,7 @@ class LaneConnection(LaneOutput):
                     self._serve(call_id, method, data[HEADER_BYTES:], word)
                     if self._out:
                         self._flush()
+                    self._server.spinner.served()
                     if len(self._inflight) >= self._limits.inflight_max:
                         self._pause_reading()
                     return
@@ -221,6 +222,7 @@ class LaneConnection(LaneOutput):
             self._end(error, parser.rejected_call_id)
             return
         self._flush()
+        self._server.spinner.served()
         self._settle_reading()
 
     def _blocked(self) -> bool:

@@ -25,6 +25,7 @@ class LaneLimits:
     hello_timeout_s: float = 5.0
     frame_timeout_s: float = 30.0  # for a frame to arrive whole once it has begun
     slow_reader_timeout_s: float = 10.0  # unsent replies above the mark for so long: cut
+    spin_s: float = 0.0  # of the server: how long it looks for another request before it sleeps
     linger_s: float = 1.0  # for the peer to read a final error before the socket is closed
 
 
@@ -40,3 +41,5 @@ class LaneStats:
     errors: int = 0  # ERROR frames sent
     protocol_errors: int = 0  # connections closed for what they sent
     cut: int = 0  # connections cut for not reading
+    spins: int = 0  # how often the loop began to look for a request before sleeping
+    requests_spun_for: int = 0  # requests that came while it did

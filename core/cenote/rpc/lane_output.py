@@ -3,7 +3,8 @@
 Replies of one batch of requests are gathered in a list and written in one piece by `_flush`, after
 the server's `before_flush` hook ran: what the replies promise (a journal record, say) is made true
 there. If the hook fails, nothing of the batch is sent and the connection is cut: the client then
-learns that the outcome is unknown, which is the truth.
+learns that the outcome is unknown, which is the truth. `after_flush` runs when they are written,
+for what need not keep them waiting.
 
 A handler may return an awaitable. Its reply goes out when it is done, in any order with others. A
 coroutine becomes a task of ours: cancelled at its deadline and when the client is gone. A future
@@ -60,6 +61,7 @@ class LaneOutput(asyncio.Protocol):
     """See the module's docstring. A subclass says in `_settle` what follows a flush."""
 
     __slots__ = (
+        "_after_flush",
         "_before_flush",
         "_flush_due",
         "_inflight",
@@ -79,6 +81,7 @@ class LaneOutput(asyncio.Protocol):
         self._stats = server.stats
         self._limits = server.limits
         self._before_flush: Callable[[], None] | None = server.before_flush
+        self._after_flush: Callable[[], None] | None = server.after_flush
         self._loop = asyncio.get_running_loop()
         self._transport: Any = None  # None before it is made and once it is lost
         self._out: list[bytes] = []
@@ -229,6 +232,11 @@ class LaneOutput(asyncio.Protocol):
             self._transport.write(b"".join(out))
         else:
             self._transport.writelines(out)
+        if self._after_flush is not None:
+            try:
+                self._after_flush()
+            except Exception:  # the replies are out; whose hook it is refuses what rests on it
+                _log.exception("after_flush failed")
         if self._write_paused:
             unsent_bytes = self._transport.get_write_buffer_size()
             if unsent_bytes > self._limits.write_buffer_bytes_max:

@@ -18,6 +18,7 @@ from .address import UNIX_PATH_BYTES_MAX
 from .lane_connection import Dispatch, HelloHandler, LaneConnection
 from .lane_limits import LaneLimits, LaneStats
 from .lane_output import ReplyBody
+from .loop_spinner import LoopSpinner
 
 __all__ = ["Dispatch", "HelloHandler", "LaneConnection", "LaneLimits", "LaneServer", "ReplyBody"]
 
@@ -40,7 +41,8 @@ class LaneServer:
     `hello(connection, payload)` gets the opaque part of the client's hello and returns the opaque
     part of the reply (or an awaitable); a CenoteError refuses the client.
 
-    `before_flush()` runs once per batch of replies before they are written. `on_connect` and
+    `before_flush()` runs once per batch of replies before they are written, `after_flush()` once
+    they are on their way. `on_connect` and
     `on_disconnect` are called for each admitted connection (before its hello).
     """
 
@@ -51,13 +53,15 @@ class LaneServer:
         *,
         limits: LaneLimits | None = None,
         before_flush: Callable[[], None] | None = None,
+        after_flush: Callable[[], None] | None = None,
         on_connect: Callable[[LaneConnection], None] | None = None,
         on_disconnect: Callable[[LaneConnection], None] | None = None,
     ) -> None:
         self.dispatch = dispatch
         self.hello = hello
-        self.limits = limits or LaneLimits()
+        self.limits = limits = limits or LaneLimits()
         self.before_flush = before_flush
+        self.after_flush = after_flush
         self.stats = LaneStats()
         self.partial_bytes = 0  # held in unfinished frames of all connections
         self.connections: set[LaneConnection] = set()  # admitted
@@ -69,6 +73,7 @@ class LaneServer:
         self._unix_files: list[tuple[str, int, int]] = []  # path, device, inode
         self._closing = False
         self._changed = asyncio.Event()
+        self.spinner = LoopSpinner(limits.spin_s, self.stats)
 
     # --- listening ------------------------------------------------------------------------------
 

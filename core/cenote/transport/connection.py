@@ -184,6 +184,8 @@ class DataConnection:
         """Exactly `length` bytes to an address."""
         end = address + length
         begun = monotonic()
+        if begun > self._look_at:  # the kernel bounds each receive, not their sum
+            self.look_at_clock()
         step_max = STEP_BYTES
         if length <= SMALL_BYTES or RELEASES.cost_too_much(begun):
             address += self._receive_held(address, min(length, HELD_BYTES_MAX))
@@ -251,6 +253,8 @@ class DataConnection:
         """The bytes at an address."""
         end = address + length
         begun = monotonic()
+        if begun > self._look_at:
+            self.look_at_clock()
         step_max = STEP_BYTES
         if length <= SMALL_BYTES or RELEASES.cost_too_much(begun):
             step = min(length, HELD_BYTES_MAX)

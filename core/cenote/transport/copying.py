@@ -39,7 +39,12 @@ __all__ = ["SHARED_BYTES_MIN", "CopyTeam"]
 
 SHARED_BYTES_MIN: Final = 2 << 20
 _LONG_BYTES: Final = 32 << 20
-_TRY_OTHER_WAY_EVERY: Final = 32
+_HELPED_FIRST: Final = 3
+"""Copies with helpers before any is made without."""
+_CLEARLY: Final = 0.9
+"""Helpers are done without when they are this much slower."""
+_RETRY_FIRST: Final = 4
+_RETRY_MAX: Final = 64
 _SHARED_PIECE_BYTES: Final = 1 << 20
 _LARGE_PIECE_BYTES: Final = 128 << 20
 """Between pieces the deadline is looked at. Very long copies (from 100 MiB with two cores and a
@@ -301,24 +306,46 @@ class CopyTeam:
 
 @final
 class _Choice:
-    """With helpers or without, for copies of one kind: whichever was faster lately."""
+    """With helpers or without, for copies of one kind: whichever was faster lately.
 
-    __slots__ = ("_calls", "_rates")
+    With helpers until being alone was clearly faster. The other way is tried after 4 copies, then
+    after 8, 16 and so on while it stays the slower one, so that what one copy met by chance (pages
+    touched for the first time, a busy core) is soon corrected.
+    """
+
+    __slots__ = ("_helped_seen", "_rates", "_retry_after", "_until_retry")
 
     def __init__(self) -> None:
-        self._calls = 0
         self._rates = [0.0, 0.0]  # bytes per second: alone, with helpers
+        self._helped_seen = 0
+        self._retry_after = _RETRY_FIRST
+        self._until_retry = _RETRY_FIRST
+
+    @property
+    def _helpers_win(self) -> bool:
+        alone, helped = self._rates
+        return helped >= alone * _CLEARLY
 
     def prefers_helpers(self) -> bool:
-        self._calls += 1
-        alone, helped = self._rates
-        if not helped or not alone:
-            return not helped
-        return (helped >= alone) != (self._calls % _TRY_OTHER_WAY_EVERY == 0)
+        if self._helped_seen < _HELPED_FIRST:
+            return True
+        self._until_retry -= 1
+        if self._until_retry <= 0:
+            return not self._helpers_win
+        return self._helpers_win
 
     def learn(self, shared: bool, rate: float) -> None:
+        won = self._helpers_win
+        if shared:
+            self._helped_seen += 1
+            if self._helped_seen == 1:
+                return  # the helpers' threads were started meanwhile
         known = self._rates[shared]
         self._rates[shared] = known + (rate - known) / 4 if known else rate
+        if self._until_retry <= 0:
+            same = self._helpers_win == won
+            self._retry_after = min(2 * self._retry_after, _RETRY_MAX) if same else _RETRY_FIRST
+            self._until_retry = self._retry_after
 
 
 @final

@@ -47,6 +47,7 @@ class Populator:
         while True:
             with self._lock:
                 if self._closed or not self._todo or self._left_bytes <= 0:
+                    self._todo.clear()  # they keep mappings that others may have let go of
                     self._thread = None
                     return
                 mapping, writable = self._todo[0]
@@ -58,6 +59,7 @@ class Populator:
                 )
                 if size <= 0:
                     self._todo.popleft()
+                    del mapping  # nothing is left of it here when `_thread` says that we are done
                     continue
                 mapping.populated_bytes += size
                 self._left_bytes -= size
@@ -74,7 +76,7 @@ class Populator:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            self._todo.clear()  # or what waits there would stay mapped
+            self._todo.clear()
             thread = self._thread
         if thread is not None:
             thread.join(_CLOSE_WAIT_S)

@@ -66,6 +66,10 @@ class AdminGrpc:
             server_version=self._version,
             acquired_keys=counters.acquired_keys,
             acquired_hits=counters.acquired_hits,
+            lost_objects=counters.lost,
+            damaged_replicas=counters.damaged,
+            broken_slots=status.broken_slots,
+            unverified_slots=status.unverified_slots,
         )
 
     async def ListNodes(self, request: pb.ListNodesRequest, context: Any) -> pb.ListNodesResponse:

@@ -102,6 +102,8 @@ def _adopt_one(work: _Adoption, found: Found) -> list[int]:
         if (record[3], record[2]) < (found.epoch, found.seq):
             pool.unlink(np.array([row]), GoneReason.LOST)
             row = -1
+        elif (record[0], record[1]) != (found.size, found.checksum):
+            return []  # what one daemon says of this version contradicts another
     spans: list[tuple[int, int, int, int]] = []
     positions: list[int] = []
     replicas = 0

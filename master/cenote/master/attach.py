@@ -68,6 +68,8 @@ def attach(pool: Pool, command: Attach, now_s: float) -> AttachReply:
                 pool.cut_off(node, session_id)
     node.heard_s = now_s
     node.state = NodeState.ALIVE
+    node.unanswered = False
+    node.unverified = frozenset(report.index for report in command.segments if report.unverified)
     pool.segments.refresh_readable()
     pool.view_changed()
     to_clear = unknown[stale]

@@ -51,6 +51,7 @@ class RenewSession:
     session_id: bytes
     lease_ids: U64 = field(default_factory=lambda: EMPTY_U64)
     lease_ttl_ms: int = 0
+    cancelled_request_ids: U64 = field(default_factory=lambda: EMPTY_U64)
 
 
 @dataclass(slots=True)
@@ -117,6 +118,7 @@ class Acquire:
     hold: bool = False
     replicas_max: int = 0
     avoid_node_ids: U32 | None = None
+    request_id: int = 0
 
 
 @dataclass(slots=True)
@@ -167,6 +169,9 @@ class PutStart:
     avoid_node_ids: U32 | None = None
     shard_index: int = 0
     shard_count: int = 0
+    spare_count: int = 0
+    """Spare extents that the writer would like to have, too; see `spares.py`."""
+    spare_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -177,6 +182,20 @@ class PutStartReply:
     """Packed rows.EXTENT of the granted keys; `slot` holds the slot number."""
     grant_id: int
     view_version: int
+    spare_grant_id: int = 0
+    spare_extents: bytes = b""
+
+
+@dataclass(slots=True)
+class SpareNames:
+    """What spare extents are to hold."""
+
+    namespace_id: int
+    generation: int
+    digests: Digests
+    sizes: U64
+    tail_lengths: NDArray[np.uint16] | None
+    chain: bool
 
 
 @dataclass(slots=True)
@@ -189,6 +208,44 @@ class PutCommit:
     checksums: U64
     failed_replicas: NDArray[np.uint32] | None = None
     """uint32[k, 2]: (position in the PutStart batch, replica) of what could not be written."""
+    names: SpareNames | None = None
+    """For a grant of spare extents: one for each of `indexes`."""
+
+
+@dataclass(slots=True)
+class CommitSpare:
+    """`PutCommit` of one spare extent, as plain values; answered alike."""
+
+    session_id: bytes
+    request_id: int
+    grant_id: int
+    position: int
+    checksum: int
+    namespace_id: int
+    generation: int
+    digest: bytes
+    size: int
+    tail: int
+
+    def as_commit(self) -> PutCommit:
+        """The same, in columns."""
+        names = SpareNames(
+            self.namespace_id,
+            self.generation,
+            np.frombuffer(self.digest, np.uint64).reshape(1, 2),
+            np.array((self.size,), np.uint64),
+            np.array((self.tail,), np.uint16),
+            False,
+        )
+        return PutCommit(
+            self.session_id,
+            self.request_id,
+            self.grant_id,
+            np.array((self.position,), np.uint32),
+            np.array((self.checksum,), np.uint64),
+            None,
+            names,
+        )
 
 
 @dataclass(slots=True)
@@ -249,6 +306,8 @@ class SegmentReport:
     slots: int
     retired: Rows
     """rows.EXTENT: data ranges given up for table growth."""
+    unverified: bool = False
+    """No lease proves its contents yet."""
 
 
 @dataclass(slots=True)
@@ -298,6 +357,8 @@ class NodeCounters:
     seals: int = 0
     sessions: int = 0
     connections: int = 0
+    broken_slots: int = 0
+    unverified_slots: int = 0
 
 
 @dataclass(slots=True)
@@ -314,6 +375,12 @@ class Heartbeat:
     """As in Attach."""
     withdrawn_session_ids: list[bytes] = field(default_factory=list)
     """Sessions of which none of the claims that the attach named is left."""
+    unverified: frozenset[int] = frozenset()
+    """Indexes of segments whose contents no lease proves."""
+    damaged: Rows | None = None
+    """rows.SLOT: whose payload is not what was sealed."""
+    held: bool = False
+    """One that was taken down before and held open since: it says nothing of its sender now."""
 
 
 @dataclass(slots=True)
@@ -345,11 +412,15 @@ class ReportFailure:
     node_id: int
     session_id: bytes
     what: str
+    digests: Digests | None = None
+    """Keys that were misread there; then it says nothing of the node itself."""
+    misread: Rows | None = None
+    """rows.OBJECT of each, as it was acquired."""
 
 
 @dataclass(slots=True)
 class NodeProbed:
-    """Whether a node that a client could not reach accepts connections (see effects.ProbeNode)."""
+    """Whether a node that a client could not reach answers a hello (see effects.ProbeNode)."""
 
     node_id: int
     answered: bool
@@ -373,6 +444,7 @@ Command = (
     | Touch
     | PutStart
     | PutCommit
+    | CommitSpare
     | PutAbort
     | Remove
     | Pin

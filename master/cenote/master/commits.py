@@ -24,43 +24,33 @@ from .pool import Pool, Rows
 from .sessions import Session
 from .spans import Spans, by_segment, distinct, segments_of, to_placed, units_of
 
-__all__ = ["end_grant", "put_abort", "put_commit", "quarantine"]
+__all__ = [
+    "DECIDED",
+    "ONE_COUNT",
+    "ONE_REPLICA",
+    "commit_grant",
+    "commit_many",
+    "end_grant",
+    "put_abort",
+    "quarantine",
+]
 
-_COMMIT = 1
 _PLACED = Struct("<IIIIB3x")
-_DECIDED = bytes((CommitStatus.DECIDED,))
-_ONE_COUNT = np.ones(1, np.uint16)
-_ONE_REPLICA = np.ones(1, np.uint8)
-_ONE_COUNT.flags.writeable = _ONE_REPLICA.flags.writeable = False
+DECIDED = bytes((CommitStatus.DECIDED,))
+ONE_COUNT = np.ones(1, np.uint16)
+ONE_REPLICA = np.ones(1, np.uint8)
+ONE_COUNT.flags.writeable = ONE_REPLICA.flags.writeable = False
 
 
-def put_commit(pool: Pool, command: PutCommit, now_s: float) -> PutCommitReply:
+def commit_grant(
+    pool: Pool, command: PutCommit, session: Session, grant: Grant | None, now_s: float
+) -> PutCommitReply:
     """Decide granted keys, in order."""
-    session = pool.sessions.get(command.session_id)
-    session.expires_s = now_s + pool.config.session_ttl_s
-    key = command.request_id << 1 | _COMMIT
-    if command.request_id:
-        known = session.replies.get(key)
-        if known is not None:
-            assert isinstance(known[0], PutCommitReply)
-            return known[0]
-    grant = session.grants.get(command.grant_id)
     reply = None
     if grant is not None:
         plain = _commit_one if len(grant) == 1 and len(command.checksums) == 1 else _commit_whole
         reply = plain(pool, command, session, grant, now_s)
-    if reply is None:
-        reply = _commit_many(pool, command, session, grant, now_s)
-    if command.request_id:
-        config = pool.config
-        session.remember(
-            key,
-            reply,
-            len(reply.statuses) + 200,
-            config.replies_per_session_max,
-            config.reply_bytes_per_session_max,
-        )
-    return reply
+    return commit_many(pool, command, session, grant, now_s) if reply is None else reply
 
 
 def _commit_one(
@@ -118,13 +108,13 @@ def _commit_one(
             checksums,
             np.array((seq,), np.uint64),
             grant.tails,
-            _ONE_COUNT,
-            _ONE_REPLICA,
+            ONE_COUNT,
+            ONE_REPLICA,
             np.frombuffer(_PLACED.pack(word & 0xFFFF, slot, offset, units, 0), PLACED),
         )
     )
     end_grant(pool, session, grant)
-    return PutCommitReply(_DECIDED, pool.epoch, seq, grant.durability)
+    return PutCommitReply(DECIDED, pool.epoch, seq, grant.durability)
 
 
 def _commit_whole(
@@ -162,7 +152,7 @@ def _commit_whole(
     pool.last_seq += n
     _note_decided(pool, grant, effect, now_s)
     end_grant(pool, session, grant)
-    return PutCommitReply(_DECIDED * n, pool.epoch, first, grant.durability)
+    return PutCommitReply(DECIDED * n, pool.epoch, first, grant.durability)
 
 
 def _note_decided(pool: Pool, grant: Grant, effect: Stored, now_s: float) -> None:
@@ -173,9 +163,10 @@ def _note_decided(pool: Pool, grant: Grant, effect: Stored, now_s: float) -> Non
         pool.expiries.add(now_s + grant.ttl_s, effect.digests, effect.seqs)
 
 
-def _commit_many(
+def commit_many(
     pool: Pool, command: PutCommit, session: Session, grant: Grant | None, now_s: float
 ) -> PutCommitReply:
+    """`commit_grant` for whatever may have become of the keys and extents since."""
     indexes, checksums = command.indexes, command.checksums
     n = len(checksums)
     if indexes is not None and len(indexes) != n:

@@ -103,6 +103,16 @@ class MasterConfig:
     connections_max: int = field(
         default=4096, metadata=option(minimum=1, maximum=1_000_000, help="of the lane")
     )
+    spin_s: float = field(
+        default=0.0002,
+        metadata=option(
+            unit="duration",
+            minimum=0,
+            maximum=0.01,
+            help="of looking for the next request before sleeping, where requests follow closely; "
+            "0 for a machine whose cores have better things to do",
+        ),
+    )
     objects_max: int = field(
         default=1 << 27, metadata=option(minimum=1024, maximum=1 << 31, help="in the pool")
     )

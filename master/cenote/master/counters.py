@@ -40,6 +40,8 @@ class Counters:
     expired: int = 0
     swept: int = 0
     lost: int = 0
+    damaged: int = 0
+    """Replicas dropped because their bytes were not what was sealed."""
     adopted: int = 0
     leases_given: int = 0
     leases_expired: int = 0

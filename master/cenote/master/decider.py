@@ -20,6 +20,7 @@ from .effects import (
     Effect,
     InstructionsWaiting,
     ProbeNode,
+    Stored,
     ViewChanged,
 )
 from .journal import SnapshotEnd, read_entries
@@ -119,6 +120,8 @@ class Decider:
                 self.on_probe(effect.node_id)  # type: ignore[union-attr]
             elif kind is not ViewChanged:
                 log.add(effect)  # type: ignore[arg-type]
+                if kind is not Stored:
+                    log.urgent = True
 
     def refuse_unless_writable(self) -> None:
         """Raises ResourceUnavailable where a new decision could not be journaled."""
@@ -154,6 +157,13 @@ class Decider:
         """Append what was decided. Raises ResourceUnavailable; then replies must not leave."""
         log = self._log
         if log is not None and log.dirty:
+            log.flush()
+
+    def flush_urgent(self) -> None:
+        """`flush`, unless all there is are commits: of these the daemons' slots tell as well, so
+        that a master which is killed in this very moment learns of them again."""
+        log = self._log
+        if log is not None and log.urgent:
             log.flush()
 
     def sync(self) -> Future[None]:

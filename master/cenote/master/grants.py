@@ -47,6 +47,8 @@ class Grant:
     links: int
     """`Pool.links` when none of its keys was there; -1 = some were. If nothing was linked since,
     none is there now."""
+    spare_units: int = 0
+    """Of each extent of a grant of spares, whose keys PutCommit names; 0 = the keys are known."""
     pending: NDArray[np.bool_] | None = None
     """None = all."""
     starts: Positions | None = None
@@ -153,6 +155,15 @@ class GrantTable:
         grant.units -= units
         self.units -= units
         self.keys -= len(entries)
+
+    def settle_one(self, grant: Grant, entry: int, units: int) -> None:
+        """`settle` for one entry."""
+        if grant.pending is None:
+            grant.pending = np.ones(len(grant), np.bool_)
+        grant.pending[entry] = False
+        grant.units -= units
+        self.units -= units
+        self.keys -= 1
 
     def recount(self) -> int:
         """Units by counting (for tests)."""

@@ -18,7 +18,7 @@ PENDING_BYTES_MAX: Final = 64 << 20
 
 @final
 class LogWriter:
-    """Collects effects; `flush` appends them before anybody hears of them.
+    """Collects effects; `flush` appends them (before anybody hears of them, where it is `urgent`).
 
     Where an append fails, the batch of replies that it was for must not leave. The records are
     kept until `retry` gets them appended, and `refusal` says that nothing new must be decided
@@ -34,6 +34,8 @@ class LogWriter:
         self._broken: CenoteError | None = None
         self.dirty = False
         """Whether `flush` has anything to do."""
+        self.urgent = False
+        """Whether replies must wait for it: set by whoever adds."""
 
     @property
     def refusal(self) -> CenoteError | None:
@@ -98,7 +100,7 @@ class LogWriter:
         self._kept = []
         self._kept_bytes = 0
         self._failure = None
-        self.dirty = False
+        self.dirty = self.urgent = False
 
     def sync(self) -> Future[None]:
         """Flush; done when all of it survives a power failure. Raises ResourceUnavailable."""

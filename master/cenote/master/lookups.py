@@ -19,7 +19,17 @@ from .pool import RECORD_WORDS, Pool, Rows
 from .sessions import Session
 from .spans import SEGMENT_MASK
 
-__all__ = ["acquire", "end_leases", "exists", "hits", "piggyback", "release", "touch"]
+__all__ = [
+    "acquire",
+    "end_leases",
+    "exists",
+    "hits",
+    "hold_key",
+    "lease_ttl_s",
+    "piggyback",
+    "release",
+    "touch",
+]
 
 _OWNER_STRIDE = RECORD_WORDS * 4
 _LOW = np.uint64(0xFFFF_FFFF)
@@ -71,6 +81,30 @@ def hits(pool: Pool, rows: Rows, incarnation: int) -> NDArray[np.bool_]:
 def acquire(pool: Pool, command: Acquire, now_s: float) -> AcquireReply:
     """Where objects are, and the promise that they stay there for a while."""
     session = pool.sessions.get(command.session_id)
+    if not command.hold or not command.request_id:
+        return _acquire(pool, command, session, now_s)
+    # No time ends a hold: a retry must get the same one, and what was cancelled none.
+    key = hold_key(command.request_id)
+    known = session.replies.get(key)
+    if known is not None:
+        assert isinstance(known[0], AcquireReply)
+        return known[0]
+    session.check_wanted(command.request_id)
+    reply = _acquire(pool, command, session, now_s)
+    size = len(reply.objects) + len(reply.extents) + 200
+    config = pool.config
+    session.remember(
+        key, reply, size, config.replies_per_session_max, config.reply_bytes_per_session_max
+    )
+    return reply
+
+
+def hold_key(request_id: int) -> int:
+    """Of the reply to an Acquire with `hold`; those of puts are not negative."""
+    return ~request_id
+
+
+def _acquire(pool: Pool, command: Acquire, session: Session, now_s: float) -> AcquireReply:
     incarnation = pool.namespaces.check(command.namespace_id, command.generation).incarnation
     digests = command.digests
     n = len(digests)
@@ -133,7 +167,11 @@ def _acquire_one(
     status = lease_id = ttl_ms = 0
     if not command.lease:
         status = ObjectStatus.UNLEASED
-    elif command.hold or pool.leased_bytes + size > pool.lease_cap_bytes:
+    elif (
+        command.hold
+        or pool.leased_bytes + size > pool.lease_cap_bytes
+        or not pool.segments.all_verified
+    ):
         sizes = np.array([size], np.uint64)
         given, lease_id, ttl_ms = _lease(pool, command, session, np.array([row]), sizes, now_s)
         status = int(given[0])
@@ -186,6 +224,30 @@ def _lease(
     n = len(rows)
     if not command.lease:
         return np.full(n, ObjectStatus.UNLEASED, np.uint64), 0, 0
+    if not pool.segments.all_verified:
+        proven = pool.verified_rows(rows)
+        if not proven.all():
+            status = np.full(n, ObjectStatus.UNLEASED, np.uint64)
+            lease_id = ttl_ms = 0
+            if proven.any():
+                some = rows[proven], sizes[proven]
+                status[proven], lease_id, ttl_ms = _lease_proven(
+                    pool, command, session, *some, now_s
+                )
+            return status, lease_id, ttl_ms
+    return _lease_proven(pool, command, session, rows, sizes, now_s)
+
+
+def _lease_proven(
+    pool: Pool,
+    command: Acquire,
+    session: Session,
+    rows: Rows,
+    sizes: NDArray[np.uint64],
+    now_s: float,
+) -> tuple[NDArray[np.uint64], int, int]:
+    """`_lease` for rows of which a lease proves all replicas."""
+    n = len(rows)
     inverse = None
     if n > 1 and _has_repeats(rows):
         rows, first, inverse = np.unique(rows, return_index=True, return_inverse=True)

@@ -6,6 +6,7 @@ from cenote.api.errors import NodeSuperseded, SessionUnknown, StaleEpoch
 from cenote.api.rows import UNIT_BYTES
 
 from .commands import Detach, Heartbeat, HeartbeatReply, NodeProbed, ReportFailure
+from .damage import drop_damaged, drop_misread
 from .effects import ProbeNode
 from .nodes import Node, NodeState
 from .pool import Pool
@@ -39,11 +40,21 @@ def heartbeat(pool: Pool, command: Heartbeat, now_s: float) -> HeartbeatReply:
     if node is None or not node.attached or node.state == NodeState.DETACHED:
         raise SessionUnknown(f"node {command.node_id} is not attached", remedy="attach again")
     _check_process(node, command.start_number)
+    if command.held:  # what else it says was taken down when it came
+        return HeartbeatReply(node.instructions[: pool.config.instructions_per_reply_max])
     node.heard_s = now_s
+    if command.damaged is not None:
+        drop_damaged(pool, node, command.damaged)
     node.counters = command.counters
     node.quarantined_session_ids = list(command.quarantined_session_ids)
     if node.state == NodeState.DEAD:
-        set_node_state(pool, node, NodeState.ALIVE)
+        if node.unanswered:  # it talks to us, but clients may still not reach it
+            pool.effects.append(ProbeNode(node.node_id))
+        else:
+            set_node_state(pool, node, NodeState.ALIVE)
+    if node.unverified != command.unverified:
+        node.unverified = command.unverified
+        pool.segments.refresh_readable()
     for index, ready_bytes in command.ready_bytes:
         for segment_id in node.segment_ids:
             segment = pool.segments.by_id[segment_id]
@@ -103,6 +114,9 @@ def report_failure(pool: Pool, command: ReportFailure, now_s: float) -> int:
         return NodeState.DETACHED
     if not node.is_readable:
         return node.state
+    if command.misread is not None:
+        drop_misread(pool, command, node)
+        return node.state
     session = pool.sessions.by_id.get(command.session_id)
     if session is not None:
         node.suspect_until_s[session.boot_id] = now_s + pool.config.suspect_s
@@ -112,8 +126,17 @@ def report_failure(pool: Pool, command: ReportFailure, now_s: float) -> int:
 
 
 def node_probed(pool: Pool, command: NodeProbed, now_s: float) -> None:
-    """No answer hides the node for all until it is heard of again; an answer changes nothing: it
-    stays suspect for the host that could not reach it."""
+    """No answer hides the node for all until it answers again, which each of its heartbeats has
+    tried; an answer of one that is not hidden changes nothing: it stays suspect for the host that
+    could not reach it."""
     node = pool.nodes.by_id.get(command.node_id)
-    if node is not None and not command.answered and node.is_readable:
-        set_node_state(pool, node, NodeState.DEAD)
+    if node is None:
+        return
+    if not command.answered:
+        if node.is_readable:
+            node.unanswered = True
+            set_node_state(pool, node, NodeState.DEAD)
+    elif node.unanswered:
+        node.unanswered = False
+        if node.state == NodeState.DEAD and now_s - node.heard_s < pool.config.node_dead_s:
+            set_node_state(pool, node, NodeState.ALIVE)

@@ -39,6 +39,7 @@ INCARNATION_BYTES_MAX: Final = 64
 RETIRED_EXTENTS_MAX: Final = 65_536
 SLOTS_MAX: Final = 1 << 26
 """Of one node: more than any has room for."""
+DAMAGED_SLOTS_MAX: Final = 16_384
 SESSIONS_MAX: Final = 65_536
 """In one heartbeat."""
 CLAIMS_MAX: Final = 1 << 20
@@ -81,6 +82,7 @@ def _segment(message: pb.SegmentInfo) -> SegmentReport:
         unit,
         message.slots,
         retired,
+        message.unverified,
     )
 
 
@@ -235,8 +237,8 @@ class AttachCollector:
 # ---- heartbeats -----------------------------------------------------------------------------
 
 
-def heartbeat_command(message: pb.HeartbeatRequest) -> Heartbeat:
-    """Raises InvalidArgument."""
+def heartbeat_command(message: pb.HeartbeatRequest, *, held: bool = False) -> Heartbeat:
+    """`held`: it was taken down before. Raises InvalidArgument."""
     named = (
         message.cut_session_ids,
         message.quarantined_session_ids,
@@ -247,6 +249,8 @@ def heartbeat_command(message: pb.HeartbeatRequest) -> Heartbeat:
     if len(message.segments) > SEGMENTS_MAX:
         raise InvalidArgument(f"a node has at most {SEGMENTS_MAX} segments")
     stats = message.stats
+    if len(stats.damaged_slots) > DAMAGED_SLOTS_MAX * SLOT.itemsize:
+        raise InvalidArgument(f"a heartbeat names at most {DAMAGED_SLOTS_MAX} damaged slots")
     return Heartbeat(
         message.node_id,
         message.epoch,
@@ -260,9 +264,14 @@ def heartbeat_command(message: pb.HeartbeatRequest) -> Heartbeat:
             stats.seals,
             stats.sessions,
             stats.connections,
+            stats.broken_slots,
+            stats.unverified_slots,
         ),
         message.start_number,
         unpack_ids(message.withdrawn_session_ids, "withdrawn_session_ids"),
+        frozenset(s.node_segment_index for s in message.segments if s.unverified),
+        unpack_rows(stats.damaged_slots, SLOT, "damaged_slots") if stats.damaged_slots else None,
+        held,
     )
 
 

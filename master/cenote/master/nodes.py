@@ -32,6 +32,8 @@ class Node:
     state: NodeState = NodeState.ALIVE
     attached: bool = False
     """In this epoch. Until then its segments can be read, but nothing in them be reused."""
+    unanswered: bool = False
+    """It is hidden since it did not answer a probe: it comes back when it answers one."""
     heard_s: float = 0.0
     process_id: int = 0
     start_number: int = 0
@@ -41,6 +43,9 @@ class Node:
     """When that process attached first; see AttachReply."""
     server_version: str = ""
     segment_ids: list[int] = field(default_factory=list)
+    unverified: frozenset[int] = frozenset()
+    """Indexes of its segments whose contents no lease proves: they outlived a daemon or a leader,
+    and their checksums are being taken anew."""
     suspect_until_s: dict[str, float] = field(default_factory=dict)
     """By boot id of the host that reported it."""
     counters: NodeCounters = field(default_factory=NodeCounters)

@@ -94,6 +94,14 @@ class ObjectRows:
             readable[several] = self._has_whole_replica(counts, spans)
         return readable
 
+    def verified_rows(self, rows: Rows) -> NDArray[np.bool_]:
+        """Of which rows a lease proves every replica."""
+        counts, spans = self.spans_of(rows)
+        proven = self.segments.verified[segments_of(spans)]
+        found = np.ones(len(rows), np.bool_)
+        found[np.repeat(np.arange(len(rows)), counts)[~proven]] = False
+        return found
+
     def _has_whole_replica(self, counts: NDArray[np.int64], spans: Spans) -> NDArray[np.bool_]:
         owner = np.repeat(np.arange(len(counts)), counts)
         replica = (spans[:, 0] >> 16) & 0xFF

@@ -206,6 +206,8 @@ class Operations:
             grant_id=reply.grant_id,
             epoch=decider.epoch,
             view_version=reply.view_version,
+            spare_grant_id=reply.spare_grant_id,
+            spare_extents=reply.spare_extents,
         )
 
     def put_commit(self, request: pb.PutCommitRequest, session: bytes = b"") -> Reply:
@@ -295,7 +297,7 @@ class Operations:
                 quarantined_session_ids=request.quarantined_session_ids,
                 start_number=request.start_number,
             )
-            return self._instructions(self._decider.apply(heartbeat_command(later)))
+            return self._instructions(self._decider.apply(heartbeat_command(later, held=True)))
 
         return Later(response, request.node_id, wait_s, again)
 

@@ -93,7 +93,7 @@ def place(pool: Pool, lengths: Lengths, replicas: int, min_replicas: int, wanted
     domains = placement.domains_for(wanted)
     if domains < min_replicas:
         there = len({s.node.domain for s in _alive_segments(pool, wanted)}) >= min_replicas
-        return _refused(m, PutStatus.NO_SPACE if there else PutStatus.REPLICAS_UNAVAILABLE)
+        return _refused(m, PutStatus.NOT_YET if there else PutStatus.REPLICAS_UNAVAILABLE)
     # A run is a small part of a segment, so that it neither fills nor empties one.
     run_units = min(pool.config.run_bytes // UNIT_BYTES, max(1, placement.smallest_units >> 6))
     ends = lengths.cumsum()

@@ -258,9 +258,20 @@ class Pool(ObjectRows):
             here = owners == namespace_id
             self.effects.append(Gone(namespace_id, digests[here], seqs[here], reason))
 
+    def register_grant(self, session: Session, grant: Grant) -> None:
+        """Space was taken for a grant."""
+        self.grants.add(grant)
+        session.grants[grant.grant_id] = grant
+        session.granted_units += grant.units
+
     def settle_grant(self, session: Session, grant: Grant, entries: Rows, units: int) -> None:
         """Entries of a grant, of so many units, are decided or given up."""
         self.grants.settle(grant, entries, units)
+        session.granted_units -= units
+
+    def settle_one(self, session: Session, grant: Grant, entry: int, units: int) -> None:
+        """`settle_grant` for one entry."""
+        self.grants.settle_one(grant, entry, units)
         session.granted_units -= units
 
     def drop_replicas(

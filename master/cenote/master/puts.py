@@ -26,59 +26,18 @@ from .placing import Placed, place
 from .pool import Pool, Rows
 from .sessions import Session
 from .slot_growth import grow_slots
-from .spans import Spans
+from .spans import extent_rows
 
-__all__ = ["put_start", "reply_key"]
+__all__ = ["start_puts"]
 
-_START = 0
 _UNIT_BITS = UNIT_BYTES.bit_length() - 1
-_UNIT_SHIFT = np.uint64(_UNIT_BITS)
 _ONE = np.uint64(1)
 _SIZE_MAX = np.uint64(1 << 46)
-_SEGMENT_AND_SLOT = np.uint64(0xFFFF_FFFF_0000_FFFF)
-_LOW_WORD = np.uint64(0xFFFF_FFFF)
 _SPAN = Struct("<IIII")
 _EXISTS_ROW = PUT_STRUCT.pack(PutStatus.EXISTS, 0, 0, 0)
 _GRANTED_ROW = PUT_STRUCT.pack(PutStatus.GRANTED, 1, 1, 0)
 _NO_TAIL = np.zeros(1, np.uint16)
 _NO_TAIL.flags.writeable = False
-
-
-def reply_key(request_id: int, kind: int) -> int:
-    return request_id << 1 | kind
-
-
-def put_start(pool: Pool, command: PutStart, now_s: float) -> PutStartReply:
-    """Decide about each key; grant space for those that are new."""
-    session = pool.sessions.get(command.session_id)
-    session.expires_s = now_s + pool.config.session_ttl_s
-    if command.request_id:
-        known = session.replies.get(command.request_id << 1)
-        if known is not None:
-            assert isinstance(known[0], PutStartReply)
-            return known[0]
-    namespace = pool.namespaces.check(command.namespace_id, command.generation)
-    if pool.placement_dirty:
-        pool.refresh_placement(now_s)
-    n = len(command.digests)
-    if n == 1 and command.replicas <= 1 and command.min_replicas <= 1 and not pool.nodes.suspects:
-        reply = _put_start_one(pool, command, session, namespace, now_s)
-        if reply is None:
-            reply = _put_start_many(pool, command, session, namespace, now_s)
-    else:
-        _check(pool, command, session, n)
-        reply = _put_start_many(pool, command, session, namespace, now_s)
-    if command.request_id:
-        size = len(reply.puts) + len(reply.extents) + 200
-        config = pool.config
-        session.remember(
-            command.request_id << 1,
-            reply,
-            size,
-            config.replies_per_session_max,
-            config.reply_bytes_per_session_max,
-        )
-    return reply
 
 
 def _check(pool: Pool, command: PutStart, session: Session, n: int) -> None:
@@ -111,6 +70,22 @@ def _wanted(pool: Pool, command: PutStart, session: Session, now_s: float) -> Wa
         # Suspected is not failed: a busy host may suspect all of its nodes, and puts have to go on.
         wanted.avoid_node_ids = failed
     return wanted
+
+
+def start_puts(
+    pool: Pool, command: PutStart, session: Session, namespace: Namespace, now_s: float
+) -> PutStartReply:
+    """Decide about each key; grant space for those that are new."""
+    if (
+        len(command.digests) == 1
+        and command.replicas <= 1
+        and command.min_replicas <= 1
+        and not pool.nodes.suspects
+    ):
+        reply = _put_start_one(pool, command, session, namespace, now_s)
+        if reply is not None:
+            return reply
+    return _put_start_many(pool, command, session, namespace, now_s)
 
 
 # ---- one key --------------------------------------------------------------------------------
@@ -181,7 +156,7 @@ def _put_start_one(
         pool.segments.drops,
         pool.links,
     )
-    _register(pool, session, grant)
+    pool.register_grant(session, grant)
     extents = EXTENT_STRUCT.pack(segment.segment_id, slot, offset * UNIT_BYTES, length)
     return PutStartReply(_GRANTED_ROW, extents, grant.grant_id, pool.view_version)
 
@@ -237,7 +212,7 @@ def _put_start_many(
     for segment in placed.segments:
         if segment.wants_slots():
             grow_slots(pool, segment)
-    extents = _grant_extents(placed.spans, keys.lengths, placed.counts, placed.replicas)
+    extents = extent_rows(placed.spans, keys.lengths, placed.counts, placed.replicas)
     return PutStartReply(puts.tobytes(), extents, grant.grant_id, pool.view_version)
 
 
@@ -389,41 +364,5 @@ def _grant(
         pool.segments.drops,
         links,
     )
-    _register(pool, session, grant)
+    pool.register_grant(session, grant)
     return grant
-
-
-def _register(pool: Pool, session: Session, grant: Grant) -> None:
-    pool.grants.add(grant)
-    session.grants[grant.grant_id] = grant
-    session.granted_units += grant.units
-
-
-def _grant_extents(
-    spans: Spans,
-    lengths: NDArray[np.int64],
-    counts: NDArray[np.uint16] | None,
-    replicas: NDArray[np.uint8] | None,
-) -> bytes:
-    """EXTENT rows of a grant; per replica their lengths add up to payload and key tail."""
-    out = np.empty((len(spans), 3), np.uint64)
-    pairs = np.ascontiguousarray(spans).view(np.uint64)
-    out[:, 0] = pairs[:, 0] & _SEGMENT_AND_SLOT
-    out[:, 1] = (pairs[:, 1] & _LOW_WORD) << _UNIT_SHIFT
-    if counts is None:
-        out[:, 2] = lengths
-        return out.tobytes()
-    out[:, 2] = spans[:, 3]
-    out[:, 2] <<= _UNIT_SHIFT
-    if replicas is not None and (counts == replicas).all():
-        out[:, 2] = np.repeat(lengths, counts)
-        return out.tobytes()
-    # The last extent of each replica is cut to what is left for it.
-    owner = np.repeat(np.arange(len(counts)), counts)
-    replica = (spans[:, 0] >> 16) & 0xFF
-    key = owner * 256 + replica
-    first = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
-    last = np.r_[first[1:], len(key)] - 1
-    sums = np.add.reduceat(out[:, 2], first).astype(np.int64)
-    out[last, 2] -= (sums - lengths[owner[first]]).astype(np.uint64)
-    return out.tobytes()

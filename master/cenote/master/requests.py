@@ -17,13 +17,14 @@ from cenote.api.codec import (
     SESSION_ID_BYTES,
     unpack_digests,
     unpack_keys,
+    unpack_rows,
     unpack_u16,
     unpack_u32,
     unpack_u64,
 )
 from cenote.api.errors import InvalidArgument
 from cenote.api.keys import digest_keys, tail_lengths
-from cenote.api.rows import DIGEST_BYTES, KEY_BYTES_MAX
+from cenote.api.rows import DIGEST_BYTES, KEY_BYTES_MAX, OBJECT
 from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
 
@@ -31,6 +32,7 @@ from .commands import (
     EMPTY_U64,
     Acquire,
     CloseSession,
+    CommitSpare,
     Digests,
     Exists,
     OpenNamespace,
@@ -43,8 +45,10 @@ from .commands import (
     Remove,
     RenewSession,
     ReportFailure,
+    SpareNames,
     Unpin,
 )
+from .sessions import CANCELLED_MAX
 
 __all__ = ["BATCH_KEYS_MAX", "RequestReader", "check_text"]
 
@@ -201,10 +205,14 @@ class RequestReader:
         lease_ids = unpack_u64(message.lease_ids, "lease_ids")
         if len(lease_ids) > LEASE_IDS_MAX:
             raise InvalidArgument(f"more than {LEASE_IDS_MAX} leases are renewed at once")
+        cancelled = unpack_u64(message.cancelled_request_ids, "cancelled_request_ids")
+        if len(cancelled) > CANCELLED_MAX:
+            raise InvalidArgument(f"more than {CANCELLED_MAX} requests are cancelled at once")
         return RenewSession(
             check_id(message.session_id or session, "session_id"),
             lease_ids if len(lease_ids) else EMPTY_U64,
             self._lease_ttl(message.lease_ttl_ms, "lease_ttl_ms"),
+            cancelled if len(cancelled) else EMPTY_U64,
         )
 
     @staticmethod
@@ -256,6 +264,7 @@ class RequestReader:
             message.hold,
             replicas_max,
             _avoid(avoid) if avoid else None,
+            message.request_id,
         )
 
     # ---- writes -----------------------------------------------------------------------------
@@ -294,10 +303,17 @@ class RequestReader:
                 )
         elif message.shard_index:
             raise InvalidArgument("shard_index is given without shard_count")
+        if message.spare_count:
+            command.spare_count, command.spare_bytes = message.spare_count, message.spare_bytes
+            if not 0 < command.spare_bytes <= PUT_SIZE_BYTES_MAX:
+                raise InvalidArgument(f"spare_bytes {command.spare_bytes} is no extent's size")
         return command
 
-    @staticmethod
-    def put_commit(message: pb.PutCommitRequest, session: bytes) -> PutCommit:
+    def put_commit(self, message: pb.PutCommitRequest, session: bytes) -> PutCommit | CommitSpare:
+        if message.HasField("names"):
+            one = _one_spare(message, session)
+            if one is not None:
+                return one
         checksums = unpack_u64(message.checksums, "checksums")
         indexes = message.indexes
         positions = _indexes(indexes, "indexes") if indexes else None
@@ -314,6 +330,21 @@ class RequestReader:
             positions,
             checksums,
             _failed_replicas(message.failed_replicas),
+            self._names(message.names, len(checksums)) if message.HasField("names") else None,
+        )
+
+    def _names(self, names: pb.SpareNames, count: int) -> SpareNames:
+        batch = names.keys
+        digests = self.digests(batch)
+        if len(digests) != count:
+            raise InvalidArgument(f"there are {len(digests)} names for {count} checksums")
+        return SpareNames(
+            batch.namespace_id,
+            batch.generation,
+            digests,
+            _sizes(names.sizes, count),
+            _tails(names.tail_lengths, count),
+            names.chain,
         )
 
     @staticmethod
@@ -337,13 +368,47 @@ class RequestReader:
         batch = message.keys
         return Unpin(batch.namespace_id, batch.generation, self.digests(batch))
 
-    @staticmethod
-    def report_failure(message: pb.ReportFailureRequest, session: bytes) -> ReportFailure:
-        return ReportFailure(
+    def report_failure(self, message: pb.ReportFailureRequest, session: bytes) -> ReportFailure:
+        report = ReportFailure(
             message.node_id,
             check_id(message.session_id or session, "session_id"),
             check_text(message.what, "what", 2000),
         )
+        if message.misread_objects:
+            report.digests = self.digests(message.misread_keys)
+            report.misread = unpack_rows(message.misread_objects, OBJECT, "misread_objects")
+            if len(report.misread) != len(report.digests):
+                raise InvalidArgument("misread_objects has not one row for each key")
+        return report
+
+
+def _one_spare(message: pb.PutCommitRequest, session: bytes) -> CommitSpare | None:
+    """One object in one spare extent; None where it is not that, or not in order."""
+    names = message.names
+    keys = names.keys
+    position, checksum = message.indexes, message.checksums
+    size, tail, digest = names.sizes, names.tail_lengths, keys.digests
+    session_id = message.session_id or session
+    if (
+        (len(position), len(checksum), len(size), len(digest)) != (4, 8, 8, DIGEST_BYTES)
+        or len(tail) not in (0, 2)
+        or len(session_id) != SESSION_ID_BYTES
+        or keys.keys
+        or message.failed_replicas
+    ):
+        return None
+    return CommitSpare(
+        session_id,
+        message.request_id,
+        message.grant_id,
+        int.from_bytes(position, "little"),
+        int.from_bytes(checksum, "little"),
+        keys.namespace_id,
+        keys.generation,
+        digest,
+        int.from_bytes(size, "little"),
+        int.from_bytes(tail, "little"),
+    )
 
 
 def _durability(value: int) -> int:

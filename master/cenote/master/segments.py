@@ -315,7 +315,16 @@ def _joined_runs(spans: Spans, ready_units: int) -> list[tuple[int, int]] | None
 class Segments:
     """All segments that are not gone. Columns are indexed by segment id; ids are never reused."""
 
-    __slots__ = ("_ids_max", "all_readable", "by_id", "by_incarnation", "drops", "readable")
+    __slots__ = (
+        "_ids_max",
+        "all_readable",
+        "all_verified",
+        "by_id",
+        "by_incarnation",
+        "drops",
+        "readable",
+        "verified",
+    )
 
     def __init__(self) -> None:
         self.by_id: dict[int, Segment] = {}
@@ -327,6 +336,9 @@ class Segments:
         """Whether lookups may point at it: its node is alive as far as is known."""
         self.all_readable = True
         """No segment is unreadable, so that batches need not look."""
+        self.verified: NDArray[np.bool_] = np.ones(SEGMENT_IDS_MAX + 1, np.bool_)
+        """Whether a lease proves what is read in it."""
+        self.all_verified = True
 
     def new_id(self) -> int:
         """Raises ResourceUnavailable when all numbers were used."""
@@ -360,11 +372,14 @@ class Segments:
     def refresh_readable(self) -> None:
         """After a node's state or the set of segments changed."""
         self.readable[:] = False
-        self.all_readable = True
+        self.verified[:] = True
+        self.all_readable = self.all_verified = True
         for segment_id, segment in self.by_id.items():
             readable = segment.node.is_readable
             self.readable[segment_id] = readable
             self.all_readable &= readable
+            if segment.index in segment.node.unverified:
+                self.verified[segment_id] = self.all_verified = False
 
     def give(self, spans: Spans) -> None:
         """Free spans of any segments; those of segments that are gone are forgotten."""

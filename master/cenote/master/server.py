@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Final, final
 
-from cenote.api.errors import CenoteError, ConfigError
+from cenote.api.errors import CenoteError
 from cenote.rpc.grpc_util import GrpcServer
 from cenote.rpc.lane_server import LaneLimits, LaneServer
 from cenote.runtime.log import get_logger
@@ -23,14 +23,13 @@ from .grpc_service import MASTER_SERVICE, MasterGrpc
 from .master_metrics import TickStats, register_metrics
 from .metadata import MetadataBackend, open_backend
 from .operations import Settings
+from .probing import Prober
 from .service import MasterService
 
 __all__ = ["MasterServer"]
 
 LOAD_SLICE_S: Final = 0.02
 """Of a replay, between two looks at whether to stop."""
-PROBE_TIMEOUT_S: Final = 0.3
-PROBES_MAX: Final = 64
 LATE_S: Final = 0.25
 HEAR_S: Final = 0.05
 GC_INTERVAL_S: Final = 30.0
@@ -56,8 +55,7 @@ class MasterServer:
         self.lane: LaneServer | None = None
         self._grpc: GrpcServer | None = None
         self._metrics_server: MetricsServer | None = None
-        self._probes: dict[int, asyncio.Task[None]] = {}
-        self._probe_again: set[int] = set()
+        self._prober: Prober | None = None
         self._ticks = TickStats()
         self._gc_at_s = 0.0
 
@@ -77,7 +75,11 @@ class MasterServer:
         service = MasterService(backend, config.state_config(), settings)
         self.service = service
         await self._load(service)
-        service.decider.on_probe = self._probe
+        self._prober = Prober(
+            lambda node_id: service.endpoint_of(node_id, common_pb2.TRANSPORT_KIND_TCP),
+            service.note_probe,
+        )
+        service.decider.on_probe = self._prober.probe
         _rest_after_load()
         fields = await self._listen(service)
         _log.info("ready", epoch=service.epoch, metadata=backend.name, **fields)
@@ -102,8 +104,9 @@ class MasterServer:
         self.lane = LaneServer(
             service.dispatch,
             service.lane_hello,
-            before_flush=service.flush,
-            limits=LaneLimits(connections_max=config.connections_max),
+            before_flush=service.flush_urgent,
+            after_flush=service.flush,
+            limits=LaneLimits(connections_max=config.connections_max, spin_s=config.spin_s),
         )
         host, port = await self.lane.listen_tcp(*host_and_port(config.listen, "listen"))
         fields: dict[str, object] = {"lane": f"tcp://{_joined(host, port)}"}
@@ -181,43 +184,6 @@ class MasterServer:
             # A dear collection comes less often: a thousandth of the time at most.
             self._gc_at_s = now_s + max(GC_INTERVAL_S, took_s * 1000)
 
-    # ---- probes -----------------------------------------------------------------------------
-
-    def _probe(self, node_id: int) -> None:
-        if node_id in self._probes:  # the one under way may have got its answer before this report
-            self._probe_again.add(node_id)
-        elif len(self._probes) < PROBES_MAX:
-            task = asyncio.get_running_loop().create_task(self._probe_node(node_id))
-            self._probes[node_id] = task
-            task.add_done_callback(lambda _: self._probed(node_id))
-
-    def _probed(self, node_id: int) -> None:
-        self._probes.pop(node_id, None)
-        if node_id in self._probe_again:
-            self._probe_again.discard(node_id)
-            self._probe(node_id)
-
-    async def _probe_node(self, node_id: int) -> None:
-        """See whether the node accepts a connection, and tell the state."""
-        service = self.service
-        assert service is not None
-        address = service.endpoint_of(node_id, common_pb2.TRANSPORT_KIND_TCP)
-        try:
-            host, port = host_and_port(address, "endpoint")
-        except (
-            ConfigError
-        ):  # it has not said where it listens: its heartbeats tell whether it lives
-            return
-        try:
-            async with asyncio.timeout(PROBE_TIMEOUT_S):
-                _, writer = await asyncio.open_connection(host, port)
-            writer.close()
-            answered = True
-        except OSError:  # TimeoutError is one
-            answered = False
-        service.note_probe(node_id, answered)
-        _log.info("probed", node=node_id, address=address, answered=answered)
-
     # ---- the end ----------------------------------------------------------------------------
 
     async def stop(self) -> None:
@@ -225,9 +191,8 @@ class MasterServer:
         service = self.service
         if service is not None:
             service.release_waiting()
-        self._probe_again.clear()
-        for task in list(self._probes.values()):
-            task.cancel()
+        if self._prober is not None:
+            self._prober.close()
         closing = []
         if self.lane is not None:
             closing.append(self.lane.close(0.5))

@@ -1,8 +1,9 @@
 """The master as a service: one object behind the lane, gRPC, and calls in the same process.
 
 All of it runs on one thread. A reply leaves only after what was decided for it has been appended to
-the journal: on the lane once for each batch of replies (`flush` as the server's `before_flush`),
-elsewhere before the call returns. Removes and `journaled` commits also wait for the disk.
+the journal: on the lane once for each batch of replies (`flush_urgent` as the server's
+`before_flush`), elsewhere before the call returns. Commits alone are appended right after it: the
+daemons' slots tell of them, too. Removes and `journaled` commits also wait for the disk.
 """
 
 from __future__ import annotations
@@ -116,9 +117,13 @@ class MasterService:
         self._decider.tick()
 
     def flush(self) -> None:
-        """Append what was decided to the journal. Raises ResourceUnavailable: then no reply that
-        rests on it may leave."""
+        """Append what was decided to the journal. Raises ResourceUnavailable."""
         self._decider.flush()
+
+    def flush_urgent(self) -> None:
+        """`flush`, if something was decided that must be in the journal before anybody hears of
+        it. Raises ResourceUnavailable: then no reply that rests on it may leave."""
+        self._decider.flush_urgent()
 
     def release_waiting(self) -> None:
         """Answer all heartbeats that are held open, and hold none any more."""
@@ -158,7 +163,7 @@ class MasterService:
         return ""
 
     def note_probe(self, node_id: int, answered: bool) -> None:
-        """What came of `on_probe`: no answer hides the node for all until it is heard of again."""
+        """What came of `on_probe`: no answer hides the node for all until it answers again."""
         self._decider.apply(NodeProbed(node_id, answered))
 
     @property
@@ -183,7 +188,8 @@ class MasterService:
     def dispatch(
         self, connection: LaneConnection, method: int, body: bytes, deadline_ms: int
     ) -> bytes | Awaitable[bytes]:
-        """The `dispatch` of a LaneServer, whose `before_flush` must be `flush`."""
+        """The `dispatch` of a LaneServer, whose `before_flush` is `flush_urgent`, and
+        `after_flush` `flush`."""
         known = self._by_method.get(method)
         if known is None:
             raise InvalidArgument(
@@ -216,7 +222,12 @@ class MasterService:
         return reply.SerializeToString()
 
     async def _when_woken(self, later: Later, deadline_s: float) -> bytes:
-        return (await self._woken(later, deadline_s)).SerializeToString()
+        try:
+            return (await self._woken(later, deadline_s)).SerializeToString()
+        except asyncio.CancelledError:
+            # The daemon's connection broke while it was waiting: it may be gone.
+            self._decider.on_probe(later.node_id)
+            raise
 
     async def _woken(self, later: Later, deadline_s: float) -> Message:
         assert later.again is not None

@@ -11,16 +11,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
-from cenote.api.errors import InvalidArgument, ResourceUnavailable, SessionUnknown
+from cenote.api.errors import GrantRevoked, InvalidArgument, ResourceUnavailable, SessionUnknown
 
 from .grants import Grant
 from .leases import Lease
 from .nodes import Node
 from .spans import Spans, segments_of, units_of
 
-__all__ = ["Orphans", "Session", "Sessions", "claimer", "is_claimer"]
+__all__ = [
+    "CANCELLED_MAX",
+    "Orphans",
+    "Session",
+    "Sessions",
+    "claimer",
+    "commit_key",
+    "is_claimer",
+    "start_key",
+]
 
 SESSION_ID_BYTES = 16
+CANCELLED_MAX = 1024
+"""Requests of a session that are refused if they are yet to come; the oldest are forgotten."""
 _CLAIMS = b"claims"
 
 
@@ -48,6 +59,19 @@ class Session:
     replies: dict[int, tuple[object, int]] = field(default_factory=dict)
     """Request key -> (reply, its bytes), oldest first."""
     reply_bytes: int = 0
+    cancelled: dict[int, None] = field(default_factory=dict)
+    """Ids of requests whose answers nobody waits for any more, oldest first."""
+
+    def cancel(self, request_id: int) -> None:
+        """Refuse a request that may still come."""
+        self.cancelled[request_id] = None
+        while len(self.cancelled) > CANCELLED_MAX:
+            del self.cancelled[next(iter(self.cancelled))]
+
+    def check_wanted(self, request_id: int) -> None:
+        """Raises GrantRevoked for a request that was cancelled before it came."""
+        if request_id in self.cancelled:
+            raise GrantRevoked(f"request {request_id} was cancelled by its own session")
 
     def remember(self, key: int, reply: object, size: int, count_max: int, bytes_max: int) -> None:
         """Keep a reply for a retry of the same request; the oldest ones make room."""
@@ -217,3 +241,13 @@ class Orphans:
             if not orphan.extents and not orphan.holds:
                 del self._by_session[session_id]
         return ended
+
+
+def start_key(request_id: int) -> int:
+    """Where the reply to a PutStart is kept."""
+    return request_id << 1
+
+
+def commit_key(request_id: int) -> int:
+    """Where the reply to a PutCommit is kept."""
+    return request_id << 1 | 1

@@ -13,6 +13,8 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from cenote.api.rows import UNIT_BYTES
+
 from .effects import PLACED
 from .extents import EXTENT
 
@@ -22,6 +24,7 @@ __all__ = [
     "Spans",
     "by_segment",
     "distinct",
+    "extent_rows",
     "from_extents",
     "from_placed",
     "pack_span",
@@ -38,6 +41,9 @@ Spans: TypeAlias = NDArray[np.uint32]
 SEGMENT_MASK = 0xFFFF
 _MASK = np.uint32(SEGMENT_MASK)
 _REPLICA_SHIFT, _REPLICA_MASK = np.uint32(16), np.uint32(0xFF)
+_SEGMENT_AND_SLOT = np.uint64(0xFFFF_FFFF_0000_FFFF)
+_LOW_WORD = np.uint64(0xFFFF_FFFF)
+_UNIT_SHIFT = np.uint64(UNIT_BYTES.bit_length() - 1)
 NO_SPANS: Spans = np.zeros((0, 4), np.uint32)
 
 assert EXTENT.itemsize == 16
@@ -114,3 +120,33 @@ def by_segment(spans: Spans) -> Iterator[tuple[int, Spans]]:
     cuts = np.flatnonzero(segments[1:] != segments[:-1]) + 1
     for part in np.split(order, cuts):
         yield int(spans[part[0], 0]) & SEGMENT_MASK, spans[part]
+
+
+def extent_rows(
+    spans: Spans,
+    lengths: NDArray[np.int64],
+    counts: NDArray[np.uint16] | None,
+    replicas: NDArray[np.uint8] | None,
+) -> bytes:
+    """EXTENT rows of a grant; per replica their lengths add up to payload and key tail."""
+    out = np.empty((len(spans), 3), np.uint64)
+    pairs = np.ascontiguousarray(spans).view(np.uint64)
+    out[:, 0] = pairs[:, 0] & _SEGMENT_AND_SLOT
+    out[:, 1] = (pairs[:, 1] & _LOW_WORD) << _UNIT_SHIFT
+    if counts is None:
+        out[:, 2] = lengths
+        return out.tobytes()
+    out[:, 2] = spans[:, 3]
+    out[:, 2] <<= _UNIT_SHIFT
+    if replicas is not None and (counts == replicas).all():
+        out[:, 2] = np.repeat(lengths, counts)
+        return out.tobytes()
+    # The last extent of each replica is cut to what is left for it.
+    owner = np.repeat(np.arange(len(counts)), counts)
+    replica = (spans[:, 0] >> 16) & 0xFF
+    key = owner * 256 + replica
+    first = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
+    last = np.r_[first[1:], len(key)] - 1
+    sums = np.add.reduceat(out[:, 2], first).astype(np.int64)
+    out[last, 2] -= (sums - lengths[owner[first]]).astype(np.uint64)
+    return out.tobytes()

@@ -7,8 +7,9 @@ This file says which command goes where. What it does to an object goes through 
 `pool`, the only code that moves an object from one state to another; decisions are made in
 
     lookups       exists, acquire, release, touch       session_ops   sessions, orphans
-    puts placing  put_start                             attach        daemons' inventories
-    commits       put_commit, put_abort                 node_ops      heartbeats, detach, failures
+    put_calls     whose put, and whether it came before attach        daemons' inventories
+    puts placing  put_start                             node_ops      heartbeats, detach, failures
+    commits       put_commit, put_abort                 spares        space granted ahead of need
     removal       remove, pins, namespace reset         housekeeping  the tick
     eviction      which space is made free, when        replay        rebuilding, snapshots
 
@@ -32,7 +33,7 @@ from . import (
     housekeeping,
     lookups,
     node_ops,
-    puts,
+    put_calls,
     removal,
     replay,
     session_ops,
@@ -74,8 +75,9 @@ class MasterState:
             c.Acquire: lookups.acquire,
             c.Release: lookups.release,
             c.Touch: lookups.touch,
-            c.PutStart: puts.put_start,
-            c.PutCommit: commits.put_commit,
+            c.PutStart: put_calls.put_start,
+            c.PutCommit: put_calls.put_commit,
+            c.CommitSpare: put_calls.commit_spare,
             c.PutAbort: commits.put_abort,
             c.Remove: removal.remove,
             c.Pin: removal.pin,
@@ -122,11 +124,11 @@ class MasterState:
 
     def put_start(self, command: c.PutStart, now_s: float) -> c.PutStartReply:
         self._pool.changes += 1
-        return puts.put_start(self._pool, command, now_s)
+        return put_calls.put_start(self._pool, command, now_s)
 
     def put_commit(self, command: c.PutCommit, now_s: float) -> c.PutCommitReply:
         self._pool.changes += 1
-        return commits.put_commit(self._pool, command, now_s)
+        return put_calls.put_commit(self._pool, command, now_s)
 
     def piggyback(self, news: c.Piggyback, now_s: float) -> None:
         self._pool.changes += 1

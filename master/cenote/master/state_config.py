@@ -39,6 +39,10 @@ class StateConfig:
     """Leases, sessions, expired objects and pins handled in one tick, each."""
     run_bytes: int = 1 * MIB
     """A batch is cut into runs of about this size; each run lies in one segment."""
+    spares_share_max: float = 1 / 64
+    """Spare extents of one grant, of the smallest segment."""
+    spares_free_share_max: float = 1 / 8
+    """Likewise, of what is free where they lie."""
     node_dead_s: float = 5.0
     """Silence after which a node's objects are hidden."""
     node_forget_s: float = 3600.0

@@ -59,6 +59,8 @@ class PoolStatus:
     stale_objects: int
     """Of reset namespaces, not swept yet."""
     metadata_memory_bytes: int
+    broken_slots: int
+    unverified_slots: int
     counters: Counters
 
 
@@ -152,6 +154,8 @@ def status(pool: Pool, now_s: float) -> PoolStatus:
         nodes_total=sum(bool(node.segment_ids) or node.is_readable for node in nodes_),
         stale_objects=namespaces_.stale_objects,
         metadata_memory_bytes=pool.objects.memory_bytes(),
+        broken_slots=sum(node.counters.broken_slots for node in nodes_),
+        unverified_slots=sum(node.counters.unverified_slots for node in nodes_),
         counters=pool.counters,
     )
 

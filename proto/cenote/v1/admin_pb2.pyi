@@ -11,7 +11,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("cluster_name", "epoch", "role", "metadata_backend", "uptime_s", "objects", "capacity_bytes", "used_bytes", "granted_bytes", "condemned_bytes", "quarantined_bytes", "leases", "leased_bytes", "sessions", "grants", "evicted_objects", "evicted_bytes", "nodes_alive", "nodes_total", "metadata_memory_bytes", "journal_bytes", "last_seq", "pinned_objects", "server_version", "acquired_keys", "acquired_hits")
+    __slots__ = ("cluster_name", "epoch", "role", "metadata_backend", "uptime_s", "objects", "capacity_bytes", "used_bytes", "granted_bytes", "condemned_bytes", "quarantined_bytes", "leases", "leased_bytes", "sessions", "grants", "evicted_objects", "evicted_bytes", "nodes_alive", "nodes_total", "metadata_memory_bytes", "journal_bytes", "last_seq", "pinned_objects", "server_version", "acquired_keys", "acquired_hits", "lost_objects", "damaged_replicas", "broken_slots", "unverified_slots")
     CLUSTER_NAME_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,10 @@ class GetStatusResponse(_message.Message):
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     ACQUIRED_KEYS_FIELD_NUMBER: _ClassVar[int]
     ACQUIRED_HITS_FIELD_NUMBER: _ClassVar[int]
+    LOST_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    BROKEN_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    UNVERIFIED_SLOTS_FIELD_NUMBER: _ClassVar[int]
     cluster_name: str
     epoch: int
     role: str
@@ -64,7 +68,11 @@ class GetStatusResponse(_message.Message):
     server_version: str
     acquired_keys: int
     acquired_hits: int
-    def __init__(self, cluster_name: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[str] = ..., metadata_backend: _Optional[str] = ..., uptime_s: _Optional[float] = ..., objects: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., condemned_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., sessions: _Optional[int] = ..., grants: _Optional[int] = ..., evicted_objects: _Optional[int] = ..., evicted_bytes: _Optional[int] = ..., nodes_alive: _Optional[int] = ..., nodes_total: _Optional[int] = ..., metadata_memory_bytes: _Optional[int] = ..., journal_bytes: _Optional[int] = ..., last_seq: _Optional[int] = ..., pinned_objects: _Optional[int] = ..., server_version: _Optional[str] = ..., acquired_keys: _Optional[int] = ..., acquired_hits: _Optional[int] = ...) -> None: ...
+    lost_objects: int
+    damaged_replicas: int
+    broken_slots: int
+    unverified_slots: int
+    def __init__(self, cluster_name: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[str] = ..., metadata_backend: _Optional[str] = ..., uptime_s: _Optional[float] = ..., objects: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., condemned_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., sessions: _Optional[int] = ..., grants: _Optional[int] = ..., evicted_objects: _Optional[int] = ..., evicted_bytes: _Optional[int] = ..., nodes_alive: _Optional[int] = ..., nodes_total: _Optional[int] = ..., metadata_memory_bytes: _Optional[int] = ..., journal_bytes: _Optional[int] = ..., last_seq: _Optional[int] = ..., pinned_objects: _Optional[int] = ..., server_version: _Optional[str] = ..., acquired_keys: _Optional[int] = ..., acquired_hits: _Optional[int] = ..., lost_objects: _Optional[int] = ..., damaged_replicas: _Optional[int] = ..., broken_slots: _Optional[int] = ..., unverified_slots: _Optional[int] = ...) -> None: ...
 
 class ListNodesRequest(_message.Message):
     __slots__ = ()

@@ -95,16 +95,18 @@ class HelloResponse(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., session_ttl_ms: _Optional[int] = ..., cluster_view: _Optional[_Union[_common_pb2.ClusterView, _Mapping]] = ..., shard_map: _Optional[_Union[_common_pb2.ShardMap, _Mapping]] = ..., location_ttl_ms: _Optional[int] = ..., lease_ttl_max_ms: _Optional[int] = ..., batch_keys_max: _Optional[int] = ..., cluster_name: _Optional[str] = ..., is_leader: bool = ..., leader: _Optional[str] = ..., server_version: _Optional[str] = ...) -> None: ...
 
 class RenewSessionRequest(_message.Message):
-    __slots__ = ("session_id", "piggyback", "lease_ttl_ms", "lease_ids")
+    __slots__ = ("session_id", "piggyback", "lease_ttl_ms", "lease_ids", "cancelled_request_ids")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PIGGYBACK_FIELD_NUMBER: _ClassVar[int]
     LEASE_TTL_MS_FIELD_NUMBER: _ClassVar[int]
     LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     piggyback: _common_pb2.Piggyback
     lease_ttl_ms: int
     lease_ids: bytes
-    def __init__(self, session_id: _Optional[bytes] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., lease_ttl_ms: _Optional[int] = ..., lease_ids: _Optional[bytes] = ...) -> None: ...
+    cancelled_request_ids: bytes
+    def __init__(self, session_id: _Optional[bytes] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., lease_ttl_ms: _Optional[int] = ..., lease_ids: _Optional[bytes] = ..., cancelled_request_ids: _Optional[bytes] = ...) -> None: ...
 
 class RenewSessionResponse(_message.Message):
     __slots__ = ("view_version", "epoch", "lost_lease_ids")
@@ -203,7 +205,7 @@ class MatchResponse(_message.Message):
     def __init__(self, presence_bitmap: _Optional[bytes] = ..., prefix_keys: _Optional[int] = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
-    __slots__ = ("keys", "ttl_ms", "piggyback", "chain", "lease", "replicas_max", "avoid_node_ids", "hold", "session_id")
+    __slots__ = ("keys", "ttl_ms", "piggyback", "chain", "lease", "replicas_max", "avoid_node_ids", "hold", "session_id", "request_id")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
     PIGGYBACK_FIELD_NUMBER: _ClassVar[int]
@@ -213,6 +215,7 @@ class AcquireRequest(_message.Message):
     AVOID_NODE_IDS_FIELD_NUMBER: _ClassVar[int]
     HOLD_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     keys: _common_pb2.KeyBatch
     ttl_ms: int
     piggyback: _common_pb2.Piggyback
@@ -222,7 +225,8 @@ class AcquireRequest(_message.Message):
     avoid_node_ids: bytes
     hold: bool
     session_id: bytes
-    def __init__(self, keys: _Optional[_Union[_common_pb2.KeyBatch, _Mapping]] = ..., ttl_ms: _Optional[int] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., chain: bool = ..., lease: bool = ..., replicas_max: _Optional[int] = ..., avoid_node_ids: _Optional[bytes] = ..., hold: bool = ..., session_id: _Optional[bytes] = ...) -> None: ...
+    request_id: int
+    def __init__(self, keys: _Optional[_Union[_common_pb2.KeyBatch, _Mapping]] = ..., ttl_ms: _Optional[int] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., chain: bool = ..., lease: bool = ..., replicas_max: _Optional[int] = ..., avoid_node_ids: _Optional[bytes] = ..., hold: bool = ..., session_id: _Optional[bytes] = ..., request_id: _Optional[int] = ...) -> None: ...
 
 class AcquireResponse(_message.Message):
     __slots__ = ("objects", "extents", "lease", "view_version")
@@ -281,7 +285,7 @@ class PutOptions(_message.Message):
     def __init__(self, replicas: _Optional[int] = ..., min_replicas: _Optional[int] = ..., durability: _Optional[_Union[_common_pb2.Durability, str]] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., local_first: bool = ..., ttl_ms: _Optional[int] = ..., priority: _Optional[int] = ..., pin: bool = ..., chain: bool = ..., avoid_node_ids: _Optional[bytes] = ...) -> None: ...
 
 class PutStartRequest(_message.Message):
-    __slots__ = ("keys", "sizes", "tail_lengths", "content_digests", "options", "session_id", "request_id", "piggyback", "shard_index", "shard_count", "credentials")
+    __slots__ = ("keys", "sizes", "tail_lengths", "content_digests", "options", "session_id", "request_id", "piggyback", "shard_index", "shard_count", "credentials", "spare_count", "spare_bytes")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     SIZES_FIELD_NUMBER: _ClassVar[int]
     TAIL_LENGTHS_FIELD_NUMBER: _ClassVar[int]
@@ -293,6 +297,8 @@ class PutStartRequest(_message.Message):
     SHARD_INDEX_FIELD_NUMBER: _ClassVar[int]
     SHARD_COUNT_FIELD_NUMBER: _ClassVar[int]
     CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
+    SPARE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SPARE_BYTES_FIELD_NUMBER: _ClassVar[int]
     keys: _common_pb2.KeyBatch
     sizes: bytes
     tail_lengths: bytes
@@ -304,24 +310,42 @@ class PutStartRequest(_message.Message):
     shard_index: int
     shard_count: int
     credentials: _common_pb2.Credentials
-    def __init__(self, keys: _Optional[_Union[_common_pb2.KeyBatch, _Mapping]] = ..., sizes: _Optional[bytes] = ..., tail_lengths: _Optional[bytes] = ..., content_digests: _Optional[bytes] = ..., options: _Optional[_Union[PutOptions, _Mapping]] = ..., session_id: _Optional[bytes] = ..., request_id: _Optional[int] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., shard_index: _Optional[int] = ..., shard_count: _Optional[int] = ..., credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ...) -> None: ...
+    spare_count: int
+    spare_bytes: int
+    def __init__(self, keys: _Optional[_Union[_common_pb2.KeyBatch, _Mapping]] = ..., sizes: _Optional[bytes] = ..., tail_lengths: _Optional[bytes] = ..., content_digests: _Optional[bytes] = ..., options: _Optional[_Union[PutOptions, _Mapping]] = ..., session_id: _Optional[bytes] = ..., request_id: _Optional[int] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., shard_index: _Optional[int] = ..., shard_count: _Optional[int] = ..., credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., spare_count: _Optional[int] = ..., spare_bytes: _Optional[int] = ...) -> None: ...
 
 class PutStartResponse(_message.Message):
-    __slots__ = ("puts", "extents", "grant_id", "epoch", "view_version")
+    __slots__ = ("puts", "extents", "grant_id", "epoch", "view_version", "spare_grant_id", "spare_extents")
     PUTS_FIELD_NUMBER: _ClassVar[int]
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
     GRANT_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SPARE_GRANT_ID_FIELD_NUMBER: _ClassVar[int]
+    SPARE_EXTENTS_FIELD_NUMBER: _ClassVar[int]
     puts: bytes
     extents: bytes
     grant_id: int
     epoch: int
     view_version: int
-    def __init__(self, puts: _Optional[bytes] = ..., extents: _Optional[bytes] = ..., grant_id: _Optional[int] = ..., epoch: _Optional[int] = ..., view_version: _Optional[int] = ...) -> None: ...
+    spare_grant_id: int
+    spare_extents: bytes
+    def __init__(self, puts: _Optional[bytes] = ..., extents: _Optional[bytes] = ..., grant_id: _Optional[int] = ..., epoch: _Optional[int] = ..., view_version: _Optional[int] = ..., spare_grant_id: _Optional[int] = ..., spare_extents: _Optional[bytes] = ...) -> None: ...
+
+class SpareNames(_message.Message):
+    __slots__ = ("keys", "sizes", "tail_lengths", "chain")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    TAIL_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    CHAIN_FIELD_NUMBER: _ClassVar[int]
+    keys: _common_pb2.KeyBatch
+    sizes: bytes
+    tail_lengths: bytes
+    chain: bool
+    def __init__(self, keys: _Optional[_Union[_common_pb2.KeyBatch, _Mapping]] = ..., sizes: _Optional[bytes] = ..., tail_lengths: _Optional[bytes] = ..., chain: bool = ...) -> None: ...
 
 class PutCommitRequest(_message.Message):
-    __slots__ = ("grant_id", "indexes", "checksums", "session_id", "request_id", "piggyback", "epoch", "failed_replicas")
+    __slots__ = ("grant_id", "indexes", "checksums", "session_id", "request_id", "piggyback", "epoch", "failed_replicas", "names")
     GRANT_ID_FIELD_NUMBER: _ClassVar[int]
     INDEXES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
@@ -330,6 +354,7 @@ class PutCommitRequest(_message.Message):
     PIGGYBACK_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     FAILED_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
     grant_id: int
     indexes: bytes
     checksums: bytes
@@ -338,7 +363,8 @@ class PutCommitRequest(_message.Message):
     piggyback: _common_pb2.Piggyback
     epoch: int
     failed_replicas: bytes
-    def __init__(self, grant_id: _Optional[int] = ..., indexes: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., session_id: _Optional[bytes] = ..., request_id: _Optional[int] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., epoch: _Optional[int] = ..., failed_replicas: _Optional[bytes] = ...) -> None: ...
+    names: SpareNames
+    def __init__(self, grant_id: _Optional[int] = ..., indexes: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., session_id: _Optional[bytes] = ..., request_id: _Optional[int] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., epoch: _Optional[int] = ..., failed_replicas: _Optional[bytes] = ..., names: _Optional[_Union[SpareNames, _Mapping]] = ...) -> None: ...
 
 class PutCommitResponse(_message.Message):
     __slots__ = ("statuses", "epoch", "seq_first")
@@ -419,16 +445,20 @@ class UnpinResponse(_message.Message):
     def __init__(self, unpinned: _Optional[bytes] = ...) -> None: ...
 
 class ReportFailureRequest(_message.Message):
-    __slots__ = ("node_id", "session_id", "what", "transport")
+    __slots__ = ("node_id", "session_id", "what", "transport", "misread_keys", "misread_objects")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     WHAT_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    MISREAD_KEYS_FIELD_NUMBER: _ClassVar[int]
+    MISREAD_OBJECTS_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     session_id: bytes
     what: str
     transport: _common_pb2.TransportKind
-    def __init__(self, node_id: _Optional[int] = ..., session_id: _Optional[bytes] = ..., what: _Optional[str] = ..., transport: _Optional[_Union[_common_pb2.TransportKind, str]] = ...) -> None: ...
+    misread_keys: _common_pb2.KeyBatch
+    misread_objects: bytes
+    def __init__(self, node_id: _Optional[int] = ..., session_id: _Optional[bytes] = ..., what: _Optional[str] = ..., transport: _Optional[_Union[_common_pb2.TransportKind, str]] = ..., misread_keys: _Optional[_Union[_common_pb2.KeyBatch, _Mapping]] = ..., misread_objects: _Optional[bytes] = ...) -> None: ...
 
 class ReportFailureResponse(_message.Message):
     __slots__ = ("state",)
@@ -437,7 +467,7 @@ class ReportFailureResponse(_message.Message):
     def __init__(self, state: _Optional[_Union[_common_pb2.NodeState, str]] = ...) -> None: ...
 
 class SegmentInfo(_message.Message):
-    __slots__ = ("node_segment_index", "tier", "incarnation", "size_bytes", "ready_bytes", "unit_bytes", "slots", "retired_extents")
+    __slots__ = ("node_segment_index", "tier", "incarnation", "size_bytes", "ready_bytes", "unit_bytes", "slots", "retired_extents", "unverified")
     NODE_SEGMENT_INDEX_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -446,6 +476,7 @@ class SegmentInfo(_message.Message):
     UNIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     RETIRED_EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    UNVERIFIED_FIELD_NUMBER: _ClassVar[int]
     node_segment_index: int
     tier: _common_pb2.Tier
     incarnation: bytes
@@ -454,7 +485,8 @@ class SegmentInfo(_message.Message):
     unit_bytes: int
     slots: int
     retired_extents: bytes
-    def __init__(self, node_segment_index: _Optional[int] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., incarnation: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., ready_bytes: _Optional[int] = ..., unit_bytes: _Optional[int] = ..., slots: _Optional[int] = ..., retired_extents: _Optional[bytes] = ...) -> None: ...
+    unverified: bool
+    def __init__(self, node_segment_index: _Optional[int] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., incarnation: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., ready_bytes: _Optional[int] = ..., unit_bytes: _Optional[int] = ..., slots: _Optional[int] = ..., retired_extents: _Optional[bytes] = ..., unverified: bool = ...) -> None: ...
 
 class AttachRequest(_message.Message):
     __slots__ = ("credentials", "node_name", "node_uuid", "boot_id", "failure_domain", "endpoints", "segments", "inventory", "more", "last_epoch", "process_id", "server_version", "start_number", "attempt", "slice", "claims")
@@ -535,18 +567,24 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, node_id: _Optional[int] = ..., epoch: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[SegmentInfo, _Mapping]]] = ..., wait_ms: _Optional[int] = ..., done_instruction: _Optional[int] = ..., cut_session_ids: _Optional[bytes] = ..., quarantined_session_ids: _Optional[bytes] = ..., stats: _Optional[_Union[NodeStats, _Mapping]] = ..., start_number: _Optional[int] = ..., withdrawn_session_ids: _Optional[bytes] = ...) -> None: ...
 
 class NodeStats(_message.Message):
-    __slots__ = ("read_bytes", "written_bytes", "seals", "sessions", "connections")
+    __slots__ = ("read_bytes", "written_bytes", "seals", "sessions", "connections", "broken_slots", "unverified_slots", "damaged_slots")
     READ_BYTES_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     SEALS_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    BROKEN_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    UNVERIFIED_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_SLOTS_FIELD_NUMBER: _ClassVar[int]
     read_bytes: int
     written_bytes: int
     seals: int
     sessions: int
     connections: int
-    def __init__(self, read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., seals: _Optional[int] = ..., sessions: _Optional[int] = ..., connections: _Optional[int] = ...) -> None: ...
+    broken_slots: int
+    unverified_slots: int
+    damaged_slots: bytes
+    def __init__(self, read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., seals: _Optional[int] = ..., sessions: _Optional[int] = ..., connections: _Optional[int] = ..., broken_slots: _Optional[int] = ..., unverified_slots: _Optional[int] = ..., damaged_slots: _Optional[bytes] = ...) -> None: ...
 
 class Instruction(_message.Message):
     __slots__ = ("number", "grow_slots", "cut_sessions", "clear_slots", "copy_extents")

@@ -32,7 +32,8 @@ from .segments import LocalSegments, open_segments
 from .server import DataServer
 from .sessions import SessionTable
 from .slot_format import boot_id_bytes
-from .store_metrics import register_metrics
+from .store_metrics import register_metrics, register_verifier
+from .verifying import Verifier
 
 __all__ = ["StoreDaemon", "read_boot_id"]
 
@@ -71,6 +72,7 @@ class StoreDaemon:
         self.server: DataServer | None = None
         self.agent: StoreAgent | None = None
         self._preparation: Preparation | None = None
+        self._verifier: Verifier | None = None
         self._grpc: GrpcServer | None = None
         self._metrics_server: MetricsServer | None = None
 
@@ -188,6 +190,8 @@ class StoreDaemon:
             observer=True,
         )
 
+        self._verifier = verifier = Verifier(segments, self._stage)
+
         def stats() -> pb.NodeStats:
             counters = server.counters()
             return pb.NodeStats(
@@ -196,7 +200,13 @@ class StoreDaemon:
                 seals=counters.seals,
                 sessions=sessions.session_count(),
                 connections=counters.connections,
+                broken_slots=sum(segment.table.broken for segment in segments.all()),
+                unverified_slots=verifier.unverified_slots,
+                damaged_slots=verifier.tell(),
             )
+
+        def has_news() -> bool:
+            return self._is_preparing() or verifier.has_news
 
         self.agent = agent = StoreAgent(
             identity,
@@ -205,10 +215,11 @@ class StoreDaemon:
             config.master,
             connect=lambda master: LaneMasterLink(master, hello),
             stats=stats,
-            is_preparing=self._is_preparing,
+            is_preparing=has_news,
             on_end=self._fail,
         )
         agent.start()
+        verifier.start()
         return agent
 
     async def _start_grpc(
@@ -237,6 +248,8 @@ class StoreDaemon:
         register_metrics(
             metrics, segments, server.counters, sessions.session_count, lambda: agent.stage
         )
+        assert self._verifier is not None
+        register_verifier(metrics, self._verifier)
         host, port = host_and_port(self._config.metrics_listen, "metrics-listen")
         self._metrics_server = MetricsServer(metrics, port, host)
         return f"http://{joined(host, self._metrics_server.port)}/metrics"
@@ -310,6 +323,8 @@ class StoreDaemon:
             )
         if self._preparation is not None:
             closing.append(asyncio.to_thread(_returning(False, self._preparation.stop)))
+        if self._verifier is not None:
+            closing.append(asyncio.to_thread(_returning(False, self._verifier.stop)))
         if self._metrics_server is not None:
             closing.append(asyncio.to_thread(_returning(False, self._metrics_server.close)))
         await asyncio.gather(*closing)

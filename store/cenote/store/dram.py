@@ -143,6 +143,8 @@ class DramSegment:
         self._name = str(files.data_path(plan.index))
         self.reopened = survivor is not None
         """Whether the contents are those of an earlier life."""
+        self.verified_epoch = 0
+        """Of the leader for which all that it holds of earlier times was verified."""
         if survivor is None:
             files.remove(plan.index)
         make = 0 if self.reopened else os.O_CREAT | os.O_EXCL
@@ -254,6 +256,7 @@ class DramSegment:
             unit_bytes=UNIT_BYTES,
             slots=self._table.slots,
             retired_extents=ranges.tobytes(),
+            unverified=self.verified_epoch != self.header.last_epoch,
         )
 
     # ---- contents -----------------------------------------------------------------------------
@@ -292,6 +295,8 @@ class DramSegment:
             if epoch > self.header.last_epoch:
                 self._table_file.update(last_epoch=epoch)
             self._table.fence(epoch)
+            if not self._table.sealed:  # nothing to verify, and nothing older can come any more
+                self.verified_epoch = self.header.last_epoch
 
     def attached(self, node_id: int, segment_id: int) -> None:
         """Keep what the master calls this segment, also for the time before the next attach."""

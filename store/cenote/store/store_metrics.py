@@ -11,8 +11,9 @@ from .agent_core import Stage
 from .dram import DramSegment
 from .segments import LocalSegments
 from .server import DataCounters
+from .verifying import Verifier
 
-__all__ = ["register_metrics"]
+__all__ = ["register_metrics", "register_verifier"]
 
 
 def register_metrics(
@@ -40,6 +41,20 @@ def register_metrics(
     )
     for segment in segments.all():
         _register_segment(metrics, segment)
+
+
+def register_verifier(metrics: Metrics, verifier: Verifier) -> None:
+    """What was found of contents that outlived a daemon or a leader."""
+
+    def counted(name: str) -> Callable[[], float]:
+        return lambda: float(getattr(verifier, name))
+
+    for name, text in (
+        ("verified_slots", "Whose payload was what had been sealed."),
+        ("damaged_slots", "Whose payload was not: damaged, or stale."),
+        ("unverified_slots", "That wait for their turn."),
+    ):
+        metrics.gauge(f"cenote_store_{name}", text, counted(name))
 
 
 def _register_segment(metrics: Metrics, segment: DramSegment) -> None:

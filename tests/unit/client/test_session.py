@@ -20,7 +20,7 @@ from cenote.api.errors import (
     Unavailable,
 )
 from cenote.client import Client
-from cenote.client.plan.state import Peers
+from cenote.client.plan.peers import Peers
 from cenote.v1 import common_pb2
 from fake_pool import FakeMaster, FakeTransport
 from waiting import wait_until

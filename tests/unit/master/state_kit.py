@@ -57,6 +57,7 @@ class FakeSegment:
     table: dict[int, np.void] = field(default_factory=dict)
     """Slot number -> SLOT row."""
     segment_id: int = 0
+    unverified: bool = False
 
     def report(self, index: int) -> c.SegmentReport:
         retired = np.zeros(len(self.retired), EXTENT)
@@ -71,6 +72,7 @@ class FakeSegment:
             self.unit_bytes,
             self.slots,
             retired,
+            self.unverified,
         )
 
 
@@ -209,7 +211,9 @@ class Kit:
                 del table[int(ref["slot"])]
         return reply
 
-    def heartbeat(self, node: FakeNode, *, obey: bool = True) -> list[c.Instruction]:
+    def heartbeat(
+        self, node: FakeNode, *, obey: bool = True, damaged: NDArray[np.void] | None = None
+    ) -> list[c.Instruction]:
         """A heartbeat; with `obey` instructions are carried out, and reported by the next one."""
         reply: c.HeartbeatReply = self.apply(
             c.Heartbeat(
@@ -222,6 +226,8 @@ class Kit:
                 c.NodeCounters(),
                 node.start_number,
                 list(node.withdrawn),
+                unverified=frozenset(i for i, s in enumerate(node.segments) if s.unverified),
+                damaged=damaged,
             )
         )
         node.cut.clear()

@@ -16,6 +16,7 @@ from cenote.api.errors import (
 )
 from cenote.api.rows import SLOT
 from cenote.master.memory_backend import MemoryLog
+from cenote.master.operations import Later
 from cenote.master.service import MasterService
 from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
@@ -180,6 +181,25 @@ def test_a_reported_node_is_probed_and_hidden_where_it_does_not_answer(pool: Mas
     pool.service.note_probe(1, False)
     assert pool.exists(b"a") == [0]
     assert pool.hello().cluster_view.nodes[0].state == common_pb2.NODE_STATE_DEAD
+    # That it talks to the master does not make it reachable: it is asked again.
+    pool.service.heartbeat(pb.HeartbeatRequest(node_id=1, epoch=1), 1.0)
+    assert pool.exists(b"a") == [0]
+    assert probed == [1, 1]
+    pool.service.note_probe(1, True)
+    assert pool.exists(b"a") == [1]
+
+
+def test_a_held_heartbeat_does_not_revive_its_sender(pool: MasterPool) -> None:
+    pool.put(b"a")
+    heartbeat = pb.HeartbeatRequest(node_id=1, epoch=1, wait_ms=1000)
+    later = pool.service._operations.heartbeat(heartbeat)
+    assert isinstance(later, Later)
+    assert later.again is not None
+    pool.clock.advance_s(10.0)
+    pool.service.tick()
+    assert pool.exists(b"a") == [0]
+    later.again()
+    assert pool.exists(b"a") == [0]
     pool.service.heartbeat(pb.HeartbeatRequest(node_id=1, epoch=1), 1.0)
     assert pool.exists(b"a") == [1]
 

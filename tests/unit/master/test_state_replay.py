@@ -115,7 +115,7 @@ def test_nothing_is_reused_before_inherited_leases_have_run_out(kit: Kit) -> Non
     fresh = attached(kit, restarted(kit, inherited_lease_wait_s=10.0))
     assert fresh.exists(1) == [1]
     assert fresh.remove(1) == [1]
-    assert fresh.put([50]) == [PutStatus.NO_SPACE]
+    assert fresh.put([50]) == [PutStatus.NOT_YET]
     assert not any(segment.usable for segment in fresh.state.segments(fresh.now_s))
     # A new node has nothing that anybody could still be reading.
     fresh.attach(new_node(9))

@@ -278,7 +278,7 @@ def test_a_client_that_closes_need_not_die_but_its_views_count(daemon: Daemon) -
         assert client.ask("close") is True
         assert daemon.sessions.cut([SESSION]) == ([], [SESSION])
         assert client.ask("drop view") is False
-        assert daemon.sessions.poll() == [SESSION]
+        wait_until(lambda: daemon.sessions.poll() == [SESSION], what="the mapping to be gone")
     finally:
         client.kill()
 

@@ -15,6 +15,7 @@ from cenote.api.errors import GrantRevoked, Unavailable
 from cenote.store.claims import ClaimFile, ClaimTable
 from cenote.store.server import DataServer
 from cenote.store.sessions import SessionTable, is_mapped
+from cenote.transport import populating
 from cenote.transport.base import SessionIdentity
 from cenote.transport.claims import VOID
 from cenote.transport.copying import CopyTeam
@@ -145,7 +146,7 @@ def test_readers_have_nothing_mapped_for_writing_until_they_write(far: Far) -> N
     far.channel.close()
     # The thread that fills the page tables lets go after the step that it is in.
     wait_until(lambda: writable_maps() == 0, what="the writable mapping to go")
-    assert not is_mapped(far.segment, IDENTITY.session_id)
+    wait_until(lambda: not is_mapped(far.segment, IDENTITY.session_id), what="the other, too")
 
 
 def test_a_segment_that_grows_and_one_that_comes_later(far: Far) -> None:
@@ -226,6 +227,26 @@ def test_page_tables_are_filled_in_up_to_what_is_ready(far: Far) -> None:
     wait_until(lambda: mapping.populated_bytes == whole_pages, what="the rest")
 
 
+def test_a_closed_channel_keeps_no_mapping_that_was_yet_to_be_filled_in(
+    far: Far, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def populate(address: int, size_bytes: int, *, write: bool) -> bool:
+        begun.set()
+        return go_on.wait(10)
+
+    monkeypatch.setattr(populating, "populate", populate)
+    identity = replace(IDENTITY, session_id=b"another session!")
+    channel = far.transport.connect(far.node, identity, 1, 10.0)
+    memory = LocalMemory(64)
+    assert begun.wait(10)
+    assert channel.write_one(1, 0, 64, memory.address, 7, 10.0, False) == (0, 0)
+    channel.close()  # the thread is busy with one mapping, the other one waits
+    go_on.set()
+    wait_until(lambda: not is_mapped(far.segment, identity.session_id), what="both to be gone")
+
+
 def test_reads_go_on_without_the_daemon_and_writes_do_not(far: Far) -> None:
     memory = LocalMemory(64)
     assert far.channel.write_one(1, 0, 64, memory.address, 7, 10.0, False) == (0, 0)
@@ -249,4 +270,4 @@ def test_a_cut_session_maps_nothing_new(far: Far) -> None:
     assert far.channel._writable == {}
     assert is_mapped(far.segment, IDENTITY.session_id)
     far.channel.close()
-    assert far.sessions.poll() == [IDENTITY.session_id]
+    wait_until(lambda: far.sessions.poll() == [IDENTITY.session_id], what="the mapping to go")

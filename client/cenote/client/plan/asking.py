@@ -8,12 +8,13 @@ from typing import Final, TypeVar
 from google.protobuf.message import Message
 
 from cenote.api.errors import CenoteError, DeadlineExceeded, NamespaceReset, SessionUnknown
+from cenote.v1 import master_pb2 as pb
 
-from .budgets import ask_again, backoff_s
+from .budgets import PROBE_WAIT_S, ask_again, backoff_s
 from .state import Call
-from .steps import Ask, Pause, Plan, Reopen
+from .steps import Ask, Pause, Plan, RefreshView, Reopen
 
-__all__ = ["ask_master", "reopening"]
+__all__ = ["ask_master", "hidden_after_report", "reopening", "report_stalled"]
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
@@ -55,6 +56,25 @@ def ask_master(call: Call, method: str, request: Message, reply_type: type[M]) -
             if call.remaining_s() <= pause_s:
                 raise _too_late(method, last) from error
             yield Pause(pause_s)
+
+
+def hidden_after_report(call: Call, node_ids: set[int]) -> Plan[set[int]]:
+    """Those of these nodes, which did not answer in time, that the master gives up, too."""
+    yield from report_stalled(call, node_ids)
+    yield RefreshView(max(0.001, call.remaining_s()))
+    return node_ids & call.state.peers.down
+
+
+def report_stalled(call: Call, node_ids: set[int]) -> Plan[None]:
+    """Nodes did not answer in time, and nothing else has what is wanted: have the master look at
+    them, wait until it has, and let the call try them once more."""
+    call.try_once_more(node_ids)
+    for node_id in sorted(node_ids):
+        request = pb.ReportFailureRequest(
+            node_id=node_id, session_id=call.state.session_id, what="it did not answer in time"
+        )
+        yield from ask_master(call, "report_failure", request, pb.ReportFailureResponse)
+    yield Pause(max(0.0, min(PROBE_WAIT_S, call.remaining_s())))
 
 
 def _too_late(method: str, last: CenoteError | None) -> CenoteError:

@@ -15,6 +15,7 @@ from cenote.api.errors import (
 __all__ = [
     "DECIDED_ATTEMPTS_MAX",
     "LEASE_SHARE",
+    "PROBE_WAIT_S",
     "PUT_ATTEMPTS_MAX",
     "READ_ATTEMPTS_MAX",
     "SEAL_ATTEMPTS_MAX",
@@ -46,9 +47,14 @@ DECIDED_ATTEMPTS_MAX: Final = 12
 """How often a put that was decided, but sealed nowhere, asks for new space: for about 2.5 s, until
 the master has seen that the node is gone and gives the key another place."""
 
+PROBE_WAIT_S: Final = 0.35
+"""After a report, until the master has seen whether the node answers it, and has hidden it if not.
+It waits 300 ms for that."""
+
 _SEAL_BUDGET_S: Final = 0.5
 _SEAL_BUDGET_PER_ROW_S: Final = 20e-6
 _ALONE_SHARE: Final = 0.9
+_SHARE_MAX: Final = 0.4
 _ATTEMPT_FLOOR_S: Final = 0.3
 _ATTEMPT_BYTES_PER_S: Final = 20e6
 _BACKOFF_FIRST_S: Final = 0.002
@@ -56,15 +62,21 @@ _BACKOFF_MAX_S: Final = 0.25
 _TTL_SLACK_S: Final = 0.5
 
 
-def attempt_budget_s(remaining_s: float, size_bytes: int, *, alternatives: bool) -> float:
-    """Time for one try at one node.
+def attempt_budget_s(
+    remaining_s: float, size_bytes: int, *, alternatives: bool, last: bool = False
+) -> float:
+    """Time for one try at one node: what a healthy node on a busy machine needs (300 ms, 20 MB/s).
 
-    With something else to turn to: what a healthy node on a busy machine needs (300 ms, 20 MB/s),
-    so that a frozen one leaves time for that. Else nearly all there is; the rest serves to answer.
+    With something else to turn to, a frozen node leaves time for that: it gets two fifths of what
+    there is at most. With nothing else, it leaves time to have the master look, and for a `last`
+    try, which gets nearly all there is; the rest serves to answer.
     """
-    if not alternatives:
+    wanted_s = transfer_s(size_bytes)
+    if last:
         return remaining_s * _ALONE_SHARE
-    return min(remaining_s, transfer_s(size_bytes))
+    if alternatives:
+        return min(remaining_s * _SHARE_MAX, wanted_s)
+    return wanted_s if 2 * wanted_s + PROBE_WAIT_S < remaining_s else remaining_s * _ALONE_SHARE
 
 
 def transfer_s(size_bytes: int) -> float:

@@ -22,14 +22,18 @@ from cenote.api.errors import (
     SessionUnknown,
     StaleEpoch,
     StaleLocation,
+    Unavailable,
     error_from_code,
 )
 from cenote.api.rows import EXTENT, ObjectStatus
 from cenote.transport.base import ItemStatus
 
+from .asking import report_stalled
 from .budgets import attempt_budget_s, node_failed
+from .grants import LeaseHold
+from .peers import groups_by_node
 from .pieces import Items, Pieces, Placement, cut_items, place_replicas
-from .state import Call, LeaseHold, groups_by_node
+from .state import Call
 from .steps import Allocate, Checksum, Hash, Move, Part, Plan, RefreshView, Reopen
 
 __all__ = ["Fetch", "Located"]
@@ -86,6 +90,7 @@ class Fetch:
         "_verify",
         "cacheable",
         "failed",
+        "misread",
         "objects",
         "positions",
         "sizes",
@@ -113,6 +118,9 @@ class Fetch:
         self._cut = False
         """A daemon cut this session off."""
         self.failed: list[tuple[I64, CenoteError]] = []
+        self.misread: dict[int, tuple[int, int, int]] = {}
+        """Rows that arrived whole from a fresh location, with the wrong checksum -> (node, segment,
+        offset) where they were read."""
         self.values: list[bytes] | None = None
         self.cacheable: NDArray[np.void] | None = None
         """Per row the only extent that it was read from, where that is so."""
@@ -167,7 +175,9 @@ class Fetch:
             rows = (self._state == _OPEN).nonzero()[0]
             if not len(rows):
                 return
-            pick = self._pick(rows, nodes)
+            pick, lost = self._pick(rows, nodes)
+            if len(lost):
+                yield from self._give_up(lost, nodes)
             if len(pick.rows):
                 yield from self._try(pick, mine)
 
@@ -194,8 +204,8 @@ class Fetch:
         self._state[rows] = _FAILED
         self.failed.append((rows, error))
 
-    def _pick(self, rows: I64, nodes: I64) -> _Pick:
-        """The first usable replica of each row; rows without one get their outcome."""
+    def _pick(self, rows: I64, nodes: I64) -> tuple[_Pick, I64]:
+        """The first usable replica of each row; rows without one."""
         placement = self._placement
         assert placement is not None
         avoid = self._call.avoid
@@ -203,35 +213,28 @@ class Fetch:
         if avoid:
             unusable = unusable | np.isin(nodes, np.array(sorted(avoid)))
         if placement.single:
-            kept = rows
+            kept, lost = rows, _NONE
             if count_nonzero(unusable):
-                self._unreachable(rows[unusable[rows]])
+                lost = rows[unusable[rows]]
                 kept = rows[~unusable[rows]]
             if len(kept) == len(self.objects):
-                return _Pick(
-                    kept, placement.extents, placement.owner, placement.start, nodes, False
-                )
-            return _Pick(
-                kept,
-                placement.extents[kept],
-                np.arange(len(kept), dtype=np.int64),
-                placement.start[kept],
-                nodes[kept],
-                False,
-            )
+                whole = placement.extents, placement.owner, placement.start, nodes
+                return _Pick(kept, *whole, False), lost
+            numbers = np.arange(len(kept), dtype=np.int64)
+            part = placement.extents[kept], numbers, placement.start[kept], nodes[kept]
+            return _Pick(kept, *part, False), lost
         replicas = self.objects["replicas"].astype(np.int64)
         widest = int(replicas.max())
         bad = np.arange(widest) >= replicas[:, None]
         np.logical_or.at(bad, (placement.owner, placement.replica), unusable)
         choice = np.argmin(bad, axis=1)
         usable = ~bad[np.arange(len(bad)), choice]
-        self._unreachable(rows[~usable[rows]])
         kept = rows[usable[rows]]
         taken = np.zeros(len(self.objects), np.bool_)
         taken[kept] = True
         select = taken[placement.owner] & (placement.replica == choice[placement.owner])
         owner = np.searchsorted(kept, placement.owner[select])
-        return _Pick(
+        pick = _Pick(
             kept,
             placement.extents[select],
             owner,
@@ -239,16 +242,32 @@ class Fetch:
             nodes[select],
             alternatives=bool(((~bad).sum(axis=1)[kept] > 1).any()) if len(kept) else False,
         )
+        return pick, rows[~usable[rows]]
 
-    def _unreachable(self, rows: I64) -> None:
-        """No replica of these can be reached: a miss; a cached location may only be old."""
-        if not len(rows):
-            return
+    def _give_up(self, rows: I64, nodes: I64) -> Plan[None]:
+        """No replica of these can be reached: a miss; a cached location may only be old.
+
+        Where a node fell silent in this call, the master looks whether it lives. If it does it is
+        tried once more, for as long as there is time, else the master has hidden it by then.
+        """
+        call, placement = self._call, self._placement
         if self._located.cached:
             self._state[rows] = _AGAIN
-        else:
-            self._state[rows] = _MISS
-            self._call.state.counters.unreachable_misses += len(rows)
+            return
+        if call.state.knows_newer_view:  # where a restarted daemon is
+            yield RefreshView(call.remaining_s())
+            call.look_again()
+            self._state[rows] = _AGAIN
+            return
+        self._state[rows] = _MISS
+        if call.stalled and placement is not None:
+            silent = np.isin(nodes, np.array(list(call.stalled)))
+            again = np.intersect1d(rows, placement.owner[silent])
+            if len(again):
+                yield from report_stalled(call, set(nodes[silent].tolist()))
+                self._state[again] = _AGAIN
+        counts = count_nonzero(self._state[rows] == _MISS)
+        call.state.counters.unreachable_misses += int(counts)
 
     def _try(self, pick: _Pick, mine: Pieces) -> Plan[None]:
         """Read one replica of each picked row."""
@@ -272,7 +291,7 @@ class Fetch:
         sums = np.zeros(len(items.owner), np.uint64)
         for part, member in zip(parts, members, strict=True):
             where = np.arange(len(done)) if member is None else member
-            self._take_part(part, where, items, rows, done)
+            self._take_part(part, where, items, rows, done, not pick.alternatives)
             if part.checksums is None:
                 leased[where] = True
             else:
@@ -309,7 +328,12 @@ class Fetch:
                 extents, addresses, owner = extents[where], addresses[where], owner[where]
             size_bytes = int(extents["length"].sum())
             alternatives = pick.alternatives or self._located.cached
-            budget_s = attempt_budget_s(remaining_s, size_bytes, alternatives=alternatives)
+            budget_s = attempt_budget_s(
+                remaining_s,
+                size_bytes,
+                alternatives=alternatives,
+                last=node in self._call.last_tries,
+            )
             parts.append(
                 Part(
                     node,
@@ -330,7 +354,9 @@ class Fetch:
             return Checksum.ALWAYS
         return Checksum.NEVER if self._verify == "lease" else Checksum.UNLESS_LEASED
 
-    def _take_part(self, part: Part, where: I64, items: Items, rows: I64, done: Bools) -> None:
+    def _take_part(
+        self, part: Part, where: I64, items: Items, rows: I64, done: Bools, alone: bool
+    ) -> None:
         """Note what one node did not deliver, and what becomes of those rows."""
         error = part.error
         if error is None and part.statuses is not None:
@@ -342,7 +368,8 @@ class Fetch:
             for code in np.unique(part.statuses[bad]).tolist():
                 affected = rows[items.owner[where[part.statuses == code]]]
                 if code == ItemStatus.NOT_DONE:
-                    self._call.node_failed(part.node_id, "it did not complete a read")
+                    failed = Unavailable("it did not complete a read")
+                    self._call.node_failed(part.node_id, failed)
                 elif code == ItemStatus.STALE:
                     self._state[affected] = _AGAIN
                 else:
@@ -358,7 +385,8 @@ class Fetch:
         if isinstance(error, StaleEpoch | StaleLocation | SessionUnknown | GrantRevoked):
             self._state[rows[items.owner[where]]] = _AGAIN
         elif node_failed(error):
-            self._call.node_failed(part.node_id, str(error))  # the rows stay open: next replica
+            # The rows stay open: next replica.
+            self._call.node_failed(part.node_id, error, alone=alone)
             if self._call.remaining_s() <= 0:
                 raise error
         else:
@@ -386,6 +414,8 @@ class Fetch:
                 picked = local.take(by_sum)
                 got = yield Hash(picked, self.objects["size"][rows[by_sum]])
             right[by_sum] = got == self.objects["checksum"][rows[by_sum]]
+            if count_nonzero(right) < len(by_sum) and not self._located.cached:
+                self._note_misread(pick, by_sum[~right[by_sum]])
         held = complete & by_lease
         if held.any():
             hold = self._located.hold
@@ -394,3 +424,13 @@ class Fetch:
         open_ = self._state[rows] == _OPEN
         self._state[rows[right & open_]] = _HIT
         self._state[rows[complete & ~right & open_]] = _AGAIN
+
+    def _note_misread(self, pick: _Pick, wrong: I64) -> None:
+        first = np.searchsorted(pick.owner, wrong)
+        for at, extent in zip(wrong.tolist(), first.tolist(), strict=True):
+            place = pick.extents[extent]
+            self.misread[int(pick.rows[at])] = (
+                int(pick.nodes[extent]),
+                int(place["segment"]),
+                int(place["offset"]),
+            )

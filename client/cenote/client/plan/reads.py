@@ -33,12 +33,15 @@ from cenote.api.types import AcquiredLease, GetStatus
 from cenote.client.locations import LOCATION
 from cenote.v1 import master_pb2 as pb
 
+from .alike import CACHED_BYTES_MAX, Alike
 from .asking import ask_master
-from .budgets import LEASE_SHARE, READ_ATTEMPTS_MAX, backoff_s, lease_ttl_ms, transfer_s
+from .budgets import LEASE_SHARE, READ_ATTEMPTS_MAX, backoff_s, lease_ttl_ms
 from .fetches import Fetch, Located
+from .grants import LeaseHold
+from .misreads import Misreads
 from .pieces import Pieces, ranges
-from .state import Call, LeaseHold, pick_digests
-from .steps import Pause, Plan
+from .state import Call, pick_digests
+from .steps import Move, Pause, Plan
 
 __all__ = ["ReadOptions", "ReadOutcome", "acquire", "read_objects"]
 
@@ -46,7 +49,6 @@ I64 = NDArray[np.int64]
 _HIT: Final = int(GetStatus.HIT)
 _MISS: Final = int(GetStatus.MISS)
 
-CACHED_BYTES_MAX: Final = 512 << 10
 """Larger objects are not read under a cached location where a lease proves a read without a
 checksum: hashing them would take longer than the round trip that the cache saves."""
 
@@ -134,7 +136,7 @@ def _count(call: Call, outcome: ReadOutcome) -> None:
 class _Reader:
     """One slice of a batch."""
 
-    __slots__ = ("call", "digests", "options", "outcome", "pieces", "todo")
+    __slots__ = ("call", "digests", "misreads", "options", "outcome", "pieces", "todo")
 
     def __init__(
         self,
@@ -149,6 +151,7 @@ class _Reader:
         self.pieces = pieces
         self.options = options
         self.outcome = outcome
+        self.misreads = Misreads()
         self.todo: I64 = np.zeros(0, np.int64)
         """Positions without an outcome (a miss is one)."""
 
@@ -157,7 +160,7 @@ class _Reader:
             yield from self._fetch(self.options.first)
         elif self.options.lease is not None:
             yield from self._fetch(self._under_lease(self.options.lease))
-        elif len(self.call.space.locations):
+        elif self.call.space.locations.may_have(self._first_digest()):
             cached = self._from_cache()
             if cached is not None:
                 yield from self._fetch(cached)
@@ -168,7 +171,8 @@ class _Reader:
                 yield Pause(min(backoff_s(attempt), max(0.0, self.call.remaining_s())))
             located = yield from self._acquired()
             try:
-                yield from self._fetch(located)
+                if not (yield from self._fetch_alike(located)):
+                    yield from self._fetch(located)
             finally:
                 if located.hold is not None:
                     self.call.state.release(located.hold.lease_id)
@@ -179,6 +183,28 @@ class _Reader:
                 remedy="remove the key and put it again if this persists",
             )
             self.outcome.fail(self.todo, lost)
+
+    def _fetch_alike(self, located: Located) -> Plan[bool]:
+        """Read a whole batch of objects that lie in one piece each, on one node, and are all there:
+        the usual case, in a tenth of the steps. False: not that, or it did not go smoothly."""
+        call, todo = self.call, self.todo
+        alike = Alike.of(call, located, self.pieces) if not call.avoid else None
+        if alike is None or call.remaining_s() <= 0:
+            return False
+        part = alike.part(call, self.options.verify)
+        yield Move([part])
+        if not alike.arrived(call, part):
+            return False
+        outcome = self.outcome
+        outcome.statuses.fill(_HIT)
+        outcome.sizes[:] = alike.sizes
+        self.todo = todo[:0]
+        if alike.is_cacheable(call):
+            end_s = located.asked_s + call.state.limits.location_ttl_s
+            call.space.locations.store_batch(
+                self.digests, end_s, located.objects, located.extents, alike.node
+            )
+        return True
 
     def _fetch(self, located: Located) -> Plan[None]:
         """Read what was located; leaves in `todo` what is to be asked for (again)."""
@@ -192,6 +218,10 @@ class _Reader:
             open_ = fetch.open_positions()
             self.call.state.counters.stale_locations += len(open_)
             self.todo = open_ if rest is None else np.union1d(rest, open_)
+        if fetch.misread:
+            rows = np.array(list(fetch.misread), np.int64)
+            wanted = split_digests(self._digests_of(fetch.positions[rows]))
+            yield from self.misreads.report_repeated(self.call, fetch, wanted)
 
     def _take_over(self, fetch: Fetch, located: Located) -> None:
         outcome = self.outcome
@@ -269,6 +299,10 @@ class _Reader:
             space.touches.extend(split_digests(digests))
         self.call.state.wake()
 
+    def _first_digest(self) -> bytes:
+        at = int(self.todo[0]) * DIGEST_BYTES
+        return self.digests[at : at + DIGEST_BYTES]
+
     def _digests_of(self, positions: I64) -> bytes:
         if len(positions) * DIGEST_BYTES == len(self.digests):
             return self.digests
@@ -286,10 +320,8 @@ class _Reader:
         )
         objects = np.frombuffer(reply.objects, OBJECT)
         if hold is not None and hold.end_s < call.end_s:
-            read_s = transfer_s(int(objects["size"].sum()))
-            if hold.end_s < call.now() + read_s:
-                call.state.holds[hold.lease_id] = hold  # renewed while this call runs
-                call.state.wake()
+            call.state.holds[hold.lease_id] = hold  # renewed while this call runs
+            call.state.wake()
         return Located(
             positions, objects, np.frombuffer(reply.extents, EXTENT), hold, asked_s=asked_s
         )
@@ -340,12 +372,14 @@ def acquire(
         lease=True,
         chain=chain,
         hold=hold,
+        request_id=call.asks() if hold else 0,
         session_id=call.state.session_id,
         avoid_node_ids=call.avoided_ids(),
         piggyback=call.state.piggyback(call.space),
     )
     asked_s = call.now()
     reply = yield from ask_master(call, "acquire", request, pb.AcquireResponse)
+    call.unanswered = 0
     call.state.see_view(reply.view_version)
     if not reply.lease.lease_id:
         return reply, None

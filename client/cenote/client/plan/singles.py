@@ -1,4 +1,4 @@
-"""One key, the usual case: the plans behind `get`, `get_into`, `put` and `exists`.
+"""One key, the usual case: the plans behind `get`, `get_into` and `exists`.
 
 They do what `reads`, `writes` and `lookups` do for n = 1 without a NumPy array, since making one
 costs more than the key's whole work: requests are put together from ready bytes (a protobuf message
@@ -9,7 +9,6 @@ what is known so far.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from struct import Struct
 from typing import Final, TypeVar
 
@@ -20,64 +19,44 @@ from cenote.api.errors import (
     BufferInUse,
     CenoteError,
     ClientClosed,
-    GrantRevoked,
-    InternalError,
     InvalidBuffer,
-    NamespaceReset,
     SessionUnknown,
-    StaleEpoch,
-    StaleLocation,
-    Unavailable,
-    error_from_code,
 )
 from cenote.api.rows import (
     EXTENT,
     EXTENT_STRUCT,
-    KEY_INLINE_BYTES,
     OBJECT,
     OBJECT_STRUCT,
-    PUT_STRUCT,
-    CommitStatus,
     ObjectStatus,
-    PutStatus,
 )
-from cenote.api.types import GetStatus, Sameness
-from cenote.api.types import PutStatus as Outcome
+from cenote.api.types import GetStatus
 from cenote.client.locations import LOCATION_STRUCT
-from cenote.transport.base import ItemStatus, SealBatch
 from cenote.v1 import master_pb2 as pb
 
+from .alike import CACHED_BYTES_MAX
 from .asking import ask_master
 from .budgets import (
     LEASE_SHARE,
-    SEAL_ATTEMPTS_MAX,
-    SEAL_FAILURES_MAX,
+    ask_again,
     attempt_budget_s,
-    backoff_s,
     lease_ttl_ms,
     node_failed,
-    seal_budget_s,
     transfer_s,
 )
 from .fetches import Located
+from .grants import LeaseHold
 from .pieces import Pieces
-from .reads import CACHED_BYTES_MAX, ReadOptions, read_objects
-from .state import Call, Grant, LeaseHold, PutOptions, varint
+from .reads import ReadOptions, read_objects
+from .state import Call, varint
 from .steps import (
     AllocateOne,
     AskRaw,
     Checksum,
     MoveOne,
-    Pause,
     Plan,
-    RefreshView,
-    Reopen,
-    SealPart,
-    Seals,
 )
-from .writes import PutOutcome, put_objects
 
-__all__ = ["exists_single", "put_single", "read_single"]
+__all__ = ["ask_packed", "exists_single", "read_single"]
 
 M = TypeVar("M", bound=Message)
 
@@ -103,21 +82,20 @@ def exists_single(call: Call, digest: bytes) -> Plan[bool]:
     body = call.key_head + digest
     if news:
         body += b"\x12" + varint(len(news)) + news
-    reply = yield from _ask(call, "exists", body, pb.ExistsRequest, pb.ExistsResponse)
+    reply = yield from ask_packed(call, "exists", body, pb.ExistsRequest, pb.ExistsResponse)
     return reply.present == b"\x01"
 
 
-def _ask(
+def ask_packed(
     call: Call, method: str, body: bytes, request_type: type[Message], reply_type: type[M]
 ) -> Plan[M]:
     """Send ready bytes; where that fails, whatever `ask_master` does about it."""
     try:
         reply: M = yield AskRaw(method, body, call.remaining_s())
         return reply
-    except NamespaceReset:
-        raise
-    except CenoteError:
-        if call.remaining_s() <= 0:
+    except CenoteError as error:
+        may_help = ask_again(error) or isinstance(error, SessionUnknown)
+        if not may_help or call.remaining_s() <= 0:
             raise
         # The same request, with the same id: if it was executed, this asks for its reply.
         return (yield from ask_master(call, method, request_type.FromString(body), reply_type))
@@ -142,7 +120,7 @@ def read_single(
     body = call.key_head + digest + state.acquire_tail(ttl_ms)
     if news:
         body += b"\x1a" + varint(len(news)) + news
-    reply = yield from _ask(call, "acquire", body, pb.AcquireRequest, pb.AcquireResponse)
+    reply = yield from ask_packed(call, "acquire", body, pb.AcquireRequest, pb.AcquireResponse)
     state.see_view(reply.view_version)
     row = reply.objects
     if len(row) != _OBJECT_BYTES or row[31] == ObjectStatus.MISS:
@@ -215,7 +193,9 @@ def _read_row(
         item, got, by_lease = yield MoveOne(node, segment, offset, size, address, budget_s, mode)
     except (BufferInUse, ClientClosed):
         raise
-    except CenoteError:
+    except CenoteError as error:
+        if node_failed(error):
+            call.node_failed(node, error, alone=replicas == 1)
         return None
     if item:
         return None
@@ -258,199 +238,3 @@ def _read_generally(
     if status == GetStatus.FAILED:
         raise outcome.errors[int(outcome.codes[0])]
     return MISS
-
-
-# ---- writes ----------------------------------------------------------------------------------
-
-SinglePut = tuple[int, int]
-"""(api.types.PutStatus, Sameness)."""
-
-
-@dataclass(slots=True)
-class _Undone:
-    """A put that the general plan is to begin anew."""
-
-    error: CenoteError | None
-    decided: bool = False
-    """It was decided all the same, but is not sealed."""
-
-
-def put_single(
-    call: Call,
-    key: bytes,
-    digest: bytes,
-    address: int,
-    size: int,
-    keeper: object,
-    options: PutOptions,
-) -> Plan[SinglePut]:
-    """Put `size` bytes at `address` under `key`. Raises the key's error."""
-    started: pb.PutStartResponse | None = None
-    undone = _Undone(None)
-    if not call.avoid:
-        started = yield from _start(call, key, digest, size, options)
-        status, _, extent_count, _ = PUT_STRUCT.unpack(started.puts)
-        if status == PutStatus.EXISTS:
-            call.state.counters.existed += 1
-            return Outcome.EXISTED, Sameness.UNKNOWN
-        if status == PutStatus.GRANTED and extent_count == 1:
-            extent = EXTENT_STRUCT.unpack(started.extents)
-            done = yield from _store(call, key, digest, address, size, started, extent)
-            if not isinstance(done, _Undone):
-                return done
-            started, undone = None, done
-    pieces = Pieces(np.array([address], np.uint64), np.array([size], np.uint64), None, [keeper])
-    outcome: PutOutcome = yield from put_objects(
-        call,
-        [key],
-        digest,
-        pieces,
-        options,
-        started=started,
-        decided=undone.decided,
-        last=undone.error,
-    )
-    if outcome.codes[0]:
-        raise outcome.errors[int(outcome.codes[0])]
-    return int(outcome.statuses[0]), int(outcome.sameness[0])
-
-
-def _start(
-    call: Call, key: bytes, digest: bytes, size: int, options: PutOptions
-) -> Plan[pb.PutStartResponse]:
-    state = call.state
-    news = state.packed_piggyback(call.space)
-    parts = [call.key_head, digest, b"\x12\x08", _U64.pack(size)]
-    if len(key) > KEY_INLINE_BYTES:
-        parts += (b"\x1a\x02", _U16.pack(len(key)))
-    parts += (state.put_tail(options), b"\x38", varint(next(state.request_ids)))
-    if news:
-        parts += (b"\x42", varint(len(news)), news)
-    body = b"".join(parts)
-    reply = yield from _ask(call, "put_start", body, pb.PutStartRequest, pb.PutStartResponse)
-    state.see_view(reply.view_version)
-    if len(reply.puts) != PUT_STRUCT.size:
-        raise InternalError(f"put_start answered {len(reply.puts)} bytes for one key")
-    return reply
-
-
-def _store(
-    call: Call,
-    key: bytes,
-    digest: bytes,
-    address: int,
-    size: int,
-    started: pb.PutStartResponse,
-    extent: tuple[int, int, int, int],
-) -> Plan[SinglePut | _Undone]:
-    """Payload, commit and seal."""
-    state = call.state
-    grant_id = started.grant_id
-    # Given back at the end if it is still there.
-    grant = call.grants[grant_id] = Grant(grant_id, state.session_id)
-    segment, _, offset, _ = extent
-    node = state.peers.node_by_segment.get(segment)
-    if node is None:
-        yield RefreshView(call.remaining_s())
-        return _Undone(None)
-    budget_s = attempt_budget_s(call.remaining_s(), size, alternatives=call.has_other_nodes())
-    tail = key if len(key) > KEY_INLINE_BYTES else b""
-    write = MoveOne(node, segment, offset, size, address, budget_s, Checksum.ALWAYS, grant_id, tail)
-    grant.moving = (write,)
-    try:
-        item, checksum, _ = yield write
-    except (BufferInUse, ClientClosed):
-        raise
-    except CenoteError as error:
-        if isinstance(error, GrantRevoked):
-            yield Reopen(call.remaining_s(), session_too=True, cut_session_id=grant.session_id)
-        elif node_failed(error):
-            call.node_failed(node, str(error))
-        elif not isinstance(error, StaleEpoch | StaleLocation | SessionUnknown):
-            raise
-        return _Undone(error)
-    if item:
-        return _Undone(error_from_code(item, f"node {node} did not take the bytes"))
-    grant.moving = ()
-    return (yield from _commit(call, key, digest, size, node, extent, checksum, started))
-
-
-def _commit(
-    call: Call,
-    key: bytes,
-    digest: bytes,
-    size: int,
-    node: int,
-    extent: tuple[int, int, int, int],
-    checksum: int,
-    started: pb.PutStartResponse,
-) -> Plan[SinglePut | _Undone]:
-    state, space = call.state, call.space
-    request = pb.PutCommitRequest(
-        grant_id=started.grant_id,
-        checksums=_U64.pack(checksum),
-        session_id=state.session_id,
-        request_id=next(state.request_ids),
-        epoch=started.epoch,
-    )
-    try:
-        reply = yield from ask_master(call, "put_commit", request, pb.PutCommitResponse)
-    except GrantRevoked as error:
-        return _Undone(error)
-    call.grants.pop(started.grant_id, None)
-    status = reply.statuses[0] if reply.statuses else CommitStatus.NOT_GRANTED
-    if status == CommitStatus.EXISTS_SAME or status == CommitStatus.EXISTS_DIFFERENT:
-        state.counters.existed += 1
-        same = status == CommitStatus.EXISTS_SAME
-        return Outcome.EXISTED, Sameness.SAME if same else Sameness.DIFFERENT
-    if status != CommitStatus.DECIDED:
-        return _Undone(GrantRevoked("the grant ended before the put was committed"))
-    segment, slot, offset, length = extent
-    row = SEAL_STRUCT.pack(
-        segment, slot, offset, length, reply.seq_first, checksum, size, digest,
-        0, 1, len(key), 0, 0, 0, 0, 0,
-    )  # fmt: skip
-    batch = SealBatch(reply.epoch, space.namespace_id, call.generation, row, key)
-    refusal = yield from _seal(call, node, batch)
-    if refusal is not None:
-        return _Undone(refusal, decided=True)
-    if state.suspects:
-        state.trust(node)
-    state.counters.stored += 1
-    state.counters.written_bytes += size
-    return Outcome.STORED, Sameness.UNKNOWN
-
-
-def _seal(call: Call, node: int, batch: SealBatch) -> Plan[CenoteError | None]:
-    """Why the daemon did not write the slot, in time; None where it did."""
-    session_id = call.state.session_id
-    failures = 0
-    for attempt in range(1, SEAL_ATTEMPTS_MAX + 1):
-        part = SealPart(node, batch, seal_budget_s(call.remaining_s(), 1, failures))
-        yield Seals([part])
-        error = part.error
-        if error is not None:
-            failures += 1
-            if isinstance(error, ClientClosed):
-                raise error
-            if isinstance(error, GrantRevoked) and failures == 1:
-                # Cut off: the decision stands, so it is sealed in another session.
-                yield Reopen(call.remaining_s(), session_too=True, cut_session_id=session_id)
-                continue
-            if not node_failed(error):
-                return error
-            call.node_failed(node, str(error))
-            if failures == SEAL_FAILURES_MAX or call.remaining_s() <= 0:
-                return error
-            continue
-        assert part.statuses is not None
-        status = int(part.statuses[0])
-        if status == ItemStatus.OK:
-            return None
-        if status != Unavailable.code:
-            return error_from_code(status, f"node {node} refused to seal")
-        pause_s = backoff_s(attempt)
-        if call.remaining_s() <= pause_s:
-            break
-        yield Pause(pause_s)
-    return Unavailable(f"the slot table of node {node} did not grow in time", remedy="put again")

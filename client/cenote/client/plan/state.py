@@ -7,30 +7,32 @@ the loser's loss is named.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cenote.api.errors import CenoteError, DeadlineExceeded
 from cenote.api.rows import DIGEST_BYTES
 from cenote.client.locations import LocationCache
 from cenote.v1 import common_pb2, master_pb2
 
+from .counters import Counters
+from .grants import Grant, LeaseHold
+from .peers import Peers
+from .spares import SpareGrant, Spares
+
 __all__ = [
     "Call",
     "ClientState",
-    "Counters",
-    "Grant",
-    "LeaseHold",
     "Limits",
-    "Peers",
     "PutOptions",
     "Space",
-    "groups_by_node",
     "pick_digests",
     "varint",
 ]
@@ -39,6 +41,7 @@ _TOUCHES_MAX: Final = 16_384
 _PIGGYBACK_TOUCHES_MAX: Final = 256
 _PIGGYBACK_RELEASES_MAX: Final = 512
 _TAILS_MAX: Final = 64
+_CANCELLED_MAX: Final = 1024
 _SUSPECT_FIRST_S: Final = 0.5
 _SUSPECT_MAX_S: Final = 5.0
 
@@ -67,6 +70,14 @@ class PutOptions:
     ttl_ms: int = 0
     pin: bool = False
 
+    def takes_spares(self) -> bool:
+        """Whether it is content with what spare extents are."""
+        return (
+            self.replicas <= 1
+            and self.min_replicas <= 1
+            and not (self.durability or self.local_first or self.ttl_ms or self.pin)
+        )
+
     def message(self, avoid_node_ids: bytes = b"") -> master_pb2.PutOptions:
         """As it is sent."""
         return master_pb2.PutOptions(
@@ -80,43 +91,6 @@ class PutOptions:
             chain=self.chain,
             avoid_node_ids=avoid_node_ids,
         )
-
-
-class Peers:
-    """The cluster view as lookups from segments to nodes. Replaced as a whole, never changed."""
-
-    __slots__ = ("_table", "node_by_segment", "nodes", "view_version")
-
-    def __init__(self, view: common_pb2.ClusterView, before: Peers | None = None) -> None:
-        """`before`: the view so far. A master that was just restarted knows of nodes, and not yet
-        where they serve: until they attach to it, they are where they were."""
-        for node in view.nodes:
-            known = None if node.endpoints or before is None else before.nodes.get(node.node_id)
-            if known is not None:
-                node.endpoints.extend(known.endpoints)
-        self.view_version = view.view_version
-        self.nodes: dict[int, common_pb2.NodeView] = {node.node_id: node for node in view.nodes}
-        self.node_by_segment: dict[int, int] = {
-            segment.segment_id: segment.node_id for segment in view.segments
-        }
-        # Segment ids are dense. The last entry stands for all that are higher.
-        self._table = np.full(max(self.node_by_segment, default=0) + 2, -1, np.int64)
-        for segment_id, node_id in self.node_by_segment.items():
-            self._table[segment_id] = node_id
-
-    def nodes_of(self, segments: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """The node of each segment, -1 where this view does not know the segment."""
-        return self._table.take(segments, mode="clip")
-
-
-def groups_by_node(nodes: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64] | None]]:
-    """(node, which rows lie there; None: all of them) for each node."""
-    if not len(nodes):
-        return []
-    first = int(nodes[0])
-    if (nodes == first).all():
-        return [(first, None)]
-    return [(node, np.flatnonzero(nodes == node)) for node in np.unique(nodes).tolist()]
 
 
 @dataclass(slots=True)
@@ -144,6 +118,7 @@ class Space:
         "namespace_id",
         "seed",
         "size_seen",
+        "spares",
         "touches",
     )
 
@@ -158,6 +133,7 @@ class Space:
         self.key_head = b""
         """A request's field 1, a KeyBatch of one digest, up to that digest."""
         self.locations = LocationCache(location_entries_max)
+        self.spares = Spares()
         # Of more than so many unreported reads the oldest are forgotten: they only order evictions.
         self.touches: deque[bytes] = deque(maxlen=_TOUCHES_MAX)
         self.chain_touches: deque[bytes] = deque(maxlen=64)
@@ -191,55 +167,6 @@ class Space:
         return b"".join(taken)
 
 
-@dataclass(slots=True)
-class LeaseHold:
-    """A lease that is renewed for as long as it is held. `end_s` moves on with each renewal."""
-
-    lease_id: int
-    ttl_ms: int
-    end_s: float
-
-
-class Transfer(Protocol):
-    """What a grant needs to know of a transfer; see `steps.Part` and `steps.MoveOne`."""
-
-    unfenced: bool
-
-
-@dataclass(slots=True)
-class Grant:
-    """Space that was granted to a put and is neither committed nor given back."""
-
-    grant_id: int
-    session_id: bytes
-    unfenced: bool = False
-    """A transfer did not end in order: its bytes may still arrive."""
-    moving: Sequence[Transfer] = ()
-    """Transfers under way, which may end the same way."""
-
-    def is_unfenced(self) -> bool:
-        """Whether bytes may still arrive in what was granted."""
-        return self.unfenced or any(transfer.unfenced for transfer in self.moving)
-
-
-@dataclass(slots=True)
-class Counters:
-    """Plain counters; see `cenote.api.types.ClientStats`."""
-
-    hits: int = 0
-    misses: int = 0
-    stored: int = 0
-    existed: int = 0
-    failed: int = 0
-    read_bytes: int = 0
-    written_bytes: int = 0
-    cached_reads: int = 0
-    stale_locations: int = 0
-    node_failures: int = 0
-    unreachable_misses: int = 0
-    retries: int = 0
-
-
 class ClientState:
     """All of it.
 
@@ -262,6 +189,8 @@ class ClientState:
         """The newest cluster view that a reply spoke of."""
         self.released: deque[int] = deque()
         """Leases that nobody needs any more; bounded by what was acquired."""
+        self.released_holds: deque[int] = deque()
+        """Likewise those that no time ends: told until the master has answered."""
         self.holds: dict[int, LeaseHold] = {}
         self.suspects: dict[int, tuple[float, float]] = {}
         """Node -> (until when it is avoided, for how long the last time)."""
@@ -270,6 +199,9 @@ class ClientState:
         self.failures: deque[tuple[int, str]] = deque(maxlen=64)
         """Failures to report: (node, what)."""
         self.request_ids = itertools.count(1)
+        # Of more than so many the oldest keep what they were given until the session ends.
+        self.cancelled: deque[int] = deque(maxlen=_CANCELLED_MAX)
+        """Requests whose answers were never seen: the master takes back what it granted."""
         self._acquire_tails: dict[int, bytes] = {}
         self._put_tails: dict[object, bytes] = {}
         self.wake: Callable[[], None] = lambda: None
@@ -281,7 +213,9 @@ class ClientState:
         self._acquire_tails.clear()
         self._put_tails.clear()
         self.released.clear()
+        self.released_holds.clear()
         self.holds.clear()
+        self.cancelled.clear()
 
     # ---- news for the master -----------------------------------------------------------------
 
@@ -289,6 +223,12 @@ class ClientState:
         """The lease isn't needed any more; told with the next request."""
         if lease_id:
             self.released.append(lease_id)
+            self.wake()
+
+    def release_hold(self, lease_id: int) -> None:
+        """Likewise for a view's lease. It must not ride on a request that may get lost."""
+        if lease_id:
+            self.released_holds.append(lease_id)
             self.wake()
 
     def take_releases(self, count_max: int = _PIGGYBACK_RELEASES_MAX) -> list[int]:
@@ -359,11 +299,28 @@ class ClientState:
             tail = self._put_tails[options] = request.SerializeToString()
         return tail
 
+    def use_peers(self, peers: Peers) -> None:
+        """Another cluster view: who is down in it is avoided until a later one says otherwise; who
+        is not may be back, whatever was seen of it before."""
+        self.peers = peers
+        self.view_seen = 0
+        self.suspects = dict.fromkeys(peers.down, (math.inf, 0.0))
+
+    @property
+    def knows_newer_view(self) -> bool:
+        """Whether a reply spoke of a view that is not here yet."""
+        return self.view_seen > self.peers.view_version
+
     def see_view(self, view_version: int) -> None:
         """A reply spoke of this view; a newer one than ours is fetched in the background."""
         if view_version > self.peers.view_version:
             self.view_seen = max(self.view_seen, view_version)
             self.wake()
+
+    def cancel(self, request_id: int) -> None:
+        """Nobody waits for the answer to this request any more."""
+        self.cancelled.append(request_id)
+        self.wake()
 
     # ---- suspects ----------------------------------------------------------------------------
 
@@ -403,9 +360,12 @@ class Call:
         "generation",
         "grants",
         "key_head",
+        "last_tries",
         "now",
         "space",
+        "stalled",
         "state",
+        "unanswered",
     )
 
     def __init__(self, state: ClientState, space: Space, deadline_s: float) -> None:
@@ -418,10 +378,25 @@ class Call:
         """Nodes not to be used by this call."""
         self.failed: set[int] = set()
         """Those of them that failed in this very call."""
-        self.grants: dict[int, Grant] = {}
+        self.stalled: set[int] = set()
+        """Those of them that did not answer in time, and were not tried once more."""
+        self.last_tries: set[int] = set()
+        """Those that were given up, and are tried once more."""
+        self.grants: dict[object, Grant] = {}
         """Open grants: whoever drives the plan aborts what is left here when it ended."""
+        self.unanswered = 0
+        """A request that gives something that no time takes back; whoever drives the plan cancels
+        what is left here when it ended."""
         self.generation = space.generation
         self.key_head = space.key_head
+
+    def asks(self) -> int:
+        """The id of a request that is sent next, which grants or holds something. `unanswered` is
+        to be cleared when its answer is there."""
+        if self.unanswered:
+            self.state.cancel(self.unanswered)
+        self.unanswered = next(self.state.request_ids)
+        return self.unanswered
 
     def begin_anew(self) -> None:
         """Digests are made next, with the namespace's present seed. What is sent says that it is
@@ -433,16 +408,46 @@ class Call:
     def remaining_s(self) -> float:
         return self.end_s - self.now()
 
+    def keep_spares(self, reply: master_pb2.PutStartResponse) -> None:
+        """Take up the spare extents that a PutStart was answered with, for puts to come."""
+        state = self.state
+        spare = None
+        if reply.spare_grant_id:
+            spare = SpareGrant(reply, state.session_id, self.generation)
+            state.wake()
+        self.space.spares.add(spare, state.now())
+
     def key_batch(self, digests: bytes) -> common_pb2.KeyBatch:
         space = self.space
         return common_pb2.KeyBatch(
             namespace_id=space.namespace_id, generation=self.generation, digests=digests
         )
 
-    def node_failed(self, node_id: int, what: str) -> None:
+    def node_failed(self, node_id: int, error: CenoteError, *, alone: bool = False) -> None:
+        """A node did not do what it was to do: this call avoids it from now on.
+
+        `alone`: nothing else has what was wanted of it. Where it was only slow other calls do not
+        avoid it yet: it is tried once more, and the master looks at it before.
+        """
         self.avoid.add(node_id)
         self.failed.add(node_id)
-        self.state.suspect(node_id, what)
+        if isinstance(error, DeadlineExceeded) and node_id not in self.last_tries:
+            self.stalled.add(node_id)
+            if alone:
+                return
+        self.state.suspect(node_id, str(error))
+
+    def look_again(self) -> None:
+        """A newer view has come: whoever failed may be somewhere else by now."""
+        self.avoid = self.state.avoided()
+        self.failed.clear()
+        self.stalled.clear()
+
+    def try_once_more(self, node_ids: set[int]) -> None:
+        """These fell silent, and nothing else has what is wanted: a last attempt."""
+        self.stalled -= node_ids
+        self.avoid -= node_ids
+        self.last_tries |= node_ids
 
     def has_other_nodes(self) -> bool:
         """Whether a put could go elsewhere if one node failed."""

@@ -25,11 +25,11 @@ from cenote.api.errors import (
     Unavailable,
     error_from_code,
 )
-from cenote.api.rows import EXTENT, PUT, PUT_STRUCT, CommitStatus, PutStatus
+from cenote.api.rows import CommitStatus
 from cenote.transport.base import ItemStatus, SealBatch
 from cenote.v1 import master_pb2 as pb
 
-from .asking import ask_master
+from .asking import ask_master, hidden_after_report
 from .budgets import (
     SEAL_ATTEMPTS_MAX,
     SEAL_FAILURES_MAX,
@@ -38,9 +38,11 @@ from .budgets import (
     node_failed,
     seal_budget_s,
 )
-from .pieces import Items, Pieces, Placement, cut_items, place_replicas, place_single
+from .granted import Granted
+from .peers import groups_by_node
+from .pieces import Items, Pieces, cut_items
 from .seal_rows import seal_rows
-from .state import Call, Grant, groups_by_node
+from .state import Call, pick_digests
 from .steps import (
     Checksum,
     Hash,
@@ -55,7 +57,7 @@ from .steps import (
     Stage,
     Staged,
 )
-from .tails import KeyTails, can_stage, cut_tails, join_neighbours
+from .tails import KeyTails, Members, can_stage, cut_tails, join_part
 
 __all__ = ["Store"]
 
@@ -63,34 +65,8 @@ I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 Bools = NDArray[np.bool_]
 _NONE: Final[I64] = np.zeros(0, np.int64)
-ONE_GRANTED: Final = PUT_STRUCT.pack(PutStatus.GRANTED, 1, 1, 0)
-"""The PUT row of one replica in one extent: what all are, nearly always."""
 DECIDED: Final = bytes([CommitStatus.DECIDED])
 count_nonzero: Final = np.count_nonzero  # five times as fast as any() and all() of short arrays
-
-
-class _Members:
-    """What one part of a transfer consists of."""
-
-    __slots__ = ("counts", "extents", "hashed", "where")
-
-    def __init__(self, extents: I64, where: I64 | None, hashed: bool) -> None:
-        self.extents = extents
-        """Per item: its extent."""
-        self.where = where
-        """Which of the replica's items they are; None: all."""
-        self.hashed = hashed
-        self.counts: I64 | None = None
-        """How many items each joined one stands for."""
-
-
-def _join(part: Part) -> I64 | None:
-    """Make neighbours one item; how many each stands for."""
-    joined = join_neighbours(part.extents, part.addresses)
-    if joined is None:
-        return None
-    part.extents, part.addresses, counts = joined
-    return counts
 
 
 class Store:
@@ -100,8 +76,7 @@ class Store:
         self,
         *,
         call: Call,
-        reply: pb.PutStartResponse,
-        granted: I64,
+        granted: Granted,
         keys: Sequence[bytes],
         digests: bytes,
         pieces: Pieces,
@@ -116,8 +91,7 @@ class Store:
         self.sizes = sizes
         self.min_replicas = min_replicas
         self._granted = granted
-        self._reply = reply
-        self._grant = Grant(reply.grant_id, call.state.session_id)
+        self._grant = granted.grant
         self._cut = False
         """A daemon cut this session off."""
         self._seal_failures = 0
@@ -126,19 +100,8 @@ class Store:
         """What is written: the payloads, or copies of them with their keys."""
         self._key_tails: KeyTails | None = None
         """Keys to write behind the payloads."""
-        extents = np.frombuffer(reply.extents, EXTENT)
-        with_tails = sizes if tails is None else sizes + tails
-        self.replicas: I64
-        self.placement: Placement
-        if reply.puts == ONE_GRANTED * len(keys) and len(extents) == len(keys):
-            self.replicas = np.ones(len(keys), np.int64)
-            self.placement = place_single(extents, extents["length"].astype(np.int64), with_tails)
-        else:
-            puts = np.frombuffer(reply.puts, PUT)[granted]
-            self.replicas = puts["replicas"].astype(np.int64)
-            self.placement = place_replicas(
-                extents, puts["extents"].astype(np.int64), self.replicas, with_tails
-            )
+        self.replicas = granted.replicas
+        self.placement = granted.placement
         self.nodes: I64 = _NONE
         self.lost: Bools = np.zeros(0, np.bool_)
         """Per extent: its replica was not written, or not sealed."""
@@ -152,7 +115,7 @@ class Store:
 
     def run(self) -> Plan[None]:
         """All of it. Raises what ends the whole call; GrantRevoked ends this grant only."""
-        self.call.grants[self._grant.grant_id] = self._grant
+        self.call.grants[self._granted.key] = self._grant
         self.nodes = self.call.state.peers.nodes_of(self.placement.extents["segment"])
         self.lost = self.nodes < 0
         if count_nonzero(self.lost):
@@ -164,7 +127,7 @@ class Store:
         if len(rows) < len(self.keys):
             yield from self._abort(np.setdiff1d(np.arange(len(self.keys)), rows))
         if not len(rows):
-            self.call.grants.pop(self._grant.grant_id, None)
+            self.call.grants.pop(self._granted.key, None)
             return
         decided, seqs, epoch = yield from self._commit(rows, checksums)
         if len(decided):
@@ -182,7 +145,7 @@ class Store:
             else:
                 self._key_tails = KeyTails(self.keys, self._tails)
         parts: list[Part] = []
-        members: list[_Members] = []
+        members: list[Members] = []
         first_items: Items | None = None
         for replica in range(1 if self.placement.single else int(self.replicas.max())):
             items = self._items(replica)
@@ -190,9 +153,9 @@ class Store:
             for part, where in self._parts(items, hashed_here):
                 parts.append(part)
                 of = items.extent if where is None else items.extent[where]
-                members.append(_Members(of, where, hashed_here))
+                members.append(Members(of, where, hashed_here))
                 if staged is not None and items.whole:
-                    members[-1].counts = _join(part)
+                    members[-1].counts = join_part(part)
             if not replica:
                 first_items = items
         assert first_items is not None
@@ -270,7 +233,10 @@ class Store:
                 extents,
                 addresses,
                 budget_s=attempt_budget_s(
-                    remaining_s, size_bytes, alternatives=self.call.has_other_nodes()
+                    remaining_s,
+                    size_bytes,
+                    alternatives=self.call.has_other_nodes(),
+                    last=not self.call.has_other_nodes(),
                 ),
                 size_bytes=size_bytes,
                 checksum=Checksum.ALWAYS if hashed else Checksum.NEVER,
@@ -290,7 +256,8 @@ class Store:
             self.lost[extents[part.statuses != ItemStatus.OK]] = True
             for code in np.unique(part.statuses).tolist():
                 if code == ItemStatus.NOT_DONE:
-                    self.call.node_failed(part.node_id, "it did not complete a write")
+                    failed = Unavailable("it did not complete a write")
+                    self.call.node_failed(part.node_id, failed)
                 if code != ItemStatus.OK:
                     what = f"node {part.node_id} did not take the bytes"
                     self.last_error = error_from_code(code, what)
@@ -306,7 +273,7 @@ class Store:
         elif isinstance(error, StaleEpoch | StaleLocation | SessionUnknown):
             pass
         elif node_failed(error):
-            self.call.node_failed(part.node_id, str(error))
+            self.call.node_failed(part.node_id, error)
             if self.call.remaining_s() <= 0:
                 raise error
         else:
@@ -342,7 +309,7 @@ class Store:
     def _abort(self, rows: I64) -> Plan[None]:
         request = pb.PutAbortRequest(
             grant_id=self._grant.grant_id,
-            indexes=self._granted[rows].astype("<u4").tobytes(),
+            indexes=self._granted.positions[rows].astype("<u4").tobytes(),
             session_id=self._grant.session_id,
             unfenced=self._grant.unfenced,
         )
@@ -354,16 +321,20 @@ class Store:
         whole = len(rows) == len(self.keys)
         request = pb.PutCommitRequest(
             grant_id=self._grant.grant_id,
-            indexes=b"" if whole else self._granted[rows].astype("<u4").tobytes(),
+            indexes=b""
+            if whole and self._granted.named
+            else self._granted.positions[rows].astype("<u4").tobytes(),
             checksums=(checksums if whole else checksums[rows]).astype("<u8", copy=False).tobytes(),
             session_id=self._grant.session_id,
             request_id=next(call.state.request_ids),
             piggyback=call.state.piggyback(call.space),
-            epoch=self._reply.epoch,
+            epoch=self._granted.epoch,
             failed_replicas=self._failed_replicas(rows),
         )
+        if not self._granted.named:
+            self._name(request, rows)
         reply = yield from ask_master(call, "put_commit", request, pb.PutCommitResponse)
-        call.grants.pop(self._grant.grant_id, None)
+        call.grants.pop(self._granted.key, None)
         if len(reply.statuses) != len(rows):
             raise InternalError(f"put_commit answered {len(reply.statuses)} of {len(rows)} keys")
         seqs = np.uint64(reply.seq_first) + np.arange(len(rows), dtype=np.uint64)
@@ -377,6 +348,22 @@ class Store:
             self.last_error = GrantRevoked("the grant ended before the put was committed")
         return rows[chosen], seqs[chosen], reply.epoch
 
+    def _name(self, request: pb.PutCommitRequest, rows: I64) -> None:
+        """Say which objects are in the extents."""
+        whole = len(rows) == len(self.keys)
+        names = request.names
+        digests = self.digests if whole else pick_digests(self.digests, rows)
+        names.keys.CopyFrom(self.call.key_batch(digests))
+        sizes = self.sizes if whole else self.sizes[rows]
+        if not count_nonzero(sizes != sizes[0]):
+            sizes = sizes[:1]
+        names.sizes = sizes.astype("<u8").tobytes()
+        if self._tails is not None:
+            names.tail_lengths = (
+                (self._tails if whole else self._tails[rows]).astype("<u2").tobytes()
+            )
+        names.chain = self._granted.chain
+
     def _failed_replicas(self, rows: I64) -> bytes:
         if not count_nonzero(self.lost):
             return b""
@@ -385,7 +372,7 @@ class Store:
         )
         where = np.argwhere(lost)
         table = np.empty((len(where), 2), "<u4")
-        table[:, 0] = self._granted[rows[where[:, 0]]]
+        table[:, 0] = self._granted.positions[rows[where[:, 0]]]
         table[:, 1] = where[:, 1]
         return table.tobytes()
 
@@ -413,7 +400,9 @@ class Store:
             again = [
                 self._take_seal(part, extents) for part, extents in zip(parts, members, strict=True)
             ]
-            waiting = np.concatenate(again) if again else _NONE
+            waiting = np.sort(np.concatenate(again)) if again else _NONE
+            if self.call.stalled and len(waiting):
+                waiting = yield from self._without_hidden(waiting)
             if not len(waiting):
                 break
             pause_s = backoff_s(attempt)
@@ -480,11 +469,21 @@ class Store:
             self._cut = True  # the decision stands: seal it in another session
             return extents
         if node_failed(error):
-            self.call.node_failed(part.node_id, str(error))
+            self.call.node_failed(part.node_id, error)
             if self._ask_once_more(extents):
                 return extents
         self.lost[extents] = True
         return _NONE
+
+    def _without_hidden(self, extents: I64) -> Plan[I64]:
+        """Extents on nodes that the master has not given up, after a look at the silent ones."""
+        silent = self.call.stalled & set(self.nodes[extents].tolist())
+        if not silent:
+            return extents
+        hidden = yield from hidden_after_report(self.call, silent)
+        gone = np.isin(self.nodes[extents], np.array(list(hidden), np.int64))
+        self.lost[extents[gone]] = True
+        return extents[~gone]
 
     def _ask_once_more(self, extents: I64) -> bool:
         """Whether some object has too few replicas without these; no more than once."""

@@ -16,14 +16,17 @@ from cenote.api.rows import UNIT_BYTES
 from cenote.runtime.memory import address_of
 
 from .pieces import Items, Pieces, Rows
+from .steps import Part
 
 __all__ = [
     "STAGED_BYTES_MAX",
     "STAGING_BYTES_MAX",
     "KeyTails",
+    "Members",
     "can_stage",
     "cut_tails",
     "join_neighbours",
+    "join_part",
     "staged_stride",
 ]
 
@@ -114,3 +117,27 @@ def join_neighbours(extents: Rows, addresses: U64) -> tuple[Rows, U64, I64] | No
     rows = extents[firsts]
     rows["length"] = (counts - 1) * int(stride) + length
     return rows, addresses[firsts], counts
+
+
+class Members:
+    """What one part of a transfer consists of."""
+
+    __slots__ = ("counts", "extents", "hashed", "where")
+
+    def __init__(self, extents: I64, where: I64 | None, hashed: bool) -> None:
+        self.extents = extents
+        """Per item: its extent."""
+        self.where = where
+        """Which of the replica's items they are; None: all."""
+        self.hashed = hashed
+        self.counts: I64 | None = None
+        """How many items each joined one stands for."""
+
+
+def join_part(part: Part) -> I64 | None:
+    """Make neighbours one item; how many each stands for."""
+    joined = join_neighbours(part.extents, part.addresses)
+    if joined is None:
+        return None
+    part.extents, part.addresses, counts = joined
+    return counts

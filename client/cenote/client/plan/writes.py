@@ -37,7 +37,7 @@ from cenote.api.errors import (
     Unavailable,
 )
 from cenote.api.keys import tail_lengths
-from cenote.api.rows import DIGEST_BYTES, PUT, PutStatus
+from cenote.api.rows import DIGEST_BYTES, PUT, UNIT_BYTES, PutStatus
 from cenote.api.types import PutStatus as Outcome
 from cenote.api.types import Sameness
 from cenote.runtime.units import format_size
@@ -45,10 +45,12 @@ from cenote.v1 import master_pb2 as pb
 
 from .asking import ask_master
 from .budgets import DECIDED_ATTEMPTS_MAX, PUT_ATTEMPTS_MAX, backoff_s
+from .granted import ONE_GRANTED, Granted
 from .pieces import Pieces
+from .spares import SPARE_BYTES_MAX, SpareRun, units_of
 from .state import Call, PutOptions, pick_digests
-from .steps import Pause, Plan
-from .stores import ONE_GRANTED, Store
+from .steps import Pause, Plan, RefreshView
+from .stores import Store
 
 __all__ = ["PutOutcome", "put_objects"]
 
@@ -57,6 +59,7 @@ I64 = NDArray[np.int64]
 _OPEN: Final = 0
 _STORED: Final = int(Outcome.STORED)
 
+_NOT_YET_PAUSE_S: Final = 0.05
 _FOR_LACK_OF_NODES: Final = frozenset({PutStatus.NO_SPACE, PutStatus.REPLICAS_UNAVAILABLE})
 _REFUSALS: Final[dict[int, tuple[type[CenoteError], str]]] = {
     PutStatus.NO_SPACE: (NoSpace, "the pool has no room that could be freed now"),
@@ -156,6 +159,10 @@ def _count(call: Call, outcome: PutOutcome, sizes: NDArray[np.uint64]) -> None:
     counters.stored += stored
     counters.existed += existed
     counters.failed += failed
+    if existed:
+        call.space.spares.note_existed()
+    elif stored:
+        call.space.spares.note_stored(stored, call.now())
     if stored == len(sizes):
         counters.written_bytes += int(sizes.sum())
     elif stored:
@@ -171,6 +178,7 @@ class _Writer:
         "digests",
         "keys",
         "last",
+        "not_yet",
         "options",
         "outcome",
         "pieces",
@@ -198,11 +206,18 @@ class _Writer:
         self.options = options
         self.outcome = outcome
         self.last: CenoteError | None = None
+        self.not_yet = False
+        """The master has no space to give for some of it, but will have."""
         # Decided, but sealed nowhere: that the master knows the key does not make it stored.
         self.decided = np.zeros(len(keys), np.bool_)
 
     def put(self, todo: I64, started: pb.PutStartResponse | None = None) -> Plan[None]:
         """Put the keys at these positions."""
+        if started is None and (run := self._spare_run(todo)) is not None:
+            yield from self._store_spares(todo, run)
+            todo = todo[self.outcome.statuses[todo] == _OPEN]
+            if not len(todo):
+                return
         attempt = 0
         while attempt < DECIDED_ATTEMPTS_MAX:
             if attempt >= PUT_ATTEMPTS_MAX and not self.decided[todo].any():
@@ -210,18 +225,28 @@ class _Writer:
             if attempt:
                 self.call.state.counters.retries += 1
                 yield Pause(min(backoff_s(attempt + 4), max(0.0, self.call.remaining_s())))
+            if attempt and self.call.state.knows_newer_view:
+                yield RefreshView(max(0.001, self.call.remaining_s()))
+                self.call.look_again()
+            self.not_yet = False
             reply = started or (yield from self._start(todo))
             started = None
             granted, duplicates = self._sort_answers(todo, reply)
             if len(granted):
-                self.last = (yield from self._store(todo, granted, reply)) or self.last
+                positions = todo[granted]
+                ours = Granted.by_answer(self.call, reply, granted, self._lengths(positions))
+                self.last = (yield from self._store(positions, ours)) or self.last
             self._copy_duplicates(todo, duplicates)
             if np.count_nonzero(self.outcome.statuses) == len(self.keys):
                 return
             left = todo[self.outcome.statuses[todo] == _OPEN]
             if not len(left):
                 return
-            if len(left) == len(todo) or not isinstance(self.last, QuotaExceeded):
+            if self.not_yet:  # however often: the deadline ends it
+                if self.call.remaining_s() <= _NOT_YET_PAUSE_S:
+                    break
+                yield Pause(_NOT_YET_PAUSE_S)
+            elif len(left) == len(todo) or not isinstance(self.last, QuotaExceeded):
                 attempt += 1  # else what was stored made room for more of a very large batch
             todo = left
         self.outcome.fail(
@@ -248,13 +273,65 @@ class _Writer:
             tail_lengths=b"" if tails is None else tails.astype("<u2", copy=False).tobytes(),
             options=options.message(call.avoided_ids()),
             session_id=call.state.session_id,
-            request_id=next(call.state.request_ids),
+            request_id=call.asks(),
             piggyback=call.state.piggyback(call.space),
             credentials=call.state.credentials,
         )
+        length = self._common_length(todo)
+        if length and options.takes_spares():
+            request.spare_count = call.space.spares.wanted(units_of(length), len(todo))
+            request.spare_bytes = length
         reply = yield from ask_master(call, "put_start", request, pb.PutStartResponse)
+        call.unanswered = 0
         call.state.see_view(reply.view_version)
+        if request.spare_count:
+            call.keep_spares(reply)
         return reply
+
+    def _lengths(self, todo: I64) -> I64:
+        """Bytes of each object with what its key adds."""
+        lengths = self.sizes if self.tails is None else self.sizes + self.tails
+        return (lengths if len(todo) == len(lengths) else lengths[todo]).astype(np.int64)
+
+    def _common_length(self, todo: I64) -> int:
+        """Bytes of each object, with what its key adds, if they all need as much space; else 0."""
+        lengths = self._lengths(todo)
+        length = int(lengths[0])
+        units = units_of(length)
+        most = units * UNIT_BYTES
+        if length > SPARE_BYTES_MAX or (
+            np.count_nonzero(lengths != length)
+            and (int(lengths.max()) > most or int(lengths.min()) <= most - UNIT_BYTES)
+        ):
+            return 0
+        return length
+
+    def _spare_run(self, todo: I64) -> SpareRun | None:
+        """Extents for all of these that were granted ahead, if there are any."""
+        call = self.call
+        spares = call.space.spares
+        if not spares.held or call.avoid or not self.options.takes_spares():
+            return None
+        length = self._common_length(todo)
+        if not length:
+            return None
+        state = call.state
+        return spares.take(
+            units_of(length),
+            len(todo),
+            state.limits.epoch,
+            state.session_id,
+            call.generation,
+            call.now(),
+        )
+
+    def _store_spares(self, todo: I64, run: SpareRun) -> Plan[None]:
+        """Payload, commit and seal in extents that were granted ahead."""
+        lengths = self._lengths(todo)
+        granted = Granted.ahead(run, lengths, chain=self.options.chain)
+        self.last = (yield from self._store(todo, granted)) or self.last
+        if self.last is not None:
+            self.call.space.spares.give_up()
 
     def _sort_answers(self, todo: I64, reply: pb.PutStartResponse) -> tuple[I64, I64]:
         """Give refused and existing keys their outcome; (granted, duplicate) indexes in `todo`."""
@@ -270,6 +347,13 @@ class _Writer:
         for status in np.unique(statuses).tolist():
             if status in _FOR_LACK_OF_NODES and self.call.give_suspects_a_chance():
                 continue  # started anew, on nodes that failed a while ago, too
+            if status == PutStatus.NOT_YET:
+                self.not_yet = True
+                self.last = Unavailable(
+                    "the master was just restarted and gives no space yet",
+                    remedy="try again within its --lease-ttl-max-s, or with a longer deadline",
+                )
+                continue
             refusal = _REFUSALS.get(status)
             if status == PutStatus.QUOTA_EXCEEDED and refusal is not None:
                 # What one session may have under way comes back with what is stored: left open.
@@ -310,17 +394,13 @@ class _Writer:
                 outcome.codes[target] = outcome.codes[source]
             outcome.sameness[target] = outcome.sameness[source]
 
-    def _store(
-        self, todo: I64, granted: I64, reply: pb.PutStartResponse
-    ) -> Plan[CenoteError | None]:
+    def _store(self, positions: I64, granted: Granted) -> Plan[CenoteError | None]:
         """Payload, commit and seal of what was granted; what is still open afterwards, and why."""
-        positions = todo[granted]
         whole = len(positions) == len(self.keys)
         sizes = self.sizes.astype(np.int64)
         tails = None if self.tails is None else self.tails.astype(np.int64)
         store = Store(
             call=self.call,
-            reply=reply,
             granted=granted,
             keys=self.keys if whole else [self.keys[i] for i in positions.tolist()],
             digests=self.digests if whole else pick_digests(self.digests, positions),

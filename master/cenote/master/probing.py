@@ -1,0 +1,97 @@
+"""Asking a node whether it is alive, where a client could not reach it.
+
+That its port accepts a connection says nothing: the kernel does that for a stopped process, too. So
+a probe says hello, as a client's data connection does, and any answer counts, a refusal included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable
+from typing import Final, final
+
+from cenote.api.errors import ConfigError
+from cenote.runtime.log import get_logger
+from cenote.transport import wire
+from cenote.v1 import store_pb2
+
+from .config import host_and_port
+
+__all__ = ["PROBE_TIMEOUT_S", "Prober", "answers"]
+
+PROBE_TIMEOUT_S: Final = 0.3
+PROBES_MAX: Final = 64
+_log = get_logger("cenote.master")
+
+
+@final
+class Prober:
+    """One probe a node at a time, PROBES_MAX in all.
+
+    `endpoint_of(node_id)`: its data address, "" where it told none. `note(node_id, answered)` gets
+    what came of a probe. A node that is asked for while it is probed is probed again: the answer
+    may have been under way before whatever made somebody ask.
+    """
+
+    def __init__(
+        self, endpoint_of: Callable[[int], str], note: Callable[[int, bool], None]
+    ) -> None:
+        self._endpoint_of = endpoint_of
+        self._note = note
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._again: set[int] = set()
+        self._closed = False
+
+    def probe(self, node_id: int) -> None:
+        """Begin; on the running loop."""
+        if self._closed:
+            return
+        if node_id in self._tasks:
+            self._again.add(node_id)
+        elif len(self._tasks) < PROBES_MAX:
+            task = asyncio.get_running_loop().create_task(self._probe(node_id))
+            self._tasks[node_id] = task
+            task.add_done_callback(lambda _: self._done(node_id))
+
+    def _done(self, node_id: int) -> None:
+        self._tasks.pop(node_id, None)
+        if node_id in self._again:
+            self._again.discard(node_id)
+            self.probe(node_id)
+
+    async def _probe(self, node_id: int) -> None:
+        address = self._endpoint_of(node_id)
+        try:
+            host, port = host_and_port(address, "endpoint")
+        except ConfigError:
+            return  # it has not said where it listens: its heartbeats tell whether it lives
+        answered = await answers(host, port, PROBE_TIMEOUT_S)
+        self._note(node_id, answered)
+        _log.info("probed", node=node_id, address=address, answered=answered)
+
+    def close(self) -> None:
+        """End all probes, and begin none any more."""
+        self._closed = True
+        self._again.clear()
+        for task in list(self._tasks.values()):
+            task.cancel()
+
+
+async def answers(host: str, port: int, timeout_s: float) -> bool:
+    """Whether a store daemon answers a hello there in time."""
+    hello = wire.encode_hello(store_pb2.DataHelloRequest(session_id=secrets.token_bytes(16)))
+    writer: asyncio.StreamWriter | None = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(hello)
+            await reader.readexactly(wire.HELLO_REPLY.size)
+        return True
+    except (OSError, asyncio.IncompleteReadError):  # TimeoutError is an OSError
+        return False
+    finally:
+        if writer is not None:
+            with contextlib.suppress(OSError):
+                writer.close()

@@ -1,0 +1,176 @@
+"""Nodes that do not answer in time: budgets, one more try where nothing else has the bytes; and a
+master that can't give space yet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cenote.api.errors import DeadlineExceeded, Unavailable
+from cenote.client import Client
+from cenote.client.plan.budgets import PROBE_WAIT_S, attempt_budget_s, transfer_s
+from cenote.client.plan.peers import Peers
+from cenote.v1 import common_pb2
+from fake_pool import FakeMaster
+
+MakeClient = Callable[..., Client]
+SILENT = DeadlineExceeded("it did not finish before the deadline")
+
+
+def fill(client: Client, count: int, **options: Any) -> dict[str, bytes]:
+    values = {f"key-{i}": os.urandom(100) for i in range(count)}
+    client.put_batch(list(values), list(values.values()), **options).raise_for_errors()
+    return values
+
+
+def test_a_frozen_node_leaves_time_for_another_replica() -> None:
+    assert attempt_budget_s(5.0, 4096, alternatives=True) == pytest.approx(transfer_s(4096))
+    assert attempt_budget_s(0.2, 4096, alternatives=True) == pytest.approx(0.08)
+    assert attempt_budget_s(2.0, 1 << 30, alternatives=True) == pytest.approx(0.8)
+
+
+def test_a_frozen_node_leaves_time_for_a_last_try() -> None:
+    first_s = attempt_budget_s(5.0, 4096, alternatives=False)
+    assert first_s == pytest.approx(transfer_s(4096))
+    assert attempt_budget_s(4.0, 4096, alternatives=False, last=True) == pytest.approx(3.6)
+    # Too little for two: all of it at once.
+    assert attempt_budget_s(0.5, 4096, alternatives=False) == pytest.approx(0.45)
+    assert first_s * 2 + PROBE_WAIT_S < 1.0
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_silent_node_that_lives_is_tried_once_more(
+    client: Client, master: FakeMaster, count: int
+) -> None:
+    values = fill(client, count)
+    master.nodes[1].fault = SILENT
+
+    def answers() -> None:
+        master.nodes[1].fault = None
+
+    master.hooks["report_failure"] = answers
+    if count == 1:
+        assert client.get("key-0") == values["key-0"]
+    else:
+        assert client.get_batch(list(values)) == list(values.values())
+    assert 1 in master.failures
+    assert client.session.state.suspects == {}
+    assert client.stats().unreachable_misses == 0
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_silent_node_that_is_gone_costs_a_miss(
+    client: Client, master: FakeMaster, count: int
+) -> None:
+    values = fill(client, count)
+    master.nodes[1].fault = SILENT
+    master.hooks["report_failure"] = master.objects.clear  # the master hides what is there alone
+    assert client.get_batch(list(values)) == [None] * count
+    assert client.get("key-0") is None
+
+
+def test_a_node_that_stays_silent_costs_a_miss_and_no_endless_loop(
+    client: Client, master: FakeMaster
+) -> None:
+    values = fill(client, 2)
+    master.nodes[1].fault = SILENT
+    assert client.get_batch(list(values)) == [None, None]
+    assert client.stats().unreachable_misses == 2
+
+
+def test_of_two_replicas_a_silent_one_is_tried_once(
+    make_client: MakeClient, master: FakeMaster
+) -> None:
+    client = make_client(by_lease=False, location_cache_entries=16)
+    values = fill(client, 1, replicas=2)
+    assert client.get("key-0") == values["key-0"]
+    master.nodes[1].fault = SILENT
+    assert client.get("key-0") == values["key-0"]  # from the cached location, then the other one
+    assert client.stats().node_failures == 1
+    client._space.locations.clear()
+    assert client.get("key-0") == values["key-0"]
+    assert client.stats().node_failures == 1
+
+
+def test_who_is_down_in_the_view_is_avoided_until_it_is_not(client: Client) -> None:
+    state = client.session.state
+    down = common_pb2.ClusterView(
+        view_version=5,
+        nodes=[
+            common_pb2.NodeView(node_id=1, state=common_pb2.NODE_STATE_DEAD),
+            common_pb2.NodeView(node_id=2, state=common_pb2.NODE_STATE_ALIVE),
+            common_pb2.NodeView(node_id=3, state=common_pb2.NODE_STATE_DETACHED),
+        ],
+    )
+    state.suspect(2, "a moment ago")
+    state.use_peers(Peers(down))
+    assert state.avoided() == {1, 3}
+    state.suspect(1, "of course")
+    assert not [node for node, _ in state.failures if node == 1]  # the master knows
+    back = common_pb2.ClusterView(
+        view_version=6,
+        nodes=[common_pb2.NodeView(node_id=i, state=common_pb2.NODE_STATE_ALIVE) for i in (1, 2)],
+    )
+    state.use_peers(Peers(back))
+    assert state.avoided() == set()
+
+
+def fall_silent_after_commit(master: FakeMaster) -> None:
+    def silent() -> None:
+        master.nodes[1].fault = SILENT
+
+    master.hooks["put_commit"] = silent
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_unanswered_seal_is_asked_for_once_more(
+    client: Client, master: FakeMaster, count: int
+) -> None:
+    fall_silent_after_commit(master)
+
+    def answers() -> None:
+        master.hooks.clear()
+        master.nodes[1].fault = None
+
+    master.hooks["report_failure"] = answers
+    values = fill(client, count)
+    assert client.get_batch(list(values)) == list(values.values())
+    assert len(master.nodes[1].sealed) == count
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_unanswered_seal_is_done_elsewhere_once_the_node_is_hidden(
+    client: Client, master: FakeMaster, count: int
+) -> None:
+    fall_silent_after_commit(master)
+
+    def hide() -> None:
+        master.hooks.clear()
+        master.down = {1}
+        master.view_version += 1
+        master.objects.clear()
+
+    master.hooks["report_failure"] = hide
+    values = fill(client, count)
+    assert client.get_batch(list(values)) == list(values.values())
+    assert not master.nodes[1].sealed
+    assert len(master.nodes[2].sealed) == count
+    assert client.stats().failed == 0
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_put_waits_for_a_master_that_was_just_restarted(
+    client: Client, master: FakeMaster, count: int
+) -> None:
+    master.not_yet = 7  # more often than a put is started anew for any other reason
+    values = fill(client, count)
+    assert client.get_batch(list(values)) == list(values.values())
+    master.not_yet = 1_000
+    with pytest.raises(Unavailable, match="just restarted"):
+        client.put("late", b"x", deadline_s=0.2)
+    (failed,) = client.put_batch(["late"], [b"x"], deadline_s=0.2)
+    assert isinstance(failed.error, Unavailable)
+    assert client.exists_batch(list(values)).all()

@@ -1,0 +1,95 @@
+"""Bugs that the simulator found in the SDK's writes, each in its smallest form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from cenote.api.errors import CenoteError, DeadlineExceeded
+from cenote.client import Client
+from cenote.client.housekeeping import take_all
+from fake_pool import FakeMaster
+from waiting import wait_until
+
+
+@pytest.mark.parametrize("refusals", [1, 2, 5])
+def test_seals_that_several_nodes_put_off_several_times_stay_whose_they_are(
+    client: Client, master: FakeMaster, refusals: int
+) -> None:
+    """What was left came node by node, and was looked up as if it were in order: some slots were
+    sealed twice and others never, and all of them acknowledged."""
+    values = {f"key-{i}": b"value %d" % i for i in range(6)}
+    for node in (1, 2):
+        master.nodes[node].seal_refusals = refusals
+    results = client.put_batch(list(values), list(values.values()), replicas=2, min_replicas=2)
+    assert results.stored_count == 6
+    for node in (1, 2):
+        sealed = {key: seq for key, seq, _ in master.nodes[node].sealed.values()}
+        assert sealed == {key.encode(): i + 1 for i, key in enumerate(values)}
+
+
+def cancelled(master: FakeMaster) -> list[int]:
+    """Ids that the master was told to forget."""
+    found: list[int] = []
+    for request in master.requests["renew_session"]:
+        found += np.frombuffer(request.cancelled_request_ids, "<u8").tolist()
+    return found
+
+
+ASKING: dict[str, Callable[[Client], object]] = {
+    "put": lambda c: c.put("key", b"value"),
+    "put_batch": lambda c: c.put_batch(["a", "b"], [b"x", b"y"]),
+    "view": lambda c: c.view(["here"]).__enter__(),
+}
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_what_an_answer_that_was_never_seen_gave_is_given_back(
+    client: Client, master: FakeMaster, name: str
+) -> None:
+    """It was nobody's for as long as the session lived."""
+    client.put("here", b"bytes")
+    method = "acquire" if name == "view" else "put_start"
+    master.faults[method] = [DeadlineExceeded("no answer came")] * 2
+    with pytest.raises(CenoteError):
+        ASKING[name](client)
+    request_id = master.requests[method][-1].request_id
+    assert request_id
+    master.faults["renew_session"] = [DeadlineExceeded("not now")]
+    wait_until(lambda: cancelled(master) == [request_id] * 2, what="it to be cancelled, and again")
+
+
+def test_what_was_answered_is_not_cancelled(client: Client, master: FakeMaster) -> None:
+    client.put("key", b"value")
+    client.put_batch(["a", "b"], [b"x", b"y"])
+    with client.view(["key"], copy=True):
+        pass
+    client.put("key", b"value")
+    assert not client.session.state.cancelled
+    assert cancelled(master) == []
+
+
+def test_what_is_to_be_cancelled_is_bounded(client: Client) -> None:
+    state = client.session.state
+    state.wake = lambda: None
+    for request_id in range(1, 5000):
+        state.cancel(request_id)
+    assert take_all(state.cancelled) == list(range(5000 - 1024, 5000))
+    assert take_all(state.cancelled) == []
+
+
+def test_a_closed_views_hold_is_told_until_the_master_has_answered(
+    client: Client, master: FakeMaster
+) -> None:
+    """It rode on the next request, which may get lost, and then it was held for ever."""
+    client.put("key", b"value")
+    master.faults["release"] = [DeadlineExceeded("lost"), DeadlineExceeded("lost")]
+    with client.view(["key"]):
+        assert len(master.leases) == 1
+    master.faults["exists"] = [DeadlineExceeded("lost")] * 2
+    with pytest.raises(DeadlineExceeded):
+        client.exists("key")
+    wait_until(lambda: not master.leases, what="the hold to end")
+    assert master.calls["release"] == 3
