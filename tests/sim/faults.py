@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from cenote.store.slot_format import SLOT_BYTES, SLOT_RECORD, STATE_SEALED
-from sim.data_connection import seal_at
+from sim.data_connection import Write, seal_at
 from sim.loop import Party
 from sim.masters import MASTER
 from sim.network import Weather
@@ -127,9 +127,9 @@ class Faults:
         world, dice = self._world, self._world.loop.dice
         if self._over or dice.random() > self._malice / 2 or "pause" not in self._kinds:
             return
-        self._stop(party, dice.choice((0.5, 3.0, 4.0)))
-        if dice.random() < 0.7:
-            self._restart_soon(host, dice.random() * 4)
+        self._stop_for(party, dice.uniform(3, 5))
+        if dice.random() < 0.8:
+            self._restart_soon(host, dice.uniform(2.2, 3))
         world.loop.sleep(0.0)
 
     def strike_daemon(self, host: StoreHost) -> None:
@@ -312,10 +312,7 @@ class Faults:
             return
         self._kill_store(host)
         world.loop.note(host.name, "reboots: its memory is lost")
-        for file in host.files:
-            file.is_lost = True
-        host.files = []
-        host.boot += 1
+        host.reboot()
         for name, client in list(world.clients.items()):
             if client.host == host.name and client.party.alive:
                 self._kill_client(name)

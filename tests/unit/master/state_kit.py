@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cenote.api.rows import (
+    CLAIM,
     EXTENT,
     OBJECT,
     PUT,
@@ -89,6 +90,10 @@ class FakeNode:
     done_instruction: int = 0
     cut: list[bytes] = field(default_factory=list)
     """Sessions to report as cut in the next heartbeat."""
+    withdrawn: list[bytes] = field(default_factory=list)
+    """Sessions whose claims are over."""
+    claims: list[tuple[bytes, int, int, int]] = field(default_factory=list)
+    """(session id, segment index, offset, length)."""
 
     @property
     def uuid(self) -> bytes:
@@ -184,6 +189,7 @@ class Kit:
             node.inventory(),
             node.process_id,
             start_number=node.start_number,
+            claims=np.array([(s, i, 0, o, n) for s, i, o, n in node.claims], CLAIM),
         )
 
     def restart_node(self, node: FakeNode) -> c.AttachReply:
@@ -220,11 +226,13 @@ class Kit:
                 [],
                 c.NodeCounters(),
                 node.start_number,
+                list(node.withdrawn),
                 unverified=frozenset(i for i, s in enumerate(node.segments) if s.unverified),
                 damaged=damaged,
             )
         )
         node.cut.clear()
+        node.withdrawn.clear()
         if obey:
             for instruction in reply.instructions:
                 self._obey(node, instruction)
