@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cenote.api.errors import CenoteError, InvalidArgument, NamespaceNotFound, NamespaceReset
-from cenote.api.rows import EXTENT, CommitStatus, PutStatus
+from cenote.api.rows import EXTENT, CommitStatus
 from cenote.master.memory_backend import MemoryLog
 from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
-from master_pool import MIB, MasterPool, attach_request, lane, restarted, u32, u64
+from master_pool import MIB, MasterPool, lane, restarted, u32, u64
 from unit.master.state_checks import check, contents, pool_of
 
 DECIDED, NOT_GRANTED = CommitStatus.DECIDED, CommitStatus.NOT_GRANTED
@@ -322,40 +322,3 @@ def test_a_restart_knows_what_was_committed() -> None:
     assert again.exists(b"first") == [0]
     assert commit(again, started.spare_grant_id, [1], b"d") == [NOT_GRANTED]
     facts(again)
-
-
-def usable_after_s(pool: MasterPool) -> float:
-    """How long a daemon's space is not given to anybody after the start of this master."""
-    pool.service.attach(attach_request(1), 1.0)
-    for tenth in range(200):
-        if pool.put_start(b"probe%d" % tenth).puts[0] == PutStatus.GRANTED:
-            return tenth / 10
-        pool.clock.advance_s(0.1)
-        pool.service.tick()
-    raise AssertionError("no space is given")
-
-
-@pytest.mark.parametrize("spared", [True, False])
-def test_a_new_epoch_waits_for_those_that_may_be_about_to_be_used(spared: bool) -> None:
-    """Who has spares asks nobody before writing to them: for 1 s after the last answer."""
-    log = MemoryLog()
-    pool = MasterPool(log=log)
-    pool.put(b"a")
-    if spared:
-        start(pool, b"b")
-    pool.service.close()
-    after_s = usable_after_s(restarted(log))
-    assert (after_s >= 1.4) == spared
-    assert after_s <= 1.7
-
-
-def test_so_does_one_that_does_not_know_how_the_last_one_ended() -> None:
-    """However short the longest lease may be."""
-    log = MemoryLog()
-    pool = MasterPool(log=log)
-    pool.put(b"a")
-    start(pool, b"b")
-    pool.service.close()
-    log.note = b""
-    again = restarted(log, lease_ttl_max_s=0.5, lease_ttl_default_s=0.5)
-    assert 1.4 <= usable_after_s(again) <= 1.7
