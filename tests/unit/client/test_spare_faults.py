@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -20,9 +21,10 @@ from cenote.api.errors import (
 )
 from cenote.api.rows import SEAL
 from cenote.client import Client
+from cenote.client.aio import AsyncClient
 from cenote.client.plan import spares as module
 from cenote.client.plan.spares import Spares
-from fake_nodes import FakeChannel
+from fake_nodes import FakeChannel, FakeTransport
 from fake_pool import FakeMaster
 from unit.client.spare_putter import (
     COUNTS,
@@ -32,7 +34,7 @@ from unit.client.spare_putter import (
     ready,
     sparing_master,
 )
-from waiting import wait_until
+from waiting import loop_turns, wait_until, wait_until_async
 
 MakeClient = Callable[..., Client]
 
@@ -329,3 +331,37 @@ def test_what_cannot_be_given_back_is_not_used_either(
     putter.put(2)
     assert master.calls["put_start"] == starts + 2
     putter.check()
+
+
+def test_a_coroutine_that_is_cancelled_gives_its_extent_back(
+    master: FakeMaster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the asyncio face uses spares as threads do."""
+    began, end = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        began.set()
+        assert end.wait(10)
+
+    async def main() -> None:
+        over = [FakeTransport(master.nodes, by_lease=False)]
+        async with await AsyncClient.embedded(master, over) as client:
+            for i in range(20):
+                assert (await client.put(f"k{i}", b"x" * 100)).stored
+            assert master.calls["put_start"] < 6
+            starts = master.calls["put_start"]
+            master.nodes[1].on_copy = wait
+            putting = asyncio.create_task(client.put("cancelled", b"y" * 100))
+            await wait_until_async(began.is_set, what="the put is under way")
+            assert master.calls["put_start"] == starts
+            putting.cancel()
+            await loop_turns(20)
+            end.set()
+            with pytest.raises(asyncio.CancelledError):
+                await putting
+            monkeypatch.setattr(module, "IDLE_S", -1.0)
+            assert (await client.put("after", b"z" * 100)).stored
+            await wait_until_async(lambda: not master.grants, what="all to be given back")
+            assert await client.get("after") == b"z" * 100
+
+    asyncio.run(main())
