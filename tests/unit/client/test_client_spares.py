@@ -94,7 +94,7 @@ def test_a_pause_ends_the_credit() -> None:
 
 def test_existing_keys_cost_credit() -> None:
     spares = eager(8)
-    spares.add(grant(4), NOW)
+    spares.add(grant(4), 1, NOW)
     spares.note_existed()
     assert spares.wanted(1, 1) == 0
     assert take(spares) is not None  # what is here may be used while it is not below 0
@@ -116,7 +116,7 @@ def test_much_credit_does_not_outweigh_keys_that_exist() -> None:
 
 def test_a_refusal_counts_for_many_puts() -> None:
     spares = eager()
-    spares.add(None, NOW)
+    spares.add(None, 1, NOW)
     spares.note_existed()  # which does not make it better
     spares.note_stored(200, NOW)
     assert spares.wanted(1, 1) == 0
@@ -124,12 +124,23 @@ def test_a_refusal_counts_for_many_puts() -> None:
     assert spares.wanted(1, 1) == 16
 
 
+def test_too_few_for_a_batch_are_as_good_as_none() -> None:
+    spares = eager()
+    few = grant(9)
+    spares.add(few, 10, NOW)
+    assert places(*spares.take_idle(NOW)) == all_of(few)
+    assert spares.wanted(1, 10) == 0
+    spares.note_stored(300, NOW)
+    spares.add(grant(10), 10, NOW)
+    assert take(spares, 10) is not None
+
+
 def test_more_are_asked_for_each_time_up_to_a_bound() -> None:
     spares = eager()
     asked = []
     for _ in range(10):
         asked.append(spares.wanted(1, 1))
-        spares.add(grant(1), NOW)
+        spares.add(grant(1), 1, NOW)
     assert asked == [16, 32, 64, 128, 256, 512, 1024, 1024, 1024, 1024]
     assert spares.wanted(64, 1) == 1024  # 4 KiB each
     assert spares.wanted(65, 1) == (4 << 20) // (65 * 64)
@@ -152,7 +163,7 @@ def test_a_few_sizes_are_kept() -> None:
     spares = eager()
     granted = [grant(2, 64 * units) for units in range(1, 5)]
     for one in granted:
-        spares.add(one, NOW)
+        spares.add(one, 1, NOW)
     assert spares.wanted(4, 1)
     assert not spares.unwanted
     assert spares.wanted(5, 1)  # the smallest makes room
@@ -167,7 +178,7 @@ def test_a_few_sizes_are_kept() -> None:
 def test_each_is_taken_once_in_order() -> None:
     spares = eager()
     granted = grant(5)
-    spares.add(granted, NOW)
+    spares.add(granted, 1, NOW)
     runs = [take(spares), take(spares, 2), take(spares), take(spares)]
     assert places(*runs) == all_of(granted)
     assert take(spares) is None
@@ -181,8 +192,8 @@ def test_each_is_taken_once_in_order() -> None:
 def test_what_is_too_short_for_a_batch_is_given_back() -> None:
     spares = eager()
     short, long = grant(3), grant(8)
-    spares.add(long, NOW)
-    spares.add(short, NOW)
+    spares.add(long, 1, NOW)
+    spares.add(short, 1, NOW)
     assert places(take(spares, 4)) == all_of(long)[:4]
     assert places(*spares.take_idle(NOW)) == all_of(short)
     assert take(spares, 5) is None
@@ -192,8 +203,8 @@ def test_what_is_too_short_for_a_batch_is_given_back() -> None:
 def test_sizes_are_kept_apart() -> None:
     spares = eager()
     small, large = grant(2, 64), grant(2, 65)
-    spares.add(small, NOW)
-    spares.add(large, NOW)
+    spares.add(small, 1, NOW)
+    spares.add(large, 1, NOW)
     assert places(take(spares, units=2)) == all_of(large)[:1]
     assert places(take(spares, units=1)) == all_of(small)[:1]
     assert take(spares, units=3) is None
@@ -205,8 +216,8 @@ def test_sizes_are_kept_apart() -> None:
 def test_those_of_another_life_are_given_back(other: dict[str, Any]) -> None:
     spares = eager()
     old, new = grant(3), grant(3, **other)
-    spares.add(new, NOW)
-    spares.add(old, NOW)
+    spares.add(new, 1, NOW)
+    spares.add(old, 1, NOW)
     assert places(take(spares, **other)) == all_of(new)[:1]
     assert places(*spares.take_idle(NOW)) == all_of(old)
     assert take(spares) is None
@@ -220,7 +231,7 @@ def test_after_a_pause_they_are_not_used() -> None:
     stopped."""
     spares = eager()
     granted = grant(10)
-    spares.add(granted, NOW)
+    spares.add(granted, 1, NOW)
     assert take(spares, now_s=NOW + 0.9) is not None
     assert take(spares, now_s=NOW + 1.8) is not None
     assert take(spares, now_s=NOW + 2.9) is None
@@ -231,8 +242,8 @@ def test_after_a_pause_they_are_not_used() -> None:
 def test_what_is_idle_is_given_back_size_by_size() -> None:
     spares = eager()
     small, large = grant(4, 64), grant(4, 128)
-    spares.add(small, NOW)
-    spares.add(large, NOW)
+    spares.add(small, 1, NOW)
+    spares.add(large, 1, NOW)
     assert spares.held
     assert spares.take_idle(NOW + 0.9) == []
     for tenth in range(5, 25, 5):
@@ -240,7 +251,7 @@ def test_what_is_idle_is_given_back_size_by_size() -> None:
     assert places(*spares.take_idle(NOW + 2)) == all_of(large)
     assert spares.held
     assert spares.wanted(1, 1)
-    spares.add(small, NOW + 2)
+    spares.add(small, 1, NOW + 2)
     assert places(*spares.take_idle(NOW + 3.1)) == all_of(small)
     assert not spares.held
     assert spares.wanted(1, 1) == 0  # after a pause it is to be seen anew
@@ -248,7 +259,7 @@ def test_what_is_idle_is_given_back_size_by_size() -> None:
 
 def test_used_up_ones_are_nothing_to_look_after_for_long() -> None:
     spares = eager()
-    spares.add(grant(1), NOW)
+    spares.add(grant(1), 1, NOW)
     take(spares)
     assert spares.take_idle(NOW + 1.1) == []
     assert not spares.held
@@ -268,7 +279,7 @@ def test_what_is_added_while_all_is_given_up_is_not_lost() -> None:
 
     spares._runs = Racing()
     granted = grant(3)
-    spares.add(granted, NOW)
+    spares.add(granted, 1, NOW)
     left = [take(spares, 3)]
     assert places(*left, *spares.take_idle(NOW)) == all_of(granted)
 
@@ -276,7 +287,7 @@ def test_what_is_added_while_all_is_given_up_is_not_lost() -> None:
 def test_what_is_put_back_while_all_is_given_up_is_not_lost() -> None:
     spares = eager()
     granted = grant(5)
-    spares.add(granted, NOW)
+    spares.add(granted, 1, NOW)
 
     class Racing(deque[SpareRun]):
         def pop(self) -> SpareRun:  # type: ignore[override]
@@ -334,7 +345,7 @@ def test_racing_threads_lose_nothing_and_share_nothing() -> None:
                 elif spares.wanted(units, 1):
                     made = grant(dice.randint(1, 12), 64 * units)
                     granted.append(made)
-                    spares.add(made, NOW)
+                    spares.add(made, 1, NOW)
                 if dice.random() < 0.05:
                     spares.give_up()
                 if dice.random() < 0.01:
@@ -400,7 +411,7 @@ def test_whatever_happens_each_extent_is_somewhere(actions: list[tuple[str, int,
         if what == "add":
             made = grant(a, 64 * b, epoch=life)
             lives[made.grant_id] = life
-            spares.add(made, now_s)
+            spares.add(made, 1, now_s)
             here |= set(all_of(made))
         elif what == "take":
             run = take(spares, a, b, now_s, epoch=life)
@@ -422,7 +433,7 @@ def test_whatever_happens_each_extent_is_somewhere(actions: list[tuple[str, int,
         elif what == "existed":
             spares.note_existed()
         elif what == "refused":
-            spares.add(None, now_s)
+            spares.add(None, 1, now_s)
         elif what == "wanted":
             asked = spares.wanted(b, a)
             assert asked == 0 or a <= asked <= 1024

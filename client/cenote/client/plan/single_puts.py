@@ -194,7 +194,7 @@ def _start(
     call.unanswered = 0
     state.see_view(reply.view_version)
     if ask:
-        call.keep_spares(reply, session_id)
+        call.keep_spares(reply, session_id, 1)
     if len(reply.puts) != PUT_STRUCT.size:
         raise InternalError(f"put_start answered {len(reply.puts)} bytes for one key")
     return reply

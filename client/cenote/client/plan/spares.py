@@ -143,10 +143,12 @@ class Spares:
 
     # ---- taking and giving -------------------------------------------------------------------
 
-    def add(self, grant: SpareGrant | None, now_s: float) -> None:
-        """What the master granted; None: it had none to spare."""
-        if grant is None:
+    def add(self, grant: SpareGrant | None, count: int, now_s: float) -> None:
+        """What the master granted to a put of `count` objects; None: it had none to spare."""
+        if grant is None or len(grant.extents) < count:
             self._credit = _AFTER_REFUSED
+            if grant is not None:  # too few for the next batch: to ask again would be in vain
+                self.unwanted.append(SpareRun(grant, 0, len(grant.extents)))
             return
         units = grant.units
         self._ask = min(2 * self._ask, AHEAD_COUNT_MAX)

@@ -412,15 +412,17 @@ class Call:
     def remaining_s(self) -> float:
         return self.end_s - self.now()
 
-    def keep_spares(self, reply: master_pb2.PutStartResponse, session_id: bytes) -> None:
-        """Take up the spare extents that a PutStart of this session was answered with, for puts to
-        come."""
+    def keep_spares(
+        self, reply: master_pb2.PutStartResponse, session_id: bytes, count: int
+    ) -> None:
+        """Take up the spare extents that a PutStart of this session, of `count` objects, was
+        answered with, for puts to come."""
         state = self.state
         spare = None
         if reply.spare_grant_id:
             spare = SpareGrant(reply, session_id, self.generation)
             state.wake()
-        self.space.spares.add(spare, state.now())
+        self.space.spares.add(spare, count, state.now())
 
     def key_batch(self, digests: bytes) -> common_pb2.KeyBatch:
         space = self.space

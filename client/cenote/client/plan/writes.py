@@ -290,7 +290,7 @@ class _Writer:
         call.unanswered = 0
         call.state.see_view(reply.view_version)
         if request.spare_count:
-            call.keep_spares(reply, request.session_id)
+            call.keep_spares(reply, request.session_id, len(todo))
         return reply
 
     def _lengths(self, todo: I64) -> I64:
