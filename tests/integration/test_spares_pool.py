@@ -28,7 +28,12 @@ PUTS = 334
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    flags = {"metrics-listen": "127.0.0.1:0", "session-ttl-s": 2}
+    flags = {
+        "metrics-listen": "127.0.0.1:0",
+        "session-ttl-s": 2,
+        "lease-ttl-s": 0.5,
+        "lease-ttl-max-s": 1,
+    }
     with Cluster(stores=2, dram_bytes=64 * MIB, master_flags=flags) as made:
         made.wait_alive(2)
         yield made
@@ -120,19 +125,23 @@ def test_the_spares_of_a_client_that_was_killed_come_back(
     run out and the daemon has cut it off."""
     name = transports[0]
     wait_for_nothing_granted(admin)
-    options = {"transports": transports}
-    with Remote("put_small", cluster.lane, f"{name}-k-", 200, SIZE, options) as program:
-        program.expect("ready")
-        program.say("go")
-        program.expect([])
-        program.signalled(signal.SIGKILL, 5.0)
-    status = admin.status()
-    assert status.granted_bytes > 10 * SIZE
-    assert status.grants
+    for life in range(5):  # on a busy machine it may be idle for a second before it is killed
+        prefix = f"{name}-{life}-"
+        with Remote(
+            "put_small", cluster.lane, prefix, 200, SIZE, {"transports": transports}
+        ) as program:
+            program.expect("ready")
+            program.say("go")
+            program.expect([])
+            program.signalled(signal.SIGKILL, 5.0)
+        if admin.status().granted_bytes > 10 * SIZE:
+            break
+    else:
+        pytest.fail("it had no spares when it was killed")
     with cluster.client(transports=transports) as client:
-        keys = [f"{name}-k-{i}" for i in range(200)]
+        keys = [f"{prefix}{i}" for i in range(200)]
         assert client.get_batch(keys) == [payload_of(key, SIZE) for key in keys]
-        assert client.put(f"{name}-after", b"x").stored
+        assert client.put(f"{prefix}after", b"x").stored
     wait_for_nothing_granted(admin)
 
 
@@ -174,11 +183,9 @@ def test_those_of_a_stopped_client_wait_for_it(cluster: Cluster, admin: Admin) -
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_restarted_master_knows_nothing_of_them(number: signal.Signals) -> None:
+def test_a_restarted_master_knows_nothing_of_them(cluster: Cluster, number: signal.Signals) -> None:
     """Puts go on, in space that the new one gives; nobody writes where he did before."""
-    flags = {"lease-ttl-s": 0.5, "lease-ttl-max-s": 1, "session-ttl-s": 2}
     with (
-        Cluster(stores=1, dram_bytes=32 * MIB, master_flags=flags) as cluster,
         cluster.client(deadline_s=20.0) as client,
         cluster.client(deadline_s=20.0) as other,
     ):
@@ -186,7 +193,7 @@ def test_a_restarted_master_knows_nothing_of_them(number: signal.Signals) -> Non
 
         def put(by: Client, prefix: str, count: int) -> None:
             for i in range(count):
-                key = f"{prefix}-{i}"
+                key = f"{prefix}-{number.name}-{i}"
                 values[key] = payload_of(key, SIZE)
                 assert by.put(key, values[key]).stored
 
