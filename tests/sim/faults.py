@@ -142,6 +142,12 @@ class Faults:
         """Whether a copy of an attach is read late, from a connection that was given up."""
         return not self._over and self._world.loop.dice.random() < 3 * self._malice
 
+    def attach_delay_s(self) -> float:
+        """How long an inventory is on its way, while clients may be sealing at that daemon."""
+        dice = self._world.loop.dice
+        slow = not self._over and dice.random() < 5 * self._malice
+        return dice.random() * 0.2 if slow else 0.0
+
     def _restart_soon(self, host: StoreHost, delay_s: float) -> None:
         if "store-crash" not in self._kinds:
             return
@@ -150,7 +156,7 @@ class Faults:
         def strike() -> None:
             if host.process is not None and host.process.party.alive:
                 self._kill_store(host)
-                back_s = dice.expovariate(1 / 0.01)
+                back_s = dice.expovariate(1 / dice.choice((0.0005, 0.01)))
                 self._later(back_s, lambda: self._world.start_store(host))
 
         self._later(delay_s, strike)
