@@ -248,14 +248,12 @@ def _locations_do_not_end() -> contextlib.AbstractContextManager[None]:
 def _cached_reads_are_not_verified() -> contextlib.AbstractContextManager[None]:
     """What lies where an object was a moment ago is taken for that object."""
 
-    def read(
-        driver: Any, space: Any, digest: Any, row: bytes, address: int, length: int, limit_s: float
-    ) -> int:
+    def read(driver: Any, call: Any, digest: Any, row: bytes, address: int, length: int) -> int:
         _, offset, size, _, segment, node = LOCATION_STRUCT.unpack(row)
         channel = driver._session.channels.get(node)
         if channel is None or size > length:
             return 0
-        status, _ = channel.read_one(segment, offset, size, address, limit_s, False)
+        status, _ = channel.read_one(segment, offset, size, address, call.remaining_s(), False)
         return 0 if status else size
 
     return _replaced(BlockingDriver, "read_cached", read)
