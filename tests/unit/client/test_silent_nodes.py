@@ -107,7 +107,9 @@ def test_who_is_down_in_the_view_is_avoided_until_it_is_not(client: Client) -> N
     )
     state.suspect(2, "a moment ago")
     state.use_peers(Peers(down))
-    assert state.avoided() == {1, 3}
+    assert state.peers.down == {1, 3}
+    assert state.avoided() == set()  # the master doesn't name them anyway
+    assert set(state.suspects) == {1, 3}
     state.suspect(1, "of course")
     assert not [node for node, _ in state.failures if node == 1]  # the master knows
     back = common_pb2.ClusterView(
@@ -115,7 +117,8 @@ def test_who_is_down_in_the_view_is_avoided_until_it_is_not(client: Client) -> N
         nodes=[common_pb2.NodeView(node_id=i, state=common_pb2.NODE_STATE_ALIVE) for i in (1, 2)],
     )
     state.use_peers(Peers(back))
-    assert state.avoided() == set()
+    assert state.peers.down == set()
+    assert state.suspects == {}
 
 
 def fall_silent_after_commit(master: FakeMaster) -> None:
@@ -174,3 +177,23 @@ def test_a_put_waits_for_a_master_that_was_just_restarted(
     (failed,) = client.put_batch(["late"], [b"x"], deadline_s=0.2)
     assert isinstance(failed.error, Unavailable)
     assert client.exists_batch(list(values)).all()
+
+
+def test_space_is_asked_for_ahead_only_where_the_next_put_would_take_it(
+    client: Client, master: FakeMaster
+) -> None:
+    """Puts that avoid a node take none: what they asked for piled up to half of the pool."""
+    state, spares = client.session.state, client._space.spares
+
+    def asked() -> list[int]:
+        spares._credit = 64
+        master.requests["put_start"].clear()
+        client.put_batch([f"k{master.calls['put_start']}-{i}" for i in range(3)], [b"x"] * 3)
+        return [request.spare_count > 0 for request in master.requests["put_start"]]
+
+    assert asked() == [True]
+    state.suspect(3, "a moment ago")
+    assert asked() == [False]
+    master.down = {3}
+    state.use_peers(Peers(master.view()))
+    assert asked() == [True]  # whoever is down gets nothing, so nothing is avoided

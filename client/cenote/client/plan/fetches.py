@@ -208,7 +208,7 @@ class Fetch:
         """The first usable replica of each row; rows without one."""
         placement = self._placement
         assert placement is not None
-        avoid = self._call.avoid
+        avoid = self._call.avoid | self._call.state.peers.down
         unusable: Bools = nodes < 0
         if avoid:
             unusable = unusable | np.isin(nodes, np.array(sorted(avoid)))

@@ -158,6 +158,9 @@ def _spare_place(call: Call, units: int, options: PutOptions) -> _Place | None:
     call.grants[run] = grant
     extent = spare.extent(run.start)
     node = state.peers.node_by_segment.get(extent[0])
+    if node in state.suspects:
+        spares.give_up()
+        return None  # given back at the end of the call
     return _Place(grant, spare.epoch, node, extent, run)
 
 

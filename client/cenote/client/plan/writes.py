@@ -278,7 +278,7 @@ class _Writer:
             credentials=call.state.credentials,
         )
         length = self._common_length(todo)
-        if length and options.takes_spares():
+        if length and not call.avoid and options.takes_spares():  # else nobody would take them
             request.spare_count = call.space.spares.wanted(units_of(length), len(todo))
             request.spare_bytes = length
         reply = yield from ask_master(call, "put_start", request, pb.PutStartResponse)
@@ -316,7 +316,7 @@ class _Writer:
         if not length:
             return None
         state = call.state
-        return spares.take(
+        run = spares.take(
             units_of(length),
             len(todo),
             state.limits.epoch,
@@ -324,6 +324,13 @@ class _Writer:
             call.generation,
             call.now(),
         )
+        if run is not None and state.suspects:
+            segment = run.grant.extent(run.start)[0]
+            if state.peers.node_by_segment.get(segment) in state.suspects:
+                spares.unwanted.append(run)
+                spares.give_up()
+                return None
+        return run
 
     def _store_spares(self, todo: I64, run: SpareRun) -> Plan[None]:
         """Payload, commit and seal in extents that were granted ahead."""
