@@ -95,6 +95,17 @@ def test_of_two_replicas_a_silent_one_is_tried_once(
     assert client.stats().node_failures == 1
 
 
+def test_a_batch_that_met_a_silent_node_at_a_cached_location_warns_the_next_call(
+    make_client: MakeClient, master: FakeMaster
+) -> None:
+    client = make_client(by_lease=False, location_cache_entries=16)
+    values = fill(client, 3, replicas=2)
+    assert client.get_batch(list(values)) == list(values.values())
+    master.nodes[1].fault = SILENT
+    assert client.get_batch(list(values)) == list(values.values())
+    assert 1 in client.session.state.avoided()
+
+
 def test_who_is_down_in_the_view_is_avoided_until_it_is_not(client: Client) -> None:
     state = client.session.state
     down = common_pb2.ClusterView(

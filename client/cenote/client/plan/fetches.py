@@ -291,7 +291,9 @@ class Fetch:
         sums = np.zeros(len(items.owner), np.uint64)
         for part, member in zip(parts, members, strict=True):
             where = np.arange(len(done)) if member is None else member
-            self._take_part(part, where, items, rows, done, not pick.alternatives)
+            # Of a cached location nobody knows whether another replica lives.
+            alone = not (pick.alternatives or self._located.cached)
+            self._take_part(part, where, items, rows, done, alone)
             if part.checksums is None:
                 leased[where] = True
             else:
