@@ -447,6 +447,7 @@ class Store:
         if error is None and part.statuses is not None:
             statuses = part.statuses
             if not count_nonzero(statuses):
+                self.call.state.trust(part.node_id)
                 return _NONE
             later = statuses == Unavailable.code  # its slot table is still growing
             refused = ~later & (statuses != ItemStatus.OK)
