@@ -11,7 +11,13 @@ import pytest
 
 from cenote.api.errors import DeadlineExceeded, Unavailable
 from cenote.client import Client
-from cenote.client.plan.budgets import PROBE_WAIT_S, attempt_budget_s, transfer_s
+from cenote.client.plan.budgets import (
+    LEASE_SHARE,
+    PROBE_WAIT_S,
+    attempt_budget_s,
+    transfer_s,
+)
+from cenote.client.plan.grants import LeaseHold
 from cenote.client.plan.peers import Peers
 from cenote.v1 import common_pb2
 from fake_pool import FakeMaster
@@ -208,3 +214,24 @@ def test_space_is_asked_for_ahead_only_where_the_next_put_would_take_it(
     master.down = {3}
     state.use_peers(Peers(master.view()))
     assert asked() == [True]  # whoever is down gets nothing, so nothing is avoided
+
+
+def test_a_view_that_comes_once_more_ends_no_suspicion(client: Client, master: FakeMaster) -> None:
+    """It does with the hello of each new connection to the master."""
+    session = client.session
+    session.state.suspect(1, "a moment ago")
+    session.take_view(master.view(), 1)
+    assert session.state.avoided() == {1}
+    master.view_version += 1
+    session.take_view(master.view(), 1)
+    assert session.state.avoided() == set()
+
+
+def test_a_lease_that_began_after_the_last_renewal_is_renewed_in_time(client: Client) -> None:
+    housekeeper, holds = client.session.housekeeper, client.session.state.holds
+    now_s = 100.0
+    holds[1] = LeaseHold(1, 3000, now_s + LEASE_SHARE * 3.0)
+    holds[2] = LeaseHold(2, 0, now_s - 50.0)  # an acquired lease: its owner's affair
+    assert not housekeeper._holds_are_due(now_s)
+    assert not housekeeper._holds_are_due(now_s + 0.8)
+    assert housekeeper._holds_are_due(now_s + 1.0)
