@@ -343,6 +343,13 @@ class FakeMaster:
 
     def put_abort(self, request: pb.PutAbortRequest, deadline_s: float) -> pb.PutAbortResponse:
         self._enter("put_abort", request)
+        if request.unsealed_seqs:
+            seqs = np.frombuffer(request.unsealed_seqs, "<u8").tolist()
+            for digest, seq in zip(self._digests(request.unsealed_keys), seqs, strict=True):
+                found = self.objects.get(digest)
+                if found is not None and found.seq == seq:
+                    del self.objects[digest]
+            return pb.PutAbortResponse()
         self.aborted.append((request.grant_id, request.unfenced))
         if not request.indexes:
             self.grants.pop(request.grant_id, None)

@@ -72,8 +72,8 @@ class _Undone:
     """A put that the general plan is to begin anew."""
 
     error: CenoteError | None
-    decided: bool = False
-    """It was decided all the same, but is not sealed."""
+    decided: tuple[int, int] | None = None
+    """(epoch, seq), where it was decided all the same, but is not sealed."""
 
 
 class _Place:
@@ -275,7 +275,7 @@ def _commit(
     batch = SealBatch(reply.epoch, space.namespace_id, call.generation, row, key)
     refusal = yield from _seal(call, node, batch)
     if refusal is not None:
-        return _Undone(refusal, decided=True)
+        return _Undone(refusal, decided=(reply.epoch, reply.seq_first))
     if state.suspects:
         state.trust(node)
     space.spares.note_stored(1, state.now())

@@ -109,7 +109,9 @@ class Store:
         self.same: I64 = _NONE
         self.different: I64 = _NONE
         self.decided: I64 = _NONE
-        """Rows that were decided but not sealed."""
+        """Rows that were decided but not sealed at enough nodes."""
+        self.decided_seqs: U64 = np.zeros(0, np.uint64)
+        self.decided_epoch = 0
         self.failed: list[tuple[I64, CenoteError]] = []
         self.last_error: CenoteError | None = None
 
@@ -420,7 +422,8 @@ class Store:
             return
         enough = self._enough(self._lost_replicas())[rows]
         self.sealed = rows[enough]
-        self.decided = rows[~enough]
+        self.decided, self.decided_seqs = rows[~enough], seqs[~enough]
+        self.decided_epoch = epoch
 
     def _seal_parts(
         self, extents: I64, table: NDArray[np.void], epoch: int
