@@ -72,7 +72,12 @@ def test_a_signal_ends_it_and_its_memory_stays(
     lonely.send_signal(number)
     assert lonely.wait_exit(STOP_S) == 0
     kept = {name for name in names(memory) if name.startswith("cenote-")}
-    assert kept == {"cenote-n1.lock", "cenote-n1-0.data", "cenote-n1-0.slots"}
+    assert kept == {
+        "cenote-n1.lock",
+        "cenote-n1.claims",
+        "cenote-n1-0.data",
+        "cenote-n1-0.slots",
+    }
     assert not Path(fields["socket"].removeprefix("unix://")).exists()
 
 

@@ -8,6 +8,7 @@ stopped in the middle for as long as you like.
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -30,6 +31,7 @@ from cenote.transport.base import (
     U8Array,
     U64Array,
 )
+from cenote.transport.claims import VOID, ClaimPage, ranges_of
 from cenote.v1 import common_pb2
 from sim.data_connection import (
     DataConnection,
@@ -163,7 +165,7 @@ class TcpChannel(SimChannel):
             at += length
         pieces = cut_pieces(self.world, [f for f in found if f is not None])
         connection.write = Write(connection.party.name, grant_id, pieces)
-        connection.epoch = epoch
+        connection.epoch = min(epoch, store.segments.epoch)
         self.world.write_begins(connection.write, connection.party, connection.store.party)
         self._land(connection, connection.write, b"".join(chunks), 0, lambda: reply(statuses))
 
@@ -212,7 +214,10 @@ class ShmChannel(SimChannel):
         self.epoch = epoch
         self._maps: dict[int, SegmentFile] = {}
         self._ready: dict[int, int] = {}
+        self._indexes: dict[int, int] = {}
         self._held: dict[SegmentFile, None] = {}
+        self._page: ClaimPage | None = None
+        self._page_of: tuple[Counter[int], int] | None = None
         self._users = 0
         self._watched: DataConnection | None = None
         self.party.on_death.append(self._unmap)
@@ -230,10 +235,12 @@ class ShmChannel(SimChannel):
                 return  # descriptors that nobody takes are closed by the kernel
             found = {}
             for segment in connection.store.sim_segments:
-                found[segment.segment_id] = (segment.file, segment.ready_bytes)
+                found[segment.segment_id] = (segment.file, segment.ready_bytes, segment.index)
                 if segment.file not in self._held:
                     self._held[segment.file] = None
                     segment.file.mapped_by[self.identity.session_id] += 1
+            if self._page_of is None:
+                self._take_page(connection.store)
             reply(found)
 
         try:
@@ -245,10 +252,24 @@ class ShmChannel(SimChannel):
         if self._closed:
             self._unmap()
             raise ClientClosed("the channel is closed")
-        self._maps = {i: file for i, (file, _) in found.items() if i}
-        self._ready = {i: ready for i, (_, ready) in found.items()}
+        self._maps = {i: file for i, (file, _, _) in found.items() if i}
+        self._ready = {i: ready for i, (_, ready, _) in found.items()}
+        self._indexes = {i: index for i, (_, _, index) in found.items()}
+
+    def _take_page(self, store: StoreProcess) -> None:
+        host, held = store.host, store.host.claims_held
+
+        def mark(page: int) -> None:
+            held[page] += 1
+
+        page = store.segments.claims.take_page(self.identity.session_id, mark)
+        self._page, self._page_of = ClaimPage(host.page(page)), (held, page)
 
     def _unmap(self) -> None:
+        if self._page_of is not None:
+            held, page = self._page_of
+            held[page] -= 1
+            self._page = self._page_of = None
         for file in self._held:
             file.mapped_by[self.identity.session_id] -= 1
         self._held.clear()
@@ -327,11 +348,19 @@ class ShmChannel(SimChannel):
         world.step()
         until_s = loop.now_s + deadline_s
         self._check_not_cut()
-        self._refuse_old_grant(grant_id)
         self._users += 1
         write: Write | None = None
+        page, pen = self._page, -1
         try:
             statuses, found = self._locate(extents, until_s)
+            if statuses.all():
+                return statuses
+            page = self._page
+            assert page is not None
+            pen = page.claim(grant_id, self._ranges(extents[statuses == 0]), 0.0)
+            if pen < 0:
+                return np.full(len(extents), VOID, np.uint8)
+            world.step()
             places = [f for f in found if f is not None]
             write = Write(self.party.name, grant_id, cut_pieces(world, places))
             write.is_mapped = True
@@ -352,16 +381,16 @@ class ShmChannel(SimChannel):
         finally:
             if write is not None:
                 world.oracle.write_ended(write)
+            if pen >= 0 and page is not None and self.party.alive:
+                page.withdraw(pen)
             self._leave()
         sums(addresses, extents, checksums)
         world.step()
         return statuses
 
-    def _refuse_old_grant(self, grant_id: int) -> None:
-        """As if the daemon's epoch could be seen in shared memory; see `World.known`."""
-        store = self.world.hosts[self.host_name].process
-        if "shm-restart" in self.world.known and store and store.segments.epoch > grant_id >> 40:
-            raise StaleEpoch("a grant of an earlier epoch")
+    def _ranges(self, extents: ExtentArray) -> U64Array:
+        indexes = np.array([self._indexes[i] for i in extents["segment"].tolist()], np.uint64)
+        return ranges_of(indexes, extents["offset"], extents["length"])
 
     def _stroke(self, until_s: float, crawl_s: float) -> None:
         """Between two pieces of a copy the process may be stopped, and the clock is looked at."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from cenote.store.slot_format import SLOT_BYTES, SLOT_RECORD, STATE_SEALED
-from sim.data_connection import seal_at
+from sim.data_connection import Write, seal_at
 from sim.loop import Party
 from sim.masters import MASTER
 from sim.network import Weather
@@ -108,7 +108,10 @@ class Faults:
         party = dice.choice(parties)
         delay_s = dice.expovariate(1 / 0.005)
         if "pause" in self._kinds and dice.random() < 0.5:
-            pause_s = dice.choice((*PAUSES_S, LONG_PAUSE_S))
+            long = (LONG_PAUSE_S,) * (6 if write.is_mapped else 2)
+            pause_s = dice.choice((*PAUSES_S, *long))
+            if pause_s == LONG_PAUSE_S:
+                write.crawl_s = CRAWL_S  # it goes on meanwhile, or afterwards
             self._world.loop.after(delay_s, lambda: self._stop(party, pause_s), party)
         elif "master-crash" in self._kinds and dice.random() < 0.5:
             write.crawl_s = CRAWL_S  # it goes on under the next epoch
@@ -124,9 +127,9 @@ class Faults:
         world, dice = self._world, self._world.loop.dice
         if self._over or dice.random() > self._malice / 2 or "pause" not in self._kinds:
             return
-        self._stop(party, dice.choice((0.5, 3.0, 4.0)))
-        if dice.random() < 0.7:
-            self._restart_soon(host, dice.random() * 4)
+        self._stop_for(party, dice.uniform(3, 5))
+        if dice.random() < 0.8:
+            self._restart_soon(host, dice.uniform(2.2, 3))
         world.loop.sleep(0.0)
 
     def strike_daemon(self, host: StoreHost) -> None:
@@ -309,10 +312,7 @@ class Faults:
             return
         self._kill_store(host)
         world.loop.note(host.name, "reboots: its memory is lost")
-        for file in host.files:
-            file.is_lost = True
-        host.files = []
-        host.boot += 1
+        host.reboot()
         for name, client in list(world.clients.items()):
             if client.host == host.name and client.party.alive:
                 self._kill_client(name)

@@ -20,10 +20,12 @@ from cenote.master.adoption import AdoptionLog
 from cenote.master.effects import Gone, GoneReason
 from cenote.master.leases import LeaseTable
 from cenote.master.log_writer import LogWriter
+from cenote.store.claims import ClaimTable
 from cenote.store.segments import LocalSegments
 from cenote.store.sessions import SessionTable
 from cenote.store.slot_format import SLOT_BYTES
 from cenote.store.slots import SlotTable
+from cenote.transport.claims import ClaimPage
 from sim.one_sided import QueuePair
 
 __all__ = ["MUTATIONS", "mutated"]
@@ -176,9 +178,40 @@ def _grants_outlive_daemons() -> contextlib.AbstractContextManager[None]:
     return _replaced(LocalSegments, "attached", all_of_them)
 
 
+def _claims_are_overlooked() -> contextlib.AbstractContextManager[None]:
+    """A master is not told of writers over shm who are in the middle of a copy."""
+    return _replaced(ClaimTable, "_claims", lambda table: [])
+
+
+def _claims_end_by_themselves() -> contextlib.AbstractContextManager[None]:
+    """A daemon tells of claims, and a moment later that they are over."""
+    older = ClaimTable.older
+
+    def once(table: Any) -> Any:
+        found, table._older = older(table), []
+        return found
+
+    return _replaced(ClaimTable, "older", once)
+
+
+def _void_grants_are_used() -> contextlib.AbstractContextManager[None]:
+    """A writer over shm does not look whether its grant is valid still."""
+    claim = ClaimPage.claim
+
+    def blind(page: Any, grant_id: int, ranges: Any, deadline_s: float) -> int:
+        return claim(page, (1 << 64) - 1, ranges, deadline_s)
+
+    return _replaced(ClaimPage, "claim", blind)
+
+
 def _queue_pairs_outlive_epochs() -> contextlib.AbstractContextManager[None]:
     """A daemon that follows a new leader leaves one-sided writers of the old one alone."""
     return _replaced(QueuePair, "writes_of_older", lambda pair, epoch: False)
+
+
+def _old_grants_on_new_queue_pairs() -> contextlib.AbstractContextManager[None]:
+    """A one-sided writer does not look whether its grant is of a life or an epoch that ended."""
+    return _replaced(QueuePair, "refuses", lambda pair, grant_id: False)
 
 
 def _nothing_is_cancelled() -> contextlib.AbstractContextManager[None]:
@@ -256,7 +289,11 @@ MUTATIONS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     "seals of what was dropped": _seals_of_what_was_dropped,
     "late attaches count": _late_attaches_count,
     "grants outlive daemons": _grants_outlive_daemons,
+    "claims are overlooked": _claims_are_overlooked,
+    "claims end by themselves": _claims_end_by_themselves,
+    "void grants are used": _void_grants_are_used,
     "queue pairs outlive epochs": _queue_pairs_outlive_epochs,
+    "old grants on new queue pairs": _old_grants_on_new_queue_pairs,
     "nothing is cancelled": _nothing_is_cancelled,
     "acknowledged unsealed": _acknowledged_unsealed,
     "adopt everything": _adopt_everything,

@@ -6,7 +6,7 @@ died. The daemon looks at none of it. All it can do is to move a queue pair to e
 to die: then nothing of it lands any more. So two rules stand for what it checks elsewhere:
 
 - a daemon that follows a new leader ends every queue pair for writing that is older, used or not;
-- who writes posts nothing for a grant that is older than the queue pair.
+- who writes posts nothing for a grant that was void when the queue pair was made.
 
 Reads go over queue pairs of their own. Seals are messages, as over TCP.
 """
@@ -29,6 +29,7 @@ from cenote.api.errors import (
     StaleLocation,
     Unavailable,
 )
+from cenote.store.segments import NO_GRANT
 from cenote.transport.base import ExtentArray, SessionIdentity, U8Array, U64Array
 from cenote.v1 import common_pb2
 from sim.data_connection import (
@@ -47,8 +48,6 @@ __all__ = ["SimOneSided"]
 
 _STALE: Final = StaleLocation.code
 _INVALID: Final = InvalidArgument.code
-EPOCH_SHIFT: Final = 40
-"""Of a grant's id: its epoch lies above."""
 
 Place = tuple[SegmentFile, int, int]
 Landing = Callable[[SegmentFile, int, int], None]
@@ -60,11 +59,13 @@ class QueuePair(DataConnection):
 
     made_in = 0
     """The epoch that the daemon was attached to then, as the client was told, too."""
+    first_grant_id = NO_GRANT
+    """Likewise."""
     for_writes = False
 
     def refuses(self, grant_id: int) -> bool:
         """Whether the client must not use it for this grant."""
-        return grant_id >> EPOCH_SHIFT < self.made_in
+        return grant_id < self.first_grant_id
 
     def writes_of_older(self, epoch: int) -> bool:
         return self.for_writes and self.made_in < epoch
@@ -95,6 +96,7 @@ class OneSidedChannel(SimChannel):
 
         def set_up(reply: Callable[[Any], None]) -> None:
             made.made_in = made.store.segments.epoch
+            made.first_grant_id = made.store.segments.first_grant_id
             made.for_writes = write
             reply(True)
 
@@ -209,10 +211,14 @@ class OneSidedChannel(SimChannel):
         checksums: Any = None,
     ) -> U8Array:
         world = self.world
+        world.faults.strike_before_write(self.party, world.hosts[self.host_name])
 
         def act(pair: QueuePair, until_s: float) -> U8Array:
             if pair.refuses(grant_id):
-                self._writers.append(pair)
+                if pair.first_grant_id == NO_GRANT:
+                    pair.client_gone()  # its daemon was not attached yet
+                else:
+                    self._writers.append(pair)
                 raise StaleEpoch("the grant is older than the queue pair")
             statuses, found = self._locate(pair, extents)
             payload: dict[tuple[int, int], bytes] = {}

@@ -14,12 +14,14 @@ from cenote.api.errors import CenoteError, InvalidArgument
 from cenote.api.rows import EXTENT, UNIT_BYTES
 from cenote.runtime.memory import address_of
 from cenote.store.agent import AgentIdentity, StoreAgent
+from cenote.store.claims import ClaimTable
 from cenote.store.dram import DramSegment
 from cenote.store.ranges import RangeSet
 from cenote.store.segments import LocalSegments
 from cenote.store.sessions import SessionTable
 from cenote.store.slot_format import SLOT_BYTES
 from cenote.store.slots import SlotTable
+from cenote.transport.claims import CLAIM_PAGE_BYTES
 from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
 from sim.loop import Party
@@ -27,6 +29,8 @@ from sim.masters import StoreLink
 
 if TYPE_CHECKING:
     from sim.world import World
+
+CLAIM_PAGES: Final = 64
 
 __all__ = ["SegmentFile", "SimSegment", "StoreHost", "StoreProcess"]
 
@@ -148,10 +152,29 @@ class StoreHost:
     starts: int = 0
     """As the daemon's files count them."""
     process: StoreProcess | None = None
+    claims: memoryview = field(default_factory=lambda: _claim_memory())
+    claims_held: Counter[int] = field(default_factory=Counter)
+    """By page: channels that have it mapped."""
 
     @property
     def boot_id(self) -> str:
         return f"{self.name}.{self.boot}"
+
+    def reboot(self) -> None:
+        """All that is in memory is gone."""
+        for file in self.files:
+            file.is_lost = True
+        self.files = []
+        self.boot += 1
+        self.claims, self.claims_held = _claim_memory(), Counter()
+
+    def page(self, number: int) -> memoryview:
+        """A page of claims, as its writer maps it."""
+        return self.claims[number * CLAIM_PAGE_BYTES : (number + 1) * CLAIM_PAGE_BYTES]
+
+
+def _claim_memory() -> memoryview:
+    return memoryview(bytearray(CLAIM_PAGES * CLAIM_PAGE_BYTES))
 
 
 class StoreProcess:
@@ -162,15 +185,10 @@ class StoreProcess:
         self.host = host
         self.party = party
         segments = [SimSegment(file, i) for i, file in enumerate(host.files)]
-        self.segments = LocalSegments(cast("list[DramSegment]", segments))
+        held = host.claims_held
+        claims = ClaimTable(host.claims, lambda page: held[page] > 0, barrier=lambda: None)
+        self.segments = LocalSegments(cast("list[DramSegment]", segments), claims)
         self.sim_segments = segments
-        fence = self.segments.fence
-
-        def fenced(epoch: int) -> None:
-            fence(epoch)
-            world.epoch_begins_at(host, epoch)
-
-        self.segments.fence = fenced  # type: ignore[method-assign]
         self.sessions = SessionTable(self.segments)
         host.starts += 1
         self.connections: dict[Any, None] = {}

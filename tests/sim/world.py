@@ -37,11 +37,9 @@ RECOVERY_S: Final = 6.0
 REST_S: Final = 2.0
 FAREWELL_S: Final = 5.0
 KIB: Final = 1 << 10
-KNOWN: Final = frozenset({"shm-restart", "view-restart"})
+KNOWN: Final = frozenset({"view-restart"})
 """Known weaknesses of the product (docs/internals/bugs.md) that runs keep clear of:
 
-shm-restart  A master's restart does not fence writers over shm: one in the middle of a copy goes
-             on. Here it dies instead.
 view-restart A view that stays open over a master's restart is protected for as long as the longest
              lease, not for as long as it is open. Here it is not looked at any more.
 """
@@ -176,16 +174,6 @@ class World:
             yield
         finally:
             pending.remove(batch)
-
-    def epoch_begins_at(self, host: StoreHost, epoch: int) -> None:
-        """The daemon follows a new leader."""
-        if "shm-restart" not in self.known:
-            return
-        for write in self.oracle.writes():
-            older = write.grant_id >> 40 < epoch
-            if write.is_mapped and older and any(f in host.files for f, _, _ in write.pieces):
-                self.loop.note(write.who, "dies: it writes over shm under an old epoch")
-                self.loop.kill(self.clients[write.who].party)
 
     def answers(self, address: str, asker: str) -> bool:
         """Whether a store process there answers a hello at once."""

@@ -137,6 +137,17 @@ SLOT = np.dtype(
 SLOT_REF = np.dtype([("segment_index", "<u4"), ("slot", "<u4"), ("epoch", "<u4"), ("seq", "<u8")])
 """A slot and the version it must still hold."""
 
+CLAIM = np.dtype(
+    [
+        ("session_id", "V16"),
+        ("segment_index", "<u4"),
+        ("reserved", "<u4"),
+        ("offset", "<u8"),
+        ("length", "<u8"),
+    ]
+)
+"""A range that a writer of an older epoch, or of an earlier daemon, may still be writing into."""
+
 
 def digests_array(digests: bytes | memoryview) -> np.ndarray[tuple[int, int], np.dtype[np.uint64]]:
     """View packed digests as uint64[n, 2] without a copy.

@@ -51,6 +51,8 @@ class Mapping:
         "_owner",
         "address",
         "incarnation",
+        "index",
+        "memory",
         "populated_bytes",
         "ready_bytes",
         "view",
@@ -64,9 +66,12 @@ class Mapping:
         incarnation: bytes,
         *,
         writable: bool,
+        index: int = 0,
+        offset: int = 0,
     ) -> None:
+        """`offset`: where in the file, a multiple of the page size."""
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        address = _mmap(None, size_bytes, protection, mmap.MAP_SHARED, descriptor, 0)
+        address = _mmap(None, size_bytes, protection, mmap.MAP_SHARED, descriptor, offset)
         if address == _MAP_FAILED or address is None:
             reason = os.strerror(ctypes.get_errno())
             raise ResourceUnavailable(
@@ -83,4 +88,7 @@ class Mapping:
         """How much of it may be touched; grows when the daemon says so."""
         self.populated_bytes = 0
         self.incarnation = incarnation
-        self.view = memoryview(self._owner).cast("B").toreadonly()
+        self.index = index
+        """Which of the daemon's segments it is, there."""
+        self.memory = memoryview(self._owner).cast("B")
+        self.view = self.memory.toreadonly()

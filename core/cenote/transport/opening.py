@@ -139,11 +139,13 @@ def greet(
         body = bytearray(length)
         connection.receive_view(memoryview(body))
         response = wire.decode_hello_reply(code, body)
-        wanted = len(response.segments) if hello.want_descriptors else 0
+        wanted = 0
+        if hello.want_descriptors:
+            wanted = len(response.segments) + response.has_claims
         while len(descriptors) < wanted:
             _receive_with_descriptors(connection, 1, descriptors)
         if len(descriptors) != wanted:
-            raise ProtocolError(f"{len(descriptors)} descriptors came for {wanted} segments")
+            raise ProtocolError(f"{len(descriptors)} descriptors came, {wanted} are due")
     except BaseException:  # whatever it was, the descriptors must not stay open
         close_all(descriptors)
         raise

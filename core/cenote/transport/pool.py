@@ -30,7 +30,12 @@ _SEAL_HEAD: Final = Struct(wire.REQUEST.format + wire.SEAL_PREFIX.format[1:])
 
 
 def hello_for(
-    identity: SessionIdentity, epoch: int, *, writer: bool, want_descriptors: bool = False
+    identity: SessionIdentity,
+    epoch: int,
+    *,
+    writer: bool,
+    want_descriptors: bool = False,
+    has_claims: bool = False,
 ) -> store_pb2.DataHelloRequest:
     """What a session says first on a data connection."""
     return store_pb2.DataHelloRequest(
@@ -41,6 +46,7 @@ def hello_for(
         process_id=identity.process_id,
         writer=writer,
         want_descriptors=want_descriptors,
+        has_claims=has_claims,
     )
 
 

@@ -6,7 +6,8 @@ meanwhile (the first touch of a page costs more than its copy).
 
 The daemon can't interrupt a copy. It counts this session as cut off only when it has no mapping any
 more; see `cenote.store.sessions`. What it can do is close the connection that this channel watches:
-then the channel writes no more.
+then the channel writes no more. And it sees what is being written: each write is claimed in a page
+of this channel's own (`claims`), and does not begin where the daemon has made its grant void.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import os
 import stat
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable
 from time import monotonic
 from typing import Final, final
@@ -27,15 +27,15 @@ from cenote.api.errors import (
     ClientClosed,
     GrantRevoked,
     InvalidArgument,
+    ProtocolError,
     StaleLocation,
     Unavailable,
     error_from_code,
 )
-from cenote.runtime.log import get_logger
-from cenote.runtime.memory import PAGE_BYTES, populate
 from cenote.v1 import common_pb2, store_pb2
 
 from .base import ExtentArray, Region, SealBatch, SessionIdentity, U8Array, U64Array
+from .claims import CLAIM_PAGE_BYTES, VOID, ClaimPage, ranges_of
 from .connection import DataConnection
 from .copying import CopyTeam
 from .mapping import Mapping
@@ -49,18 +49,15 @@ from .memory_access import (
 )
 from .opening import close_all, connect, greet
 from .pool import ConnectionPool, hello_for
+from .populating import Populator
 
 __all__ = ["ShmChannel", "ShmTransport"]
 
 SEAL_CONNECTIONS: Final = 2
 SPIN_S: Final = 150e-6
 _ASK_AGAIN_S: Final = 0.02
-_POPULATE_STEP_BYTES: Final = 16 << 20
-_CLOSE_WAIT_S: Final = 0.5
 _STALE: Final = StaleLocation.code
 _INVALID: Final = InvalidArgument.code
-
-_log = get_logger("cenote.transport.shm")
 
 
 @final
@@ -92,12 +89,13 @@ class ShmChannel:
         )
         self._readable: dict[int, Mapping] = {}
         self._writable: dict[int, Mapping] = {}
+        self._page: ClaimPage | None = None
         self._watched: DataConnection | None = None
         self._farewell: CenoteError | None = None
         self._mapping = threading.Lock()
         self._asked_at = 0.0
         self._closed = False
-        self._populator = _Populator(populate_bytes_max)
+        self._populator = Populator(populate_bytes_max)
 
     @property
     def node_id(self) -> int:
@@ -112,7 +110,13 @@ class ShmChannel:
 
     def _map(self, deadline: float, *, writable: bool) -> None:
         """Ask the daemon for its segments and map those that are new. Under the lock."""
-        hello = hello_for(self._identity, self.epoch, writer=writable, want_descriptors=True)
+        hello = hello_for(
+            self._identity,
+            self.epoch,
+            writer=writable,
+            want_descriptors=True,
+            has_claims=self._page is not None,
+        )
         connection = connect(self._path, self._name, deadline)
         keep = False
         try:
@@ -134,6 +138,11 @@ class ShmChannel:
     ) -> None:
         held = self._writable if writable else self._readable
         mappings = {}
+        page = self._page
+        if response.has_claims:
+            page = _page_of(descriptors.pop(), response.claims_offset)
+        elif writable and page is None:
+            raise ProtocolError(f"{self._name} gave no page for claims")
         for segment, descriptor in zip(response.segments, descriptors, strict=True):
             known = held.get(segment.segment_id)
             if known is not None and known.incarnation == segment.incarnation:
@@ -146,10 +155,12 @@ class ShmChannel:
                 segment.ready_bytes,
                 segment.incarnation,
                 writable=writable,
+                index=segment.index,
             )
         if self._closed:
             raise ClientClosed(f"the channel to {self._name} is closed")
         if writable:
+            self._page = page  # before the segments: who finds one finds its page
             self._writable = mappings
         else:
             self._readable = mappings
@@ -261,13 +272,22 @@ class ShmChannel:
             status, mapping = self._one(segment, offset, length, deadline_s, writable=True)
             if mapping is None:
                 return status, 0
+        page = self._page
+        if page is None:
+            raise ClientClosed(f"the channel to {self._name} is closed")
         target = mapping.address + offset
-        if checksum:
-            return 0, copy_hashed(target, address, length, monotonic() + deadline_s)
-        if length < SLICE_COPY_BYTES_MAX:
-            copy(target, address, length)
-        else:
-            self._team.copy_one(target, address, length, monotonic() + deadline_s)
+        pen = page.claim_one(grant_id, mapping.index, offset, length, deadline_s)
+        if pen < 0:
+            return VOID, 0
+        try:
+            if checksum:
+                return 0, copy_hashed(target, address, length, monotonic() + deadline_s)
+            if length < SLICE_COPY_BYTES_MAX:
+                copy(target, address, length)
+            else:
+                self._team.copy_one(target, address, length, monotonic() + deadline_s)
+        finally:
+            page.withdraw(pen)
         return 0, 0
 
     def write(
@@ -280,13 +300,24 @@ class ShmChannel:
     ) -> U8Array:
         deadline = monotonic() + deadline_s
         self._check_not_cut(deadline_s)
+        if not len(extents):
+            return np.zeros(0, np.uint8)
         mappings = self._writable
         statuses, targets, lengths = locate(extents, _finder(mappings))
         if statuses.any():
             self._look_again(deadline, writable=True)
             mappings = self._writable
             statuses, targets, lengths = locate(extents, _finder(mappings))
-        self._copy(targets, addresses, lengths, deadline, checksums, statuses)
+        page = self._page
+        if page is None:
+            raise ClientClosed(f"the channel to {self._name} is closed")
+        pen = page.claim(grant_id, _ranges(extents, mappings), deadline - monotonic())
+        if pen < 0:
+            return np.full(len(extents), VOID, np.uint8)
+        try:
+            self._copy(targets, addresses, lengths, deadline, checksums, statuses)
+        finally:
+            page.withdraw(pen)
         return statuses
 
     def _check_not_cut(self, deadline_s: float) -> None:
@@ -317,6 +348,7 @@ class ShmChannel:
         with self._mapping:
             self._readable = {}
             self._writable = {}
+            self._page = None
             watched, self._watched = self._watched, None
         if watched is not None:
             watched.close()
@@ -330,65 +362,29 @@ def _finder(mappings: dict[int, Mapping]) -> Callable[[int], tuple[int, int] | N
     return find
 
 
-@final
-class _Populator:
-    """A thread that fills in page tables, in steps, until all is done or `close`."""
+def _page_of(descriptor: int, offset: int) -> ClaimPage:
+    """Map this channel's page; the descriptor is closed."""
+    try:
+        mapping = Mapping(
+            descriptor, CLAIM_PAGE_BYTES, CLAIM_PAGE_BYTES, b"", writable=True, offset=offset
+        )
+    finally:
+        close_all([descriptor])
+    return ClaimPage(mapping.memory, mapping)
 
-    def __init__(self, bytes_max: int) -> None:
-        self._left_bytes = bytes_max
-        self._todo: deque[tuple[Mapping, bool]] = deque()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._closed = False
 
-    def add(self, mappings: list[Mapping], writable: bool) -> None:
-        with self._lock:
-            if self._closed or self._left_bytes <= 0:
-                return
-            self._todo.extend((mapping, writable) for mapping in mappings)
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="cenote-populate", daemon=True
-                )
-                self._thread.start()
-
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                if self._closed or not self._todo or self._left_bytes <= 0:
-                    self._todo.clear()  # they keep mappings that others may have let go of
-                    self._thread = None
-                    return
-                mapping, writable = self._todo[0]
-                start = mapping.populated_bytes
-                size = min(
-                    _POPULATE_STEP_BYTES,
-                    mapping.ready_bytes // PAGE_BYTES * PAGE_BYTES - start,
-                    self._left_bytes,
-                )
-                if size <= 0:
-                    self._todo.popleft()
-                    del mapping  # nothing is left of it here when `_thread` says that we are done
-                    continue
-                mapping.populated_bytes += size
-                self._left_bytes -= size
-            try:
-                can = populate(mapping.address + start, size, write=writable)
-            except CenoteError as error:
-                _log.warning("can't populate a mapped segment", error=error)
-                can = False
-            if not can:
-                with self._lock:
-                    self._todo.clear()
-            del mapping
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            self._todo.clear()
-            thread = self._thread
-        if thread is not None:
-            thread.join(_CLOSE_WAIT_S)
+def _ranges(extents: ExtentArray, mappings: dict[int, Mapping]) -> U64Array:
+    """What a batch is about to write, for its claim. Extents without a mapping are not written."""
+    ids = extents["segment"]
+    first = mappings.get(int(ids[0]))
+    if first is not None and (len(ids) == 1 or bool((ids == ids[0]).all())):
+        return ranges_of(first.index, extents["offset"], extents["length"])
+    known = np.isin(ids, list(mappings))
+    extents, ids = extents[known], ids[known]
+    indexes = np.zeros(len(ids), np.uint64)
+    for segment_id, mapping in mappings.items():
+        indexes[ids == segment_id] = mapping.index
+    return ranges_of(indexes, extents["offset"], extents["length"])
 
 
 @final

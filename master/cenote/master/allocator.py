@@ -83,6 +83,21 @@ class SegmentAllocator:
             return False
         return self._runs.take_at(offset, offset + length_units)
 
+    def allocate_between(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Take all that is free in [start, end); (offset, length) of each piece."""
+        starts, ends = self._runs.columns()
+        first = int(np.searchsorted(ends, start, "right"))
+        last = int(np.searchsorted(starts, end, "left"))
+        pieces = [
+            (max(low, start), min(high, end))
+            for low, high in zip(
+                starts[first:last].tolist(), ends[first:last].tolist(), strict=True
+            )
+        ]
+        for low, high in pieces:
+            self._runs.take_at(low, high)
+        return [(low, high - low) for low, high in pieces]
+
     def allocate_run(self, lengths_units: Units) -> Units | None:
         """One piece for all, back to back in their order; their offsets, or None."""
         ends = np.cumsum(lengths_units)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cenote.api.errors import InvalidArgument, NodeNameTaken, NodeSuperseded, StaleEpoch
-from cenote.api.rows import SLOT, SLOT_REF, UNIT_BYTES
+from cenote.api.rows import CLAIM, SLOT, SLOT_REF, UNIT_BYTES
 
 from .adopting import adopt
 from .commands import Attach, AttachReply, SegmentReport
@@ -21,7 +21,9 @@ from .node_ops import lose_segment
 from .nodes import Node, NodeState
 from .objects import LIVE
 from .pool import Pool
-from .segments import Segment
+from .segments import NO_SLOT, Segment
+from .session_ops import node_cut_session
+from .sessions import SESSION_ID_BYTES, claimer, is_claimer
 from .slot_growth import instruct_growth
 
 __all__ = ["attach"]
@@ -57,11 +59,13 @@ def attach(pool: Pool, command: Attach, now_s: float) -> AttachReply:
         _make_usable(pool, segment, report, bool(len(here)))
     unknown = inventory[~known]
     adopted, stale = adopt(pool, fresh, unknown)
+    _withhold(pool, node, fresh, command)
     node.attached = True
     if not same_process:
         # An earlier process alone knew whom it could not cut off yet.
         for session_id in pool.orphans.sessions_at(node.node_id):
-            pool.cut_off(node, session_id)
+            if not is_claimer(session_id):
+                pool.cut_off(node, session_id)
     node.heard_s = now_s
     node.state = NodeState.ALIVE
     node.unanswered = False
@@ -247,6 +251,26 @@ def _reconcile(
     if same_process or sealed.all():
         return 0, known
     return pool.drop_replicas(rows[~sealed], spans[~sealed], GoneReason.LOST), known
+
+
+def _withhold(pool: Pool, node: Node, fresh: list[Segment], command: Attach) -> None:
+    """What stopped writers of an earlier tenure may be writing into is not granted to others before
+    their daemon says that it is over. A grant of this tenure is known here by itself."""
+    claims = command.claims if command.claims is not None else np.zeros(0, CLAIM)
+    claiming = {row.tobytes() for row in claims["session_id"]}
+    for name in pool.orphans.sessions_at(node.node_id):
+        if is_claimer(name) and name[:SESSION_ID_BYTES] not in claiming:
+            node_cut_session(pool, name, node.node_id)
+    for segment in fresh:
+        for row in claims[claims["segment_index"] == segment.index]:
+            start = int(row["offset"]) // UNIT_BYTES
+            end = -(-(int(row["offset"]) + int(row["length"])) // UNIT_BYTES)
+            pieces = segment.claim_free(start, end)
+            if pieces:
+                spans = np.array(
+                    [(segment.segment_id, NO_SLOT, at, length) for at, length in pieces], np.uint32
+                )
+                pool.orphans.add(claimer(row["session_id"].tobytes()), node.node_id, spans)
 
 
 def _make_usable(pool: Pool, segment: Segment, report: SegmentReport, has_contents: bool) -> None:

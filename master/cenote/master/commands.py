@@ -336,6 +336,8 @@ class Attach:
     server_version: str = ""
     start_number: int = 0
     """Rises with each start of the node's daemon."""
+    claims: Rows | None = None
+    """rows.CLAIM: what writers under void grants may still be writing into."""
 
 
 @dataclass(slots=True)
@@ -376,6 +378,8 @@ class Heartbeat:
     counters: NodeCounters
     start_number: int = 0
     """As in Attach."""
+    withdrawn_session_ids: list[bytes] = field(default_factory=list)
+    """Sessions of which none of the claims that the attach named is left."""
     unverified: frozenset[int] = frozenset()
     """Indexes of segments whose contents no lease proves."""
     damaged: Rows | None = None

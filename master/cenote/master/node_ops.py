@@ -11,6 +11,7 @@ from .effects import ProbeNode
 from .nodes import Node, NodeState
 from .pool import Pool
 from .session_ops import node_cut_session
+from .sessions import claimer
 
 __all__ = ["detach", "heartbeat", "lose_segment", "node_probed", "report_failure", "set_node_state"]
 
@@ -61,6 +62,8 @@ def heartbeat(pool: Pool, command: Heartbeat, now_s: float) -> HeartbeatReply:
                 pool.view_changed()
     for session_id in command.cut_session_ids:
         node_cut_session(pool, session_id, node.node_id)
+    for session_id in command.withdrawn_session_ids:
+        node_cut_session(pool, claimer(session_id), node.node_id)
     node.done(command.done_instruction)
     return HeartbeatReply(node.instructions[: pool.config.instructions_per_reply_max])
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cenote.api.codec import unpack_ids, unpack_rows
 from cenote.api.errors import (
@@ -14,7 +15,7 @@ from cenote.api.errors import (
     ResourceUnavailable,
     SessionUnknown,
 )
-from cenote.api.rows import EXTENT, SLOT
+from cenote.api.rows import CLAIM, EXTENT, SLOT
 from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
 
@@ -41,6 +42,7 @@ SLOTS_MAX: Final = 1 << 26
 DAMAGED_SLOTS_MAX: Final = 16_384
 SESSIONS_MAX: Final = 65_536
 """In one heartbeat."""
+CLAIMS_MAX: Final = 1 << 20
 ATTACHES_MAX: Final = 64
 """Under way at once; each is forgotten after `ATTACH_TIMEOUT_S` without a slice."""
 ATTACH_TIMEOUT_S: Final = 60.0
@@ -115,7 +117,15 @@ def _attach(message: pb.AttachRequest) -> Attach:
         message.process_id,
         check_text(message.server_version, "server_version"),
         message.start_number,
+        _claims(message.claims),
     )
+
+
+def _claims(packed: bytes) -> NDArray[np.void]:
+    rows = unpack_rows(packed, CLAIM, "claims")
+    if len(rows) > CLAIMS_MAX:
+        raise InvalidArgument(f"an attach names at most {CLAIMS_MAX} claims")
+    return rows
 
 
 @dataclass(slots=True)
@@ -229,7 +239,12 @@ class AttachCollector:
 
 def heartbeat_command(message: pb.HeartbeatRequest, *, held: bool = False) -> Heartbeat:
     """`held`: it was taken down before. Raises InvalidArgument."""
-    if max(len(message.cut_session_ids), len(message.quarantined_session_ids)) > SESSIONS_MAX * 16:
+    named = (
+        message.cut_session_ids,
+        message.quarantined_session_ids,
+        message.withdrawn_session_ids,
+    )
+    if max(map(len, named)) > SESSIONS_MAX * 16:
         raise InvalidArgument(f"a heartbeat names at most {SESSIONS_MAX} sessions")
     if len(message.segments) > SEGMENTS_MAX:
         raise InvalidArgument(f"a node has at most {SEGMENTS_MAX} segments")
@@ -253,6 +268,7 @@ def heartbeat_command(message: pb.HeartbeatRequest, *, held: bool = False) -> He
             stats.unverified_slots,
         ),
         message.start_number,
+        unpack_ids(message.withdrawn_session_ids, "withdrawn_session_ids"),
         frozenset(s.node_segment_index for s in message.segments if s.unverified),
         unpack_rows(stats.damaged_slots, SLOT, "damaged_slots") if stats.damaged_slots else None,
         held,

@@ -14,10 +14,12 @@ from .nodes import Node, NodeState
 from .slots import SlotNumbers
 from .spans import SEGMENT_MASK, Spans, by_segment
 
-__all__ = ["GROW_ALWAYS", "Segment", "Segments"]
+__all__ = ["GROW_ALWAYS", "NO_SLOT", "Segment", "Segments"]
 
 SEGMENT_IDS_MAX = SEGMENT_MASK
 GROW_ALWAYS = 1 << 62
+NO_SLOT = (1 << 32) - 1
+"""Slot number of an extent that has none: nothing will be sealed there."""
 _PIECE_UNITS_MIN = 64
 """4 KiB: shorter pieces cost a reader more than they are worth."""
 
@@ -190,10 +192,14 @@ class Segment:
         if len(spans) == 1:
             _, slot, offset, length = spans[0].tolist()
             allocator.free(offset, length)
-            self.slots.give_one(slot)
+            if slot != NO_SLOT:
+                self.slots.give_one(slot)
             return
         allocator.free_bulk(spans[:, 2].astype(np.int64), spans[:, 3].astype(np.int64))
-        self.slots.give(spans[:, 1])
+        slots = spans[:, 1]
+        if int(slots.max()) == NO_SLOT:
+            slots = slots[slots != NO_SLOT]
+        self.slots.give(slots)
 
     def give_one(self, slot: int, offset: int, length: int) -> None:
         if self.allocator is not None:
@@ -208,6 +214,11 @@ class Segment:
             and offset + length <= self.ready_units
             and allocator.allocate_at(offset, length)
         )
+
+    def claim_free(self, offset: int, end: int) -> list[tuple[int, int]]:
+        """Take whatever is free in [offset, end): (offset, length) of each piece."""
+        allocator = self.allocator
+        return [] if allocator is None else allocator.allocate_between(offset, end)
 
     def give_space(self, offset: int, length: int) -> None:
         """Undo `claim`."""

@@ -18,11 +18,31 @@ from .leases import Lease
 from .nodes import Node
 from .spans import Spans, segments_of, units_of
 
-__all__ = ["CANCELLED_MAX", "Orphans", "Session", "Sessions", "commit_key", "start_key"]
+__all__ = [
+    "CANCELLED_MAX",
+    "Orphans",
+    "Session",
+    "Sessions",
+    "claimer",
+    "commit_key",
+    "is_claimer",
+    "start_key",
+]
 
 SESSION_ID_BYTES = 16
 CANCELLED_MAX = 1024
 """Requests of a session that are refused if they are yet to come; the oldest are forgotten."""
+_CLAIMS = b"claims"
+
+
+def claimer(session_id: bytes) -> bytes:
+    """The name under which `Orphans` keeps what a session claims under grants of an earlier tenure:
+    apart from what it leaves behind in this one, which ends otherwise."""
+    return session_id + _CLAIMS
+
+
+def is_claimer(name: bytes) -> bool:
+    return len(name) > SESSION_ID_BYTES
 
 
 @dataclass(slots=True)

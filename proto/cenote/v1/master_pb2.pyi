@@ -495,7 +495,7 @@ class SegmentInfo(_message.Message):
     def __init__(self, node_segment_index: _Optional[int] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., incarnation: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., ready_bytes: _Optional[int] = ..., unit_bytes: _Optional[int] = ..., slots: _Optional[int] = ..., retired_extents: _Optional[bytes] = ..., unverified: bool = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("credentials", "node_name", "node_uuid", "boot_id", "failure_domain", "endpoints", "segments", "inventory", "more", "last_epoch", "process_id", "server_version", "start_number", "attempt", "slice")
+    __slots__ = ("credentials", "node_name", "node_uuid", "boot_id", "failure_domain", "endpoints", "segments", "inventory", "more", "last_epoch", "process_id", "server_version", "start_number", "attempt", "slice", "claims")
     CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
     NODE_UUID_FIELD_NUMBER: _ClassVar[int]
@@ -511,6 +511,7 @@ class AttachRequest(_message.Message):
     START_NUMBER_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     SLICE_FIELD_NUMBER: _ClassVar[int]
+    CLAIMS_FIELD_NUMBER: _ClassVar[int]
     credentials: _common_pb2.Credentials
     node_name: str
     node_uuid: bytes
@@ -526,7 +527,8 @@ class AttachRequest(_message.Message):
     start_number: int
     attempt: int
     slice: int
-    def __init__(self, credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., node_name: _Optional[str] = ..., node_uuid: _Optional[bytes] = ..., boot_id: _Optional[str] = ..., failure_domain: _Optional[str] = ..., endpoints: _Optional[_Iterable[_Union[_common_pb2.Endpoint, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[SegmentInfo, _Mapping]]] = ..., inventory: _Optional[bytes] = ..., more: bool = ..., last_epoch: _Optional[int] = ..., process_id: _Optional[int] = ..., server_version: _Optional[str] = ..., start_number: _Optional[int] = ..., attempt: _Optional[int] = ..., slice: _Optional[int] = ...) -> None: ...
+    claims: bytes
+    def __init__(self, credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., node_name: _Optional[str] = ..., node_uuid: _Optional[bytes] = ..., boot_id: _Optional[str] = ..., failure_domain: _Optional[str] = ..., endpoints: _Optional[_Iterable[_Union[_common_pb2.Endpoint, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[SegmentInfo, _Mapping]]] = ..., inventory: _Optional[bytes] = ..., more: bool = ..., last_epoch: _Optional[int] = ..., process_id: _Optional[int] = ..., server_version: _Optional[str] = ..., start_number: _Optional[int] = ..., attempt: _Optional[int] = ..., slice: _Optional[int] = ..., claims: _Optional[bytes] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
     __slots__ = ("node_id", "epoch", "segment_ids", "heartbeat_interval_ms", "clear_slots", "last_seq", "first_grant_id")
@@ -547,7 +549,7 @@ class AttachResponse(_message.Message):
     def __init__(self, node_id: _Optional[int] = ..., epoch: _Optional[int] = ..., segment_ids: _Optional[_Iterable[int]] = ..., heartbeat_interval_ms: _Optional[int] = ..., clear_slots: _Optional[bytes] = ..., last_seq: _Optional[int] = ..., first_grant_id: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("node_id", "epoch", "segments", "wait_ms", "done_instruction", "cut_session_ids", "quarantined_session_ids", "stats", "start_number")
+    __slots__ = ("node_id", "epoch", "segments", "wait_ms", "done_instruction", "cut_session_ids", "quarantined_session_ids", "stats", "start_number", "withdrawn_session_ids")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
@@ -557,6 +559,7 @@ class HeartbeatRequest(_message.Message):
     QUARANTINED_SESSION_IDS_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
     START_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAWN_SESSION_IDS_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     epoch: int
     segments: _containers.RepeatedCompositeFieldContainer[SegmentInfo]
@@ -566,7 +569,8 @@ class HeartbeatRequest(_message.Message):
     quarantined_session_ids: bytes
     stats: NodeStats
     start_number: int
-    def __init__(self, node_id: _Optional[int] = ..., epoch: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[SegmentInfo, _Mapping]]] = ..., wait_ms: _Optional[int] = ..., done_instruction: _Optional[int] = ..., cut_session_ids: _Optional[bytes] = ..., quarantined_session_ids: _Optional[bytes] = ..., stats: _Optional[_Union[NodeStats, _Mapping]] = ..., start_number: _Optional[int] = ...) -> None: ...
+    withdrawn_session_ids: bytes
+    def __init__(self, node_id: _Optional[int] = ..., epoch: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[SegmentInfo, _Mapping]]] = ..., wait_ms: _Optional[int] = ..., done_instruction: _Optional[int] = ..., cut_session_ids: _Optional[bytes] = ..., quarantined_session_ids: _Optional[bytes] = ..., stats: _Optional[_Union[NodeStats, _Mapping]] = ..., start_number: _Optional[int] = ..., withdrawn_session_ids: _Optional[bytes] = ...) -> None: ...
 
 class NodeStats(_message.Message):
     __slots__ = ("read_bytes", "written_bytes", "seals", "sessions", "connections", "broken_slots", "unverified_slots", "damaged_slots")

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DataHelloRequest(_message.Message):
-    __slots__ = ("credentials", "session_id", "epoch", "boot_id", "process_id", "want_descriptors", "writer")
+    __slots__ = ("credentials", "session_id", "epoch", "boot_id", "process_id", "want_descriptors", "writer", "has_claims")
     CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +15,7 @@ class DataHelloRequest(_message.Message):
     PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
     WANT_DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
     WRITER_FIELD_NUMBER: _ClassVar[int]
+    HAS_CLAIMS_FIELD_NUMBER: _ClassVar[int]
     credentials: _common_pb2.Credentials
     session_id: bytes
     epoch: int
@@ -22,33 +23,40 @@ class DataHelloRequest(_message.Message):
     process_id: int
     want_descriptors: bool
     writer: bool
-    def __init__(self, credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., session_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., boot_id: _Optional[str] = ..., process_id: _Optional[int] = ..., want_descriptors: bool = ..., writer: bool = ...) -> None: ...
+    has_claims: bool
+    def __init__(self, credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., session_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., boot_id: _Optional[str] = ..., process_id: _Optional[int] = ..., want_descriptors: bool = ..., writer: bool = ..., has_claims: bool = ...) -> None: ...
 
 class DataHelloResponse(_message.Message):
-    __slots__ = ("epoch", "node_id", "server_version", "segments")
+    __slots__ = ("epoch", "node_id", "server_version", "segments", "has_claims", "claims_offset")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    HAS_CLAIMS_FIELD_NUMBER: _ClassVar[int]
+    CLAIMS_OFFSET_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     node_id: int
     server_version: str
     segments: _containers.RepeatedCompositeFieldContainer[SharedSegment]
-    def __init__(self, epoch: _Optional[int] = ..., node_id: _Optional[int] = ..., server_version: _Optional[str] = ..., segments: _Optional[_Iterable[_Union[SharedSegment, _Mapping]]] = ...) -> None: ...
+    has_claims: bool
+    claims_offset: int
+    def __init__(self, epoch: _Optional[int] = ..., node_id: _Optional[int] = ..., server_version: _Optional[str] = ..., segments: _Optional[_Iterable[_Union[SharedSegment, _Mapping]]] = ..., has_claims: bool = ..., claims_offset: _Optional[int] = ...) -> None: ...
 
 class SharedSegment(_message.Message):
-    __slots__ = ("segment_id", "size_bytes", "incarnation", "tier", "ready_bytes")
+    __slots__ = ("segment_id", "size_bytes", "incarnation", "tier", "ready_bytes", "index")
     SEGMENT_ID_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     READY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     segment_id: int
     size_bytes: int
     incarnation: bytes
     tier: _common_pb2.Tier
     ready_bytes: int
-    def __init__(self, segment_id: _Optional[int] = ..., size_bytes: _Optional[int] = ..., incarnation: _Optional[bytes] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., ready_bytes: _Optional[int] = ...) -> None: ...
+    index: int
+    def __init__(self, segment_id: _Optional[int] = ..., size_bytes: _Optional[int] = ..., incarnation: _Optional[bytes] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., ready_bytes: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
 class GetStoreStatusRequest(_message.Message):
     __slots__ = ()

@@ -46,6 +46,7 @@ from .agent_core import (
     SendAttach,
     Stage,
 )
+from .claims import claim_rows
 from .master_link import MasterLink
 from .segments import LocalSegments
 
@@ -57,6 +58,10 @@ ATTACH_S: Final = 60.0
 """For the last slice: the master goes through the whole inventory then."""
 BEAT_MARGIN_S: Final = 3.0
 CUT_S: Final = 1.0
+CLAIMS_S: Final = 1.0
+"""How long a daemon waits for writers over shared memory to end what they have begun. What is left
+then is told to the master, which withholds it."""
+_CLAIMS_LOOK_S: Final = 0.005
 _JOIN_S: Final = 0.4
 _LOG_INTERVAL_S: Final = 5.0
 _CUT_IDS_PER_BEAT: Final = 4096
@@ -137,6 +142,8 @@ class StoreAgent:
         self._link_lock = threading.Lock()
         self._address = masters[0]
         self._attempts = 0
+        self._claiming: set[bytes] = set()
+        """Sessions with claims that the master was told of."""
         self._instructions: list[pb.Instruction] = []
         self._cut_to_report: deque[bytes] = deque()
         self._stopping = threading.Event()
@@ -256,6 +263,11 @@ class StoreAgent:
     def _cut_older(self, epoch: int) -> Event:
         self._segments.fence(epoch)
         quiet = self._sessions.end_older_writes(epoch, CUT_S)
+        if quiet:
+            until_s = time.monotonic() + CLAIMS_S
+            while self._segments.claims.older() and time.monotonic() < until_s:
+                if self._stopping.wait(_CLAIMS_LOOK_S):
+                    break
         return OlderCut(0 if quiet else 1)
 
     def _send_attach(self) -> Event:
@@ -263,6 +275,9 @@ class StoreAgent:
         self._attempts += 1
         first = self._attach_request(0)
         first.segments.extend(segment.info() for segment in self._segments.all())
+        claims = self._segments.claims.older()
+        first.claims = claim_rows(claims, {s.index: s.size_bytes for s in self._segments.all()})
+        self._claiming = {claim.session_id for claim in claims}
         request, response = first, pb.AttachResponse()
         for rows, more in _slices(self._inventory()):
             if self._stopping.is_set():
@@ -315,6 +330,9 @@ class StoreAgent:
 
     def _beat(self, beat: Beat) -> Event:
         self._cut_to_report.extend(self._sessions.poll())
+        claiming = {claim.session_id for claim in self._segments.claims.older()}
+        withdrawn = sorted(self._claiming - claiming)
+        quarantined = [*self._sessions.quarantined(), *sorted(self._claiming & claiming)]
         cut = [self._cut_to_report[i] for i in range(self._cut_count())]
         request = pb.HeartbeatRequest(
             node_id=self._segments.node_id,
@@ -323,11 +341,13 @@ class StoreAgent:
             wait_ms=round(beat.wait_s * 1000),
             done_instruction=beat.done_instruction,
             cut_session_ids=pack_ids(cut),
-            quarantined_session_ids=pack_ids(self._sessions.quarantined()[:_QUARANTINED_IDS_MAX]),
+            quarantined_session_ids=pack_ids(quarantined[:_QUARANTINED_IDS_MAX]),
+            withdrawn_session_ids=pack_ids(withdrawn),
             stats=self._stats(),
             start_number=self._identity.start_number,
         )
         response = self._current_link().heartbeat(request, beat.wait_s + BEAT_MARGIN_S)
+        self._claiming.difference_update(withdrawn)
         for _ in cut:  # told; others may have come behind them meanwhile
             self._cut_to_report.popleft()
         self._instructions = list(response.instructions)
@@ -337,7 +357,12 @@ class StoreAgent:
         return min(len(self._cut_to_report), _CUT_IDS_PER_BEAT)
 
     def _is_restless(self) -> bool:
-        return bool(self._cut_to_report or self._is_preparing() or self._sessions.quarantined())
+        return bool(
+            self._cut_to_report
+            or self._claiming
+            or self._is_preparing()
+            or self._sessions.quarantined()
+        )
 
     # ---- instructions -------------------------------------------------------------------------
 

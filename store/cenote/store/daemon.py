@@ -101,6 +101,7 @@ class StoreDaemon:
             token=config.token.encode(),
             connections_max=config.connections_max,
             server_version=self._version,
+            claims=segments.claim_file,
         )
         assert server.tcp_address is not None
         server.start()

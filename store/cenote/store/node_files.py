@@ -2,6 +2,7 @@
 
     cenote-<node>.lock       locked while the daemon lives; names its pid and the node's uuid, and
                              counts its starts
+    cenote-<node>.claims     what clients that write over shared memory are touching; they map it
     cenote-<node>-<i>.data   segment i, which clients map
     cenote-<node>-<i>.slots  its slot table, which only the daemon maps
 
@@ -57,6 +58,7 @@ class NodeFiles:
         self.control_directory = directory if control_directory is None else control_directory
         self.name = name
         self.lock_path = self.control_directory / f"cenote-{name}.lock"
+        self.claims_path = self.control_directory / f"cenote-{name}.claims"
         self._lock_fd = _lock(self.lock_path, name)
         known = _read_lock(self._lock_fd)
         starts = known.get("starts", "")
@@ -123,6 +125,7 @@ class NodeFiles:
         """Remove everything of this node, the lock file last. Nothing more may be made after it."""
         for index in self.indexes():
             self.remove(index)
+        self.claims_path.unlink(missing_ok=True)
         # Still locked: whoever opened it before sees that it is not the file of that name any more.
         self.lock_path.unlink(missing_ok=True)
 
@@ -161,7 +164,9 @@ def stale_nodes(files: NodeFiles) -> list[StaleNode]:
                 pid = int(_read_lock(fd).get("pid", "0"))
             finally:
                 os.close(fd)
-            command = shlex.join(["rm", *map(str, sorted(theirs)), str(lock_path)])
+            claims = lock_path.with_suffix(".claims")
+            rest = [str(path) for path in (claims, lock_path) if path.exists()]
+            command = shlex.join(["rm", *map(str, sorted(theirs)), *rest])
             found.append(StaleNode(name, pid, size_bytes, command))
     return found
 

@@ -12,6 +12,7 @@ from cenote.runtime.log import get_logger
 from cenote.runtime.memory import PAGE_BYTES
 from cenote.runtime.units import format_size
 
+from .claims import ClaimFile, ClaimTable, open_claims, survived
 from .dram import (
     SEGMENT_BYTES_MIN,
     DramSegment,
@@ -24,10 +25,17 @@ from .table_file import Survivor
 
 __all__ = ["NO_GRANT", "LocalSegments", "open_segments"]
 
+EPOCH_BITS: Final = 24
+GRANTS_BITS: Final = 40
 NO_GRANT: Final = (1 << 64) - 1
 """Above all grant ids."""
 
 _log = get_logger(__name__)
+
+
+def first_grant_id_of(epoch: int) -> int:
+    """The least id that a grant of this epoch can have: its number fills the high bits."""
+    return (epoch & (1 << EPOCH_BITS) - 1) << GRANTS_BITS
 
 
 @final
@@ -39,15 +47,20 @@ class LocalSegments:
     master's answer tells what may still be.
     """
 
-    def __init__(self, segments: Sequence[DramSegment]) -> None:
+    def __init__(self, segments: Sequence[DramSegment], claims: ClaimTable) -> None:
         self._segments = tuple(segments)
+        self.claims = claims
+        """What writers over shared memory may be writing into."""
         for segment in segments:
             segment.table.hold()
         self.first_grant_id = NO_GRANT
         """Writers under older grants are refused."""
+        claims.shut(NO_GRANT)
         self._lock = threading.Lock()
         self.epoch = max((s.header.last_epoch for s in segments), default=0)
         """Of the leader that this daemon follows; 0 before the first attach."""
+        self.claim_file: ClaimFile | None = None
+        """Where these claims are."""
         self.node_id = next((s.header.node_id for s in segments if s.header.node_id), 0)
         self._by_id = {s.segment_id: s for s in segments if s.segment_id}
 
@@ -60,9 +73,13 @@ class LocalSegments:
         return self._segments
 
     def fence(self, epoch: int) -> None:
-        """Follow `epoch`: seals of older ones are refused everywhere when this returns."""
+        """Follow `epoch`: seals of older ones, and writes under their grants, are refused
+        everywhere when this returns."""
         with self._lock:
             if epoch > self.epoch:
+                if self.first_grant_id != NO_GRANT:
+                    self.first_grant_id = first_grant_id_of(epoch)
+                    self.claims.shut(self.first_grant_id)
                 self.epoch = epoch
             for segment in self._segments:
                 segment.fence(self.epoch)
@@ -79,6 +96,7 @@ class LocalSegments:
             self.node_id = node_id
             self._by_id = {s.segment_id: s for s in self._segments}
             self.first_grant_id = first_grant_id
+            self.claims.admit(first_grant_id)
 
     @property
     def ready(self) -> bool:
@@ -89,6 +107,8 @@ class LocalSegments:
         """Close all; the files stay."""
         for segment in self._segments:
             segment.close()
+        if self.claim_file is not None:
+            self.claim_file.close()
 
 
 def open_segments(
@@ -113,12 +133,16 @@ def open_segments(
         wanted = sum(plan.memory_bytes for plan in plans)
         plans = _kept_plans(files, survivors, wanted) or plans
     survivors = _kept(files, plans, survivors)
+    if survivors and not survived(files.claims_path):
+        # Somebody may be writing into these segments, and it can't be told who.
+        survivors = _kept(files, plans, {})
     files.announce(
         next((s.header.node_uuid for s in survivors.values()), files.node_uuid),
         max((s.header.start_number for s in survivors.values()), default=0),
     )
     plans = _affordable(files, plans, survivors, total_bytes, granule, allow_less)
     opened: list[DramSegment] = []
+    claims = open_claims(files.claims_path)
     try:
         for plan in plans:
             survivor = survivors.get(plan.index)
@@ -126,12 +150,15 @@ def open_segments(
                 DramSegment(files, plan, boot_id, survivor=survivor, granule_bytes=granule)
             )
     except BaseException:
+        claims.close()
         for segment in opened:
             segment.close()
             if not segment.reopened:
                 files.remove(segment.index)
         raise
-    return LocalSegments(opened)
+    segments = LocalSegments(opened, claims.table)
+    segments.claim_file = claims
+    return segments
 
 
 def _kept(
@@ -145,7 +172,9 @@ def _kept(
             _log.warning(
                 "a segment of an earlier life can't be used any more and is removed",
                 segment=str(files.data_path(index)),
-                why="of another size" if index in survivors else "damaged, or from before a reboot",
+                why="of another size"
+                if index in survivors
+                else "damaged, without a table of claims, or from before a reboot",
             )
             files.remove(index)
     return kept

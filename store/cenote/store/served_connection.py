@@ -39,6 +39,7 @@ from cenote.transport.memory_access import MEMORY, locate
 from cenote.transport.opening import close_all
 from cenote.v1 import common_pb2, store_pb2
 
+from .claims import ClaimFile
 from .segment import Segment, SegmentSet
 from .served_socket import STEP_BYTES, Gone, ServedSocket
 from .sessions import SessionTable, open_marked
@@ -85,6 +86,7 @@ class ServedConnection:
         sock: socket.socket,
         segments: SegmentSet,
         sessions: SessionTable,
+        claims: ClaimFile,
         limits: ServingLimits,
         token: bytes,
         server_version: str,
@@ -95,6 +97,7 @@ class ServedConnection:
         self._is_unix = sock.family == socket.AF_UNIX
         self._segments = segments
         self._sessions = sessions
+        self._claims = claims
         self._limits = limits
         self._token = token
         self._server_version = server_version
@@ -114,7 +117,8 @@ class ServedConnection:
         self._io.revoke()
 
     def writes_of_older(self, epoch: int) -> bool:
-        # The epoch is set before the lock is taken.
+        # Set before the lock is taken, at most to what the daemon followed then: who knows of a
+        # newer epoch may write under an older grant.
         return self._changing.locked() and self._changing_epoch < epoch
 
     def wait_quiet(self, timeout_s: float) -> bool:
@@ -180,7 +184,7 @@ class ServedConnection:
         self._io.set_timeouts(self._limits.stall_timeout_s)
         segments = list(self._segments.all())
         if hello.want_descriptors:
-            self._answer_with_descriptors([s for s in segments if s.fd >= 0], hello.writer)
+            self._answer_with_descriptors([s for s in segments if s.fd >= 0], hello)
         else:
             self._io.send_bytes(wire.encode_hello_reply(self._introduction(segments)))
 
@@ -196,20 +200,30 @@ class ServedConnection:
                     incarnation=segment.incarnation,
                     tier=cast("common_pb2.Tier", segment.tier),
                     ready_bytes=segment.ready_bytes,
+                    index=segment.index,
                 )
                 for segment in segments
             ],
         )
 
-    def _answer_with_descriptors(self, segments: list[Segment], writer: bool) -> None:
-        answer = wire.encode_hello_reply(self._introduction(segments))
-        descriptors: list[int] = []
+    def _answer_with_descriptors(
+        self, segments: list[Segment], hello: store_pb2.DataHelloRequest
+    ) -> None:
+        introduction, descriptors = self._introduction(segments), list[int]()
         # Under the lock: whoever cuts this session sees either the descriptors' marks or none.
         with self._changing:
             self._io.stop_if_revoked()
             try:
                 for segment in segments:
-                    descriptors.append(open_marked(segment, self._session_id, writable=writer))
+                    descriptors.append(
+                        open_marked(segment, self._session_id, writable=hello.writer)
+                    )
+                if hello.writer and not hello.has_claims:
+                    page_fd, at = self._claims.open_page(self._session_id)
+                    descriptors.append(page_fd)
+                    introduction.claims_offset = at
+                    introduction.has_claims = True
+                answer = wire.encode_hello_reply(introduction)
                 chunk = descriptors[: wire.DESCRIPTORS_PER_MESSAGE]
                 sent = socket.send_fds(self._io.sock, [answer], chunk)
                 for first in range(len(chunk), len(descriptors), wire.DESCRIPTORS_PER_MESSAGE):
@@ -245,11 +259,10 @@ class ServedConnection:
             self._check(count, body >= count * wire.EXTENT_BYTES)
             if not self._writer:
                 raise PermissionDenied("this connection said in its hello that it does not write")
+            payload = body - count * wire.EXTENT_BYTES
             if count == 1:
-                payload = body - wire.EXTENT_BYTES
                 self._write_one(segment, offset, length, payload, epoch, grant_id)
             else:
-                payload = body - count * wire.EXTENT_BYTES
                 self._write(self._receive_rows(count), payload, epoch, grant_id)
         elif op == wire.OP_SEAL:
             least = wire.SEAL_PREFIX.size + count * wire.SEAL_ROW_BYTES
@@ -371,7 +384,7 @@ class ServedConnection:
         if length != payload:
             raise ProtocolError(f"a write of {length} bytes with a payload of {payload}")
         segment, status = self._judge(segment_id, offset, length)
-        self._changing_epoch = epoch
+        self._changing_epoch = min(epoch, self._segments.epoch)
         with self._changing:
             self._io.stop_if_revoked()
             stale = epoch < self._segments.epoch
@@ -396,7 +409,7 @@ class ServedConnection:
         statuses, addresses, lengths = self._locate(rows)
         if int(lengths.max()) > wire.ITEM_BYTES_MAX or int(lengths.sum()) != payload:
             raise ProtocolError(f"a write whose payload of {payload} bytes is not that of its rows")
-        self._changing_epoch = epoch
+        self._changing_epoch = min(epoch, self._segments.epoch)
         with self._changing:
             self._io.stop_if_revoked()
             stale = epoch < self._segments.epoch

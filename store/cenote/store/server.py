@@ -22,6 +22,7 @@ from cenote.runtime.log import get_logger
 from cenote.transport import wire
 from cenote.transport.connection import enlarge_buffers
 
+from .claims import ClaimFile
 from .segment import SegmentSet
 from .served_connection import ConnectionCounters, ServedConnection, ServingLimits
 from .sessions import SessionTable
@@ -55,7 +56,8 @@ class DataServer:
     """Serves the segments' bytes until `close`.
 
     `tcp` is (host, port), port 0 for any; `unix_path` is made, and removed by `close`. `token`, if
-    any, must be in each hello's credentials. Raises ResourceUnavailable where an address is taken.
+    any, must be in each hello's credentials. `claims`: pages for writers over shared memory, by
+    default in this process alone. Raises ResourceUnavailable where an address is taken.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class DataServer:
         connections_max: int = 256,
         limits: ServingLimits | None = None,
         server_version: str = "",
+        claims: ClaimFile | None = None,
     ) -> None:
         if tcp is None and unix_path is None:
             raise InvalidArgument("a data server needs a TCP address or a Unix socket path")
@@ -97,6 +100,8 @@ class DataServer:
                 self.tcp_address = listener.getsockname()[:2]
             if unix_path is not None:
                 self._listeners.append(_listen_unix(unix_path, unix_mode))
+            self._owns_claims = claims is None
+            self._claims = ClaimFile.in_memory() if claims is None else claims
         except BaseException:  # whatever it was, no listener may stay open
             self._close_listeners()
             raise
@@ -143,6 +148,8 @@ class DataServer:
             connection.shut_down()
         for thread in threads.values():
             thread.join(max(0.0, deadline - monotonic()))
+        if self._owns_claims:
+            self._claims.close()
         left = sum(thread.is_alive() for thread in [*self._acceptors, *threads.values()])
         if left:
             raise InternalError(f"{left} threads of the data server did not end in {timeout_s} s")
@@ -190,6 +197,7 @@ class DataServer:
                 sock,
                 self._segments,
                 self._sessions,
+                self._claims,
                 self._limits,
                 self._token,
                 self._server_version,

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cenote.master.pool import Pool
+from cenote.master.segments import NO_SLOT
 from cenote.master.state import MasterState
 
 Contents: TypeAlias = dict[bytes, tuple[object, ...]]
@@ -49,14 +50,14 @@ def _check_space(pool: Pool) -> None:
         ends = starts + mine[:, 3]
         order = np.argsort(starts)
         assert (starts[order][1:] >= ends[order][:-1]).all(), "two extents overlap"
-        numbers = mine[:, 1]
+        numbers = mine[mine[:, 1] != NO_SLOT, 1]
         assert len(np.unique(numbers)) == len(numbers), "two extents have one slot"
         if segment.allocator is None:
             continue
         segment.allocator.check()
         assert not len(mine) or ends.max() <= segment.ready_units
         assert segment.allocator.used_units == int(mine[:, 3].sum()), "units leaked"
-        assert segment.slots.used == len(mine), "slot numbers leaked"
+        assert segment.slots.used == len(numbers), "slot numbers leaked"
         assert segment.slots.high <= segment.slots.total
         assert segment.retired_units == segment.allocator.retired_units
 

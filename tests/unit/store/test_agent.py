@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,172 +13,27 @@ import pytest
 
 from cenote.api.errors import (
     CenoteError,
-    ClientClosed,
     InvalidArgument,
     NotLeader,
     ResourceUnavailable,
-    SessionUnknown,
     StaleEpoch,
     Unavailable,
 )
-from cenote.api.rows import SLOT
+from cenote.api.rows import CLAIM, SLOT
 from cenote.store.agent import AgentIdentity, StoreAgent
 from cenote.store.agent_core import Stage
 from cenote.store.dram import DramSegment
 from cenote.store.node_files import NodeFiles
 from cenote.store.segments import LocalSegments, open_segments
+from cenote.transport.claims import CLAIM_PAGE_BYTES, ClaimPage
+from cenote.transport.mapping import Mapping
 from cenote.v1 import master_pb2 as pb
+from fake_master import FakeLink, FakeMaster, FakeSessions
 from slot_rows import Sealed, refs, seal_arguments
 from waiting import wait_until
 
 BOOT = b"1" * 16
 MIB = 1 << 20
-
-
-class FakeMaster:
-    """One master and its links: answers as `MasterApi` does, notes what it was asked."""
-
-    def __init__(self, epoch: int = 3) -> None:
-        self.lock = threading.Condition()
-        self.epoch = epoch
-        self.leader: str | None = None  # None: this one
-        self.down: CenoteError | None = None
-        self.attach_error: CenoteError | None = None
-        self.beat_error: CenoteError | None = None
-        self.known = False
-        self.attaches: list[list[pb.AttachRequest]] = []
-        self.beats: list[pb.HeartbeatRequest] = []
-        self.detaches: list[pb.DetachRequest] = []
-        self.instructions: list[pb.Instruction] = []
-        self.clear_slots = b""
-        self.hellos = 0
-        self._slices: list[pb.AttachRequest] = []
-
-    def link(self, _address: str) -> FakeLink:
-        return FakeLink(self)
-
-    def instruct(self, instruction: pb.Instruction) -> int:
-        with self.lock:
-            instruction.number = len(self.instructions) + 1
-            self.instructions.append(instruction)
-            self.lock.notify_all()
-            return instruction.number
-
-    def done(self) -> int:
-        with self.lock:
-            return max((beat.done_instruction for beat in self.beats[-1:]), default=0)
-
-    def change(self, **changes: object) -> None:
-        with self.lock:
-            for name, value in changes.items():
-                setattr(self, name, value)
-            self.lock.notify_all()
-
-
-class FakeLink:
-    """Implements `MasterLink`."""
-
-    def __init__(self, master: FakeMaster) -> None:
-        self.master = master
-        self.closed = False
-
-    def _check(self) -> None:
-        if self.closed:
-            raise ClientClosed()
-        if self.master.down is not None:
-            raise self.master.down
-
-    def hello(self, deadline_s: float) -> pb.HelloResponse:
-        master = self.master
-        with master.lock:
-            self._check()
-            master.hellos += 1
-            leads = master.leader is None
-            return pb.HelloResponse(
-                epoch=master.epoch, is_leader=leads, leader=master.leader or "here"
-            )
-
-    def attach(self, request: pb.AttachRequest, deadline_s: float) -> pb.AttachResponse:
-        master = self.master
-        with master.lock:
-            self._check()
-            if master.attach_error is not None:
-                raise master.attach_error
-            master._slices.append(pb.AttachRequest.FromString(request.SerializeToString()))
-            if request.more:
-                return pb.AttachResponse(epoch=master.epoch)
-            master.attaches.append(master._slices)
-            master._slices = []
-            master.known = True
-            ids = [40 + i for i in range(len(master.attaches[-1][0].segments))]
-            return pb.AttachResponse(
-                node_id=7,
-                epoch=master.epoch,
-                segment_ids=ids,
-                heartbeat_interval_ms=10_000,
-                clear_slots=master.clear_slots,
-            )
-
-    def heartbeat(self, request: pb.HeartbeatRequest, deadline_s: float) -> pb.HeartbeatResponse:
-        master = self.master
-        until_s = time.monotonic() + request.wait_ms / 1000
-        with master.lock:
-            master.beats.append(pb.HeartbeatRequest.FromString(request.SerializeToString()))
-            master.lock.notify_all()
-            while True:
-                self._check()
-                if master.beat_error is not None:
-                    raise master.beat_error
-                if request.epoch != master.epoch:
-                    raise StaleEpoch()
-                if not master.known:
-                    raise SessionUnknown()
-                left = [i for i in master.instructions if i.number > request.done_instruction]
-                wait_s = until_s - time.monotonic()
-                if left or wait_s <= 0:
-                    return pb.HeartbeatResponse(epoch=master.epoch, instructions=left)
-                master.lock.wait(wait_s)
-
-    def detach(self, request: pb.DetachRequest, deadline_s: float) -> pb.DetachResponse:
-        with self.master.lock:
-            self._check()
-            self.master.detaches.append(request)
-        return pb.DetachResponse()
-
-    def close(self) -> None:
-        with self.master.lock:
-            self.closed = True
-            self.master.lock.notify_all()
-
-
-class FakeSessions:
-    """Implements `WriterSessions`: what is in `stopped` can't be cut."""
-
-    def __init__(self) -> None:
-        self.stopped: set[bytes] = set()
-        self.held: list[bytes] = []
-        self.cut_calls: list[list[bytes]] = []
-        self.ended_older: list[int] = []
-        self.older_left = False
-
-    def cut(
-        self, session_ids: Sequence[bytes], timeout_s: float = 1.0
-    ) -> tuple[list[bytes], list[bytes]]:
-        self.cut_calls.append(list(session_ids))
-        self.held += [s for s in session_ids if s in self.stopped]
-        return [s for s in session_ids if s not in self.stopped], list(self.held)
-
-    def poll(self) -> list[bytes]:
-        out = [s for s in self.held if s not in self.stopped]
-        self.held = [s for s in self.held if s in self.stopped]
-        return out
-
-    def quarantined(self) -> list[bytes]:
-        return list(self.held)
-
-    def end_older_writes(self, epoch: int, timeout_s: float = 1.0) -> bool:
-        self.ended_older.append(epoch)
-        return not self.older_left
 
 
 @pytest.fixture
@@ -265,6 +121,38 @@ def test_it_attaches_with_what_it_has(fixture: Fixture, monkeypatch: pytest.Monk
     assert beat.segments[0].ready_bytes == info.size_bytes
     wait_until(lambda: len(fixture.master.beats) == 2, what="the second heartbeat")
     assert [b.wait_ms for b in fixture.master.beats] == [0, 10_000]
+
+
+def test_what_stopped_writers_claim_is_told_and_then_that_it_is_over(
+    fixture: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cenote.store.agent.CLAIMS_S", 0.05)
+    fixture.master.epoch = 3
+    fixture.attach()
+    file = fixture.segments.claim_file
+    assert file is not None
+    fd, offset = file.open_page(b"w" * 16)
+    page = ClaimPage(
+        Mapping(fd, CLAIM_PAGE_BYTES, CLAIM_PAGE_BYTES, b"", writable=True, offset=offset).memory
+    )
+    pen = page.claim_one(3 << 40 | 9, 0, 640, 100, 1.0)
+    fixture.master.change(epoch=4, known=False)
+    wait_until(lambda: len(fixture.master.attaches) == 2, what="the attach to the next epoch")
+    (claim,) = np.frombuffer(fixture.master.attaches[1][0].claims, CLAIM)
+    assert claim.tolist()[1:] == (0, 0, 640, 100)
+    assert fixture.segments.first_grant_id == 4 << 40 | 1
+    wait_until(
+        lambda: fixture.master.beats[-1].quarantined_session_ids == b"w" * 16,
+        what="the session to be in quarantine",
+    )
+    assert page.claim_one(3 << 40 | 9, 0, 640, 100, 1.0) == -1
+    page.withdraw(pen)
+    wait_until(
+        lambda: any(b.withdrawn_session_ids == b"w" * 16 for b in fixture.master.beats),
+        what="the claim to be over",
+    )
+    wait_until(lambda: not fixture.master.beats[-1].quarantined_session_ids, what="the end of it")
+    os.close(fd)
 
 
 def test_slots_that_the_master_does_not_know_are_cleared(fixture: Fixture) -> None:

@@ -44,7 +44,7 @@ def files(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
 
 
-FILES = {"cenote-n1.lock", "cenote-n1-0.data", "cenote-n1-0.slots"}
+FILES = {"cenote-n1.lock", "cenote-n1.claims", "cenote-n1-0.data", "cenote-n1-0.slots"}
 
 
 @asynccontextmanager

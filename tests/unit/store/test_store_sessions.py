@@ -237,8 +237,10 @@ def test_cuts_while_a_client_writes_as_fast_as_it_can(daemon: Daemon) -> None:
         transport.close()
 
 
-def test_a_new_epoch_ends_older_writes_that_are_under_way(daemon: Daemon) -> None:
-    with half_a_write(daemon, epoch=1) as sock:
+@pytest.mark.parametrize("named", [1, 2])
+def test_a_new_epoch_ends_older_writes_that_are_under_way(daemon: Daemon, named: int) -> None:
+    """Also one of a client that knows of the new epoch already, under a grant of the old one."""
+    with half_a_write(daemon, epoch=named) as sock:
         daemon.segments.epoch = 2
         assert daemon.sessions.end_older_writes(2)
         daemon.segment.view[:2000] = b"n" * 2000
@@ -307,6 +309,9 @@ def test_descriptors_are_not_writable_for_readers_and_come_for_hundreds_of_segme
             connection,
             store_pb2.DataHelloRequest(session_id=SESSION, want_descriptors=True, writer=writer),
         )
+        assert answer.has_claims == writer
+        if writer:
+            os.close(descriptors.pop())
         assert len(descriptors) == len(answer.segments) == 451
         for shared, descriptor in zip(answer.segments, descriptors, strict=True):
             found = segments.by_id(shared.segment_id)

@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 
 from cenote.api.errors import GrantRevoked, Unavailable
+from cenote.store.claims import ClaimFile, ClaimTable
 from cenote.store.server import DataServer
 from cenote.store.sessions import SessionTable, is_mapped
-from cenote.transport import shm
+from cenote.transport import populating
 from cenote.transport.base import SessionIdentity
+from cenote.transport.claims import VOID
+from cenote.transport.copying import CopyTeam
 from cenote.transport.fake_segment import FakeSegment, FakeSegments
 from cenote.transport.shm import ShmChannel, ShmTransport
 from cenote.transport.testing_support import LocalMemory, batch, payload
@@ -28,6 +31,7 @@ IDENTITY = SessionIdentity(b"0123456789abcdef", "this boot", 1, common_pb2.Crede
 
 @dataclass
 class Far:
+    claims: ClaimTable
     segment: FakeSegment
     segments: FakeSegments
     sessions: SessionTable
@@ -43,16 +47,71 @@ def far(tmp_path: Path) -> Iterator[Far]:
     segments = FakeSegments([segment])
     sessions = SessionTable(segments)
     path = str(tmp_path / "data.sock")
-    server = DataServer(segments, sessions, unix_path=path)
+    claims = ClaimFile.in_memory()
+    server = DataServer(segments, sessions, unix_path=path, claims=claims)
     server.start()
     node = common_pb2.NodeView(
         node_id=1, boot_id="this boot", endpoints=[common_pb2.Endpoint(kind=SHM, address=path)]
     )
     transport = ShmTransport()
     channel = transport.connect(node, IDENTITY, 1, 10.0)
-    yield Far(segment, segments, sessions, server, node, transport, channel)
+    yield Far(claims.table, segment, segments, sessions, server, node, transport, channel)
     transport.close()
     server.close()
+    claims.close()
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_write_is_claimed_for_as_long_as_it_lasts(
+    far: Far, monkeypatch: pytest.MonkeyPatch, several: bool
+) -> None:
+    began, may_end = threading.Event(), threading.Event()
+
+    def stopped_copy(*_: object) -> int:
+        began.set()
+        assert may_end.wait(20)
+        return 0
+
+    monkeypatch.setattr("cenote.transport.shm.copy_hashed", stopped_copy)
+    monkeypatch.setattr(CopyTeam, "copy", stopped_copy)
+    memory = LocalMemory(256)
+    pieces = [(1, 64, 64), (1, 512, 32)] if several else [(1, 64, 64)]
+    ends: list[object] = []
+
+    def write(grant_id: int) -> None:
+        extents = batch(pieces)
+        addresses = np.full(len(pieces), memory.address, np.uint64)
+        if several:
+            ends.append(far.channel.write(extents, addresses, grant_id, 20.0).tolist())
+        else:
+            place = pieces[0]
+            ends.append(far.channel.write_one(*place, memory.address, grant_id, 20.0, True)[0])
+
+    writer = threading.Thread(target=write, args=(7,))
+    writer.start()
+    assert began.wait(20)
+    far.claims.shut(8)
+    (claim,) = far.claims.older()
+    assert claim.session_id == IDENTITY.session_id
+    assert list(claim.ranges) == [(0, offset, length) for _, offset, length in pieces]
+    write(7)  # under the same grant: it does not begin
+    assert ends == [[VOID] * 2 if several else VOID]
+    assert far.claims.older() == [claim]
+    may_end.set()
+    writer.join(20)
+    assert ends[1:] == [[0, 0] if several else 0]
+    assert far.claims.older() == []
+    far.claims.admit(8)
+    write(8)
+    assert ends[2:] == [[0, 0] if several else 0]
+
+
+def test_a_closed_channels_page_is_free_for_another(far: Far) -> None:
+    memory = LocalMemory(64)
+    assert far.channel.write_one(1, 0, 64, memory.address, 7, 10.0, False) == (0, 0)
+    assert far.claims._is_held(0)
+    far.channel.close()
+    wait_until(lambda: not far.claims._is_held(0), what="the page to be free")
 
 
 def test_reachable_is_the_same_boot_and_a_socket(far: Far, tmp_path: Path) -> None:
@@ -177,7 +236,7 @@ def test_a_closed_channel_keeps_no_mapping_that_was_yet_to_be_filled_in(
         begun.set()
         return go_on.wait(10)
 
-    monkeypatch.setattr(shm, "populate", populate)
+    monkeypatch.setattr(populating, "populate", populate)
     identity = replace(IDENTITY, session_id=b"another session!")
     channel = far.transport.connect(far.node, identity, 1, 10.0)
     memory = LocalMemory(64)

@@ -1,0 +1,171 @@
+"""What a writer over shared memory says it is touching: a page of its own, which its daemon reads.
+
+Nobody can stop a copy that another process makes into memory that both have mapped. But a daemon
+can know of it. Before each write the writer puts the ranges into its page (it *claims* them), then
+looks at the word in that page that names the first valid grant, and writes only if its own grant is
+not an older one. The daemon does two things the other way round: it raises the word, then reads the
+claims. So one of them sees the other: either the writer sees the new word and does not begin, or
+the daemon sees the claim. The barrier that this needs between the two steps is the daemon's alone
+(`membarrier`), so that a write costs no more than a few stores. See docs/internals/fencing.md.
+
+    page    64 bytes: session id (16), word (u64), spare; then PENS pens
+    pen     state (u64), then up to RANGES_MAX ranges of three u64: segment index, offset, length
+
+A page has several pens, for writes of several threads at once. A pen's state is 0 while it claims
+nothing, else a number that rises with each claim, times 256, plus the number of ranges. A page is
+written by one channel, but for the word and the session id.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.api.errors import DeadlineExceeded, GrantRevoked
+
+from .base import U64Array
+
+__all__ = [
+    "CLAIM_PAGE_BYTES",
+    "EVERYWHERE",
+    "PENS",
+    "PEN_WORDS",
+    "RANGES_MAX",
+    "VOID",
+    "WORD_AT",
+    "ClaimPage",
+    "first_pen_word",
+    "ranges_of",
+]
+
+CLAIM_PAGE_BYTES: Final = 8192
+PENS: Final = 7
+PEN_WORDS: Final = 128
+RANGES_MAX: Final = 42
+WORD_AT: Final = 2
+"""Which word of a page names the first valid grant."""
+EVERYWHERE: Final = (1 << 32) - 1
+"""As a segment index: all of all segments."""
+VOID: Final = GrantRevoked.code
+"""Status of an item that is not written, since its grant is void."""
+_COUNT_BITS: Final = 8
+_HEAD_WORDS: Final = 8
+_OFFSET_BITS: Final = 48
+
+assert _HEAD_WORDS + PENS * PEN_WORDS <= CLAIM_PAGE_BYTES // 8
+assert RANGES_MAX * 3 < PEN_WORDS
+
+
+def first_pen_word(pen: int) -> int:
+    """Where a pen begins: its state, then its ranges."""
+    return _HEAD_WORDS + pen * PEN_WORDS
+
+
+@final
+class ClaimPage:
+    """The writer's side of a page; safe from several threads."""
+
+    def __init__(self, memory: memoryview, keeper: object = None) -> None:
+        """`memory`: CLAIM_PAGE_BYTES, writable. `keeper` stays alive as long as this does."""
+        self._keeper = keeper
+        self._words = memory.cast("B").cast("Q")
+        self._columns: U64Array = np.frombuffer(memory, np.uint64)
+        self._numbers = [0] * PENS
+        self._free = list(range(PENS))
+        self._given_back = threading.Condition()
+        self._waiting = 0
+
+    def claim_one(
+        self, grant_id: int, index: int, offset: int, length: int, deadline_s: float
+    ) -> int:
+        """Claim one range; the pen to `withdraw` after the write, -1 where the grant is void.
+
+        Raises DeadlineExceeded where other writes take all pens for that long.
+        """
+        words = self._words
+        pen = self._take(deadline_s)
+        at = _HEAD_WORDS + pen * PEN_WORDS
+        words[at + 1] = index
+        words[at + 2] = offset
+        words[at + 3] = length
+        number = self._numbers[pen] = self._numbers[pen] + 1 & 0xFFFF_FFFF
+        words[at] = number << _COUNT_BITS | 1
+        if grant_id < words[WORD_AT]:
+            self.withdraw(pen)
+            return -1
+        return pen
+
+    def claim(self, grant_id: int, ranges: U64Array, deadline_s: float) -> int:
+        """As `claim_one`, for up to RANGES_MAX rows of (segment index, offset, length)."""
+        words = self._words
+        pen = self._take(deadline_s)
+        at = _HEAD_WORDS + pen * PEN_WORDS
+        count = len(ranges)
+        self._columns[at + 1 : at + 1 + 3 * count] = ranges.ravel()
+        number = self._numbers[pen] = self._numbers[pen] + 1 & 0xFFFF_FFFF
+        words[at] = number << _COUNT_BITS | count
+        if grant_id < words[WORD_AT]:
+            self.withdraw(pen)
+            return -1
+        return pen
+
+    def withdraw(self, pen: int) -> None:
+        """The write is over: nothing of it can touch the segments any more."""
+        self._words[_HEAD_WORDS + pen * PEN_WORDS] = 0
+        # Append first, then look: whoever waits does it the other way round.
+        self._free.append(pen)
+        if self._waiting:
+            with self._given_back:
+                self._given_back.notify()
+
+    def _take(self, deadline_s: float) -> int:
+        try:
+            return self._free.pop()
+        except IndexError:
+            pass
+        with self._given_back:
+            self._waiting += 1
+            try:
+                if self._given_back.wait_for(lambda: self._free, max(0.0, deadline_s)):
+                    return self._free.pop()
+            except IndexError:  # another thread was faster, once more
+                pass
+            finally:
+                self._waiting -= 1
+        raise DeadlineExceeded(f"{PENS} other writes to this daemon did not end in time")
+
+
+def ranges_of(indexes: U64Array | int, offsets: U64Array, lengths: U64Array) -> U64Array:
+    """uint64[n, 3]: at most RANGES_MAX ranges (segment index, offset, length) that cover these
+    extents, and where there are more of them, as little else as can be."""
+    count = len(offsets)
+    ranges = np.empty((count, 3), np.uint64)
+    ranges[:, 0], ranges[:, 1], ranges[:, 2] = indexes, offsets, lengths
+    if count <= RANGES_MAX:
+        return ranges
+    starts = (ranges[:, 0] << np.uint64(_OFFSET_BITS)) + ranges[:, 1]
+    order = np.argsort(starts, kind="stable")
+    ranges, starts = ranges[order], starts[order]
+    ends = np.maximum.accumulate(starts + ranges[:, 2])
+    gaps = np.where(starts[1:] > ends[:-1], starts[1:] - ends[:-1], np.uint64(0))
+    crosses = ranges[1:, 0] != ranges[:-1, 0]
+    if int(np.count_nonzero(crosses)) >= RANGES_MAX:
+        return np.array([(EVERYWHERE, 0, 0)], np.uint64)
+    gaps[crosses] = np.uint64((1 << 64) - 1)
+    return _joined(ranges, starts, ends, gaps)
+
+
+def _joined(ranges: U64Array, starts: U64Array, ends: U64Array, gaps: U64Array) -> U64Array:
+    """Keep the widest gaps apart, join what lies at both ends of all others."""
+    widest = np.sort(np.argpartition(gaps, len(gaps) - RANGES_MAX + 1)[-(RANGES_MAX - 1) :])
+    widest = widest[gaps[widest] > 0]
+    firsts = np.concatenate((np.zeros(1, np.int64), widest + 1))
+    lasts = np.concatenate((widest, np.full(1, len(starts) - 1)))
+    joined: NDArray[np.uint64] = np.empty((len(firsts), 3), np.uint64)
+    joined[:, 0] = ranges[firsts, 0]
+    joined[:, 1] = ranges[firsts, 1]
+    joined[:, 2] = ends[lasts] - starts[firsts]
+    return joined
