@@ -132,17 +132,12 @@ class FakeMaster:
         self.objects.clear()
 
     def view(self) -> common_pb2.ClusterView:
+        dead, alive = common_pb2.NODE_STATE_DEAD, common_pb2.NODE_STATE_ALIVE
+        states = {i: dead if i in self.down else alive for i in self.nodes}
         return common_pb2.ClusterView(
             view_version=self.view_version,
             nodes=[
-                common_pb2.NodeView(
-                    node_id=i,
-                    name=f"n{i}",
-                    segment_ids=[i],
-                    state=common_pb2.NODE_STATE_DEAD
-                    if i in self.down
-                    else common_pb2.NODE_STATE_ALIVE,
-                )
+                common_pb2.NodeView(node_id=i, name=f"n{i}", segment_ids=[i], state=states[i])
                 for i in self.nodes
             ],
             segments=[common_pb2.SegmentView(segment_id=i, node_id=i) for i in self.nodes],

@@ -30,6 +30,8 @@ MIB = 1 << 20
 E = TypeVar("E")
 
 Digests = NDArray[np.uint64]
+Rows = NDArray[np.void]
+Done = list[c.Instruction]
 
 
 def session_id(number: int) -> bytes:
@@ -212,9 +214,7 @@ class Kit:
                 del table[int(ref["slot"])]
         return reply
 
-    def heartbeat(
-        self, node: FakeNode, *, obey: bool = True, damaged: NDArray[np.void] | None = None
-    ) -> list[c.Instruction]:
+    def heartbeat(self, node: FakeNode, *, obey: bool = True, damaged: Rows | None = None) -> Done:
         """A heartbeat; with `obey` instructions are carried out, and reported by the next one."""
         reply: c.HeartbeatReply = self.apply(
             c.Heartbeat(
