@@ -30,8 +30,6 @@ MIB = 1 << 20
 E = TypeVar("E")
 
 Digests = NDArray[np.uint64]
-Rows = NDArray[np.void]
-Done = list[c.Instruction]
 
 
 def session_id(number: int) -> bytes:
@@ -214,7 +212,7 @@ class Kit:
                 del table[int(ref["slot"])]
         return reply
 
-    def heartbeat(self, node: FakeNode, *, obey: bool = True, damaged: Rows | None = None) -> Done:
+    def heartbeat(self, node: FakeNode, *, obey: bool = True, damaged: Any = None) -> list[Any]:
         """A heartbeat; with `obey` instructions are carried out, and reported by the next one."""
         reply: c.HeartbeatReply = self.apply(
             c.Heartbeat(
