@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from xxhash import xxh3_64_intdigest
 
-from cenote.api.errors import CenoteError, DeadlineExceeded
+from cenote.api.errors import CenoteError, DeadlineExceeded, StaleLocation, Unavailable
 from cenote.client import Client
 from cenote.client.housekeeping import take_some
 from fake_pool import FakeMaster
@@ -28,6 +29,23 @@ def test_seals_that_several_nodes_put_off_several_times_stay_whose_they_are(
     for node in (1, 2):
         sealed = {key: seq for key, seq, _ in master.nodes[node].sealed.values()}
         assert sealed == {key.encode(): i + 1 for i, key in enumerate(values)}
+
+
+@pytest.mark.parametrize("node", [1, 2])
+@pytest.mark.parametrize("code", [StaleLocation.code, Unavailable.code])
+def test_what_only_another_replica_took_is_committed_with_its_own_checksum(
+    client: Client, master: FakeMaster, node: int, code: int
+) -> None:
+    """Items that a node refused were not hashed on their way there, and counted as if they were:
+    the objects were stored with a checksum of 0, which no bytes have."""
+    values = {f"key-{i}": b"value %d" % i for i in range(3)}
+    master.nodes[node].statuses = [code]
+    results = client.put_batch(list(values), list(values.values()), replicas=2, min_replicas=1)
+    assert results.stored_count == 3
+    other = master.nodes[3 - node]
+    sealed = {key: checksum for key, _, checksum in other.sealed.values()}
+    assert sealed == {key.encode(): xxh3_64_intdigest(v) for key, v in values.items()}
+    assert client.get_batch(list(values)) == list(values.values())
 
 
 def cancelled(master: FakeMaster) -> list[int]:
