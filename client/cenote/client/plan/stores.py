@@ -233,18 +233,14 @@ class Store:
             extents, addresses = items.extents, items.addresses
             if where is not None:
                 extents, addresses = extents[where], addresses[where]
-            size_bytes = int(extents["length"].sum())
+            size = int(extents["length"].sum())
+            others = self.call.has_other_nodes()
             part = Part(
                 node,
                 extents,
                 addresses,
-                budget_s=attempt_budget_s(
-                    remaining_s,
-                    size_bytes,
-                    alternatives=self.call.has_other_nodes(),
-                    last=not self.call.has_other_nodes(),
-                ),
-                size_bytes=size_bytes,
+                budget_s=attempt_budget_s(remaining_s, size, alternatives=others, last=not others),
+                size_bytes=size,
                 checksum=Checksum.ALWAYS if hashed else Checksum.NEVER,
                 grant_id=self._grant.grant_id,
                 keeper=(self._moved, self._key_tails),
