@@ -212,9 +212,7 @@ class Kit:
                 del table[int(ref["slot"])]
         return reply
 
-    def heartbeat(
-        self, node: FakeNode, *, obey: bool = True, damaged: NDArray[np.void] | None = None
-    ) -> list[c.Instruction]:
+    def heartbeat(self, node: FakeNode, *, obey: bool = True, damaged: Any = None) -> list[Any]:
         """A heartbeat; with `obey` instructions are carried out, and reported by the next one."""
         reply: c.HeartbeatReply = self.apply(
             c.Heartbeat(

@@ -72,8 +72,8 @@ class _Undone:
     """A put that the general plan is to begin anew."""
 
     error: CenoteError | None
-    decided: bool = False
-    """It was decided all the same, but is not sealed."""
+    decided: tuple[int, int] | None = None
+    """(epoch, seq), where it was decided all the same, but is not sealed."""
 
 
 class _Place:
@@ -158,6 +158,9 @@ def _spare_place(call: Call, units: int, options: PutOptions) -> _Place | None:
     call.grants[run] = grant
     extent = spare.extent(run.start)
     node = state.peers.node_by_segment.get(extent[0])
+    if node in state.suspects:
+        spares.give_up()
+        return None  # given back at the end of the call
     return _Place(grant, spare.epoch, node, extent, run)
 
 
@@ -274,7 +277,7 @@ def _commit(
     batch = SealBatch(reply.epoch, space.namespace_id, call.generation, row, key)
     refusal = yield from _seal(call, node, batch)
     if refusal is not None:
-        return _Undone(refusal, decided=True)
+        return _Undone(refusal, decided=(reply.epoch, reply.seq_first))
     if state.suspects:
         state.trust(node)
     space.spares.note_stored(1, state.now())

@@ -346,11 +346,12 @@ class ClientState:
             self.suspects.pop(node_id, None)
 
     def avoided(self) -> set[int]:
-        """Nodes to avoid now."""
+        """Nodes to avoid now, beside those that are down in the view: the master knows of them."""
         if not self.suspects:
             return set()
         now_s = self.now()
-        return {node for node, (until_s, _) in list(self.suspects.items()) if now_s < until_s}
+        known = list(self.suspects.items())
+        return {node for node, (until_s, _) in known if now_s < until_s < math.inf}
 
 
 class Call:
@@ -458,7 +459,8 @@ class Call:
 
     def has_other_nodes(self) -> bool:
         """Whether a put could go elsewhere if one node failed."""
-        return len(self.state.peers.nodes) - len(self.avoid) > 1
+        peers = self.state.peers
+        return len(peers.nodes) - len(self.avoid | peers.down) > 1
 
     def give_suspects_a_chance(self) -> bool:
         """Avoid only what failed in this very call; whether that is fewer nodes."""

@@ -113,14 +113,15 @@ def put_objects(
     *,
     started: pb.PutStartResponse | None = None,
     prefix: bytes = b"",
-    decided: bool = False,
+    decided: tuple[int, int] | None = None,
     last: CenoteError | None = None,
 ) -> Plan[PutOutcome]:
     """Put every key's pieces.
 
-    `started`: the answer to a put_start of exactly these keys. `decided`: an earlier attempt of
-    this call, which ended with `last`, was decided but not sealed, so the master's EXISTS does not
-    mean that it is stored. `prefix`: packed digests of the keys before these in their chain.
+    `started`: the answer to a put_start of exactly these keys. `decided`: the version (epoch, seq)
+    of an earlier attempt to put the only key, which ended with `last`: it was decided but not
+    sealed, so that the master's EXISTS does not mean that it is stored. `prefix`: packed digests of
+    the keys before these in their chain.
 
     Raises what ended the call before any key had an outcome; afterwards errors are per key.
     """
@@ -129,7 +130,8 @@ def put_objects(
     sizes = pieces.totals()
     tails = tail_lengths(keys)
     writer = _Writer(call, keys, digests, pieces, sizes, tails, options, outcome)
-    writer.decided[:] = decided
+    if decided is not None:
+        writer.note_decided(np.zeros(1, np.int64), *decided)
     writer.last = last
     per_slice = call.state.limits.batch_keys_max
     for first in range(0, count, per_slice):
@@ -185,6 +187,7 @@ class _Writer:
         "pieces",
         "sizes",
         "tails",
+        "versions",
     )
 
     def __init__(
@@ -213,6 +216,8 @@ class _Writer:
         """It has none, but there are spare extents here."""
         # Decided, but sealed nowhere: that the master knows the key does not make it stored.
         self.decided = np.zeros(len(keys), np.bool_)
+        self.versions: dict[int, tuple[int, int]] = {}
+        """Position -> (epoch, seq) of those, until the master took them back."""
 
     def put(self, todo: I64, started: pb.PutStartResponse | None = None) -> Plan[None]:
         """Put the keys at these positions."""
@@ -231,6 +236,8 @@ class _Writer:
             if attempt and self.call.state.knows_newer_view:
                 yield RefreshView(max(0.001, self.call.remaining_s()))
                 self.call.look_again()
+            if self.versions:
+                yield from self._take_back()
             self.not_yet = self.crowded = False
             reply = started or (yield from self._start(todo))
             started = None
@@ -263,6 +270,28 @@ class _Writer:
             ),
         )
 
+    def note_decided(self, positions: I64, epoch: int, seqs: int | NDArray[np.uint64]) -> None:
+        """These were decided, and could not be sealed at enough nodes."""
+        self.decided[positions] = True
+        numbers = np.broadcast_to(np.asarray(seqs, np.uint64), len(positions))
+        for position, seq in zip(positions.tolist(), numbers.tolist(), strict=True):
+            self.versions[position] = epoch, seq
+
+    def _take_back(self) -> Plan[None]:
+        """Have the master forget what was decided and not sealed, so that it is placed anew."""
+        for epoch in {epoch for epoch, _ in self.versions.values()}:
+            some = {at: seq for at, (e, seq) in self.versions.items() if e == epoch}
+            request = pb.PutAbortRequest(
+                session_id=self.call.state.session_id,
+                unsealed_keys=self.call.key_batch(pick_digests(self.digests, list(some))),
+                unsealed_seqs=np.array(list(some.values()), "<u8").tobytes(),
+                unsealed_epoch=epoch,
+            )
+            yield from ask_master(self.call, "put_abort", request, pb.PutAbortResponse)
+            for at in some:
+                del self.versions[at]
+                self.decided[at] = False
+
     def _start(self, todo: I64) -> Plan[pb.PutStartResponse]:
         call, options = self.call, self.options
         whole = len(todo) == len(self.keys)
@@ -283,7 +312,7 @@ class _Writer:
             credentials=call.state.credentials,
         )
         length = self._common_length(todo)
-        if length and options.takes_spares():
+        if length and not call.avoid and options.takes_spares():  # else nobody would take them
             request.spare_count = call.space.spares.wanted(units_of(length), len(todo))
             request.spare_bytes = length
         reply = yield from ask_master(call, "put_start", request, pb.PutStartResponse)
@@ -327,7 +356,7 @@ class _Writer:
         if not length:
             return None
         state = call.state
-        return spares.take(
+        run = spares.take(
             units_of(length),
             len(todo),
             state.limits.epoch,
@@ -335,6 +364,13 @@ class _Writer:
             call.generation,
             call.now(),
         )
+        if run is not None and state.suspects:
+            segment = run.grant.extent(run.start)[0]
+            if state.peers.node_by_segment.get(segment) in state.suspects:
+                spares.unwanted.append(run)
+                spares.give_up()
+                return None
+        return run
 
     def _store_spares(self, todo: I64, run: SpareRun) -> Plan[None]:
         """Payload, commit and seal in extents that were granted ahead."""
@@ -447,7 +483,7 @@ class _Writer:
             if len(sealed) < len(positions):
                 outcome.existed(positions[store.same], Sameness.SAME)
                 outcome.existed(positions[store.different], Sameness.DIFFERENT)
-                self.decided[positions[store.decided]] = True
+                self.note_decided(positions[store.decided], store.decided_epoch, store.decided_seqs)
             for rows, error in store.failed:
                 outcome.fail(positions[rows], error)
         return store.last_error
