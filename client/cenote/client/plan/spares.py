@@ -190,7 +190,9 @@ class Spares:
                 self.unwanted.append(runs.pop())
 
     def give_up(self) -> None:
-        """Use none of them: something went wrong with one."""
+        """Use none of them: something went wrong with one. Nor ask for others before puts are
+        stored again, or a daemon that takes nothing for a while would have the pool granted away."""
+        self._credit = min(self._credit, 0)
         for units in list(self._runs):
             self._put_off(units)
         self._ask = _ASK_FIRST
@@ -206,7 +208,6 @@ class Spares:
         """What is to be given back now."""
         if self._runs and now_s - self._used_s > IDLE_S:
             self.give_up()
-            self._credit = min(self._credit, 0)
         found: list[SpareRun] = []
         while self.unwanted:
             found.append(self.unwanted.popleft())

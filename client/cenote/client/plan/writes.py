@@ -278,7 +278,7 @@ class _Writer:
             credentials=call.state.credentials,
         )
         length = self._common_length(todo)
-        if length and options.takes_spares():
+        if length and options.takes_spares() and not call.avoid:  # else they would not be used
             request.spare_count = call.space.spares.wanted(units_of(length), len(todo))
             request.spare_bytes = length
         reply = yield from ask_master(call, "put_start", request, pb.PutStartResponse)
