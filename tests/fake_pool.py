@@ -47,6 +47,15 @@ class FakeGrant:
     digests: list[bytes]
     sizes: list[int]
     placed: list[list[list[tuple[int, int, int]]] | None]
+    session_id: bytes = b""
+    request_id: int = 0
+    spare_units: int = 0
+    """Of each extent, where it is a grant of spares."""
+
+    @property
+    def open(self) -> list[int]:
+        """Positions that are neither committed nor given back."""
+        return [i for i, placed in enumerate(self.placed) if placed is not None]
 
 
 class FakeMaster:
@@ -84,6 +93,9 @@ class FakeMaster:
         self.location_ttl_ms = 60_000
         self.batch_keys_max = 16_384
         self.view_version = 1
+        self.spares = 0
+        """So many extents are spared at most, for each put_start that asks for some."""
+        self.epoch = 1
         self.aborted: list[tuple[int, bool]] = []
         self.requests: dict[str, list[Any]] = defaultdict(list)
         self._ids = itertools.count(1)
@@ -142,7 +154,7 @@ class FakeMaster:
         self._enter("hello", request)
         self.known_sessions.add(request.session_id)
         return pb.HelloResponse(
-            epoch=1,
+            epoch=self.epoch,
             session_ttl_ms=10_000,
             cluster_view=self.view(),
             location_ttl_ms=self.location_ttl_ms,
@@ -157,20 +169,27 @@ class FakeMaster:
         self._enter("renew_session", request)
         if request.session_id not in self.known_sessions:
             raise SessionUnknown("who are you")
-        return pb.RenewSessionResponse(view_version=self.view_version, epoch=1)
+        for request_id in np.frombuffer(request.cancelled_request_ids, "<u8").tolist():
+            for grant_id, grant in list(self.grants.items()):
+                if (grant.session_id, grant.request_id) == (request.session_id, request_id):
+                    del self.grants[grant_id]
+        return pb.RenewSessionResponse(view_version=self.view_version, epoch=self.epoch)
 
     def close_session(
         self, request: pb.CloseSessionRequest, deadline_s: float
     ) -> pb.CloseSessionResponse:
         self._enter("close_session", request)
         self.known_sessions.discard(request.session_id)
+        for grant_id, grant in list(self.grants.items()):
+            if grant.session_id == request.session_id:
+                del self.grants[grant_id]
         return pb.CloseSessionResponse()
 
     def get_cluster_view(
         self, request: pb.GetClusterViewRequest, deadline_s: float
     ) -> pb.GetClusterViewResponse:
         self._enter("get_cluster_view", request)
-        return pb.GetClusterViewResponse(cluster_view=self.view(), epoch=1)
+        return pb.GetClusterViewResponse(cluster_view=self.view(), epoch=self.epoch)
 
     def open_namespace(
         self, request: pb.OpenNamespaceRequest, deadline_s: float
@@ -298,21 +317,79 @@ class FakeMaster:
                     ]
             self.not_yet = max(0, self.not_yet - 1)
             grant_id = next(self._ids)
-            self.grants[grant_id] = grant
-            return pb.PutStartResponse(
+            grant.session_id, grant.request_id = request.session_id, request.request_id
+            if grant.open:
+                self.grants[grant_id] = grant
+            reply = pb.PutStartResponse(
                 puts=puts.tobytes(),
                 extents=np.array(extents, EXTENT).tobytes(),
                 grant_id=grant_id,
-                epoch=1,
+                epoch=self.epoch,
                 view_version=self.view_version,
             )
+            if request.spare_count and self.spares and not self.down:
+                self._spare(request, reply)
+            return reply
+
+    def _spare(self, request: pb.PutStartRequest, reply: pb.PutStartResponse) -> None:
+        """Spare extents on the first node."""
+        count = min(request.spare_count, self.spares)
+        size = request.spare_bytes
+        assert size > 0
+        placed = [self._place(size, set(), 1) for _ in range(count)]
+        reply.spare_grant_id = next(self._ids)
+        self.grants[reply.spare_grant_id] = FakeGrant(
+            [b""] * count,
+            [0] * count,
+            list(placed),
+            request.session_id,
+            request.request_id,
+            -(-size // UNIT),
+        )
+        rows = [(*each[0][0][:1], next(self._slots), *each[0][0][1:]) for each in placed]
+        reply.spare_extents = np.array(rows, EXTENT).tobytes()
+
+    @property
+    def spared(self) -> int:
+        """Spare extents that are out."""
+        return sum(len(grant.open) for grant in self.grants.values() if grant.spare_units)
+
+    def forget_all(self) -> None:
+        """As a master that was restarted: grants and sessions are gone, objects are not."""
+        self.epoch += 1
+        self.grants.clear()
+        self.known_sessions.clear()
+
+    def _name(self, request: pb.PutCommitRequest, grant: FakeGrant) -> None:
+        """Take down what is said to be in spare extents."""
+        assert grant.spare_units, "names for keys that are known"
+        digests = self._digests(request.names.keys)
+        indexes = np.frombuffer(request.indexes, "<u4").tolist()
+        assert len(indexes) == len(digests)
+        sizes = np.frombuffer(request.names.sizes, "<u8")
+        tails = np.frombuffer(request.names.tail_lengths or bytes(2 * len(digests)), "<u2")
+        for index, digest, size, tail in zip(
+            indexes, digests, np.broadcast_to(sizes, len(digests)).tolist(), tails, strict=True
+        ):
+            assert -(-(size + int(tail)) // UNIT) == grant.spare_units, "it does not fit"
+            grant.digests[index], grant.sizes[index] = digest, size
 
     def put_commit(self, request: pb.PutCommitRequest, deadline_s: float) -> pb.PutCommitResponse:
         with self._lock:
             self._enter("put_commit", request)
-            grant = self.grants.pop(request.grant_id)
-            granted = [i for i, placed in enumerate(grant.placed) if placed is not None]
-            indexes = np.frombuffer(request.indexes, "<u4").tolist() or granted
+            if request.session_id not in self.known_sessions:
+                raise SessionUnknown("who are you")
+            found = self.grants.get(request.grant_id)
+            if found is None or found.session_id != request.session_id:
+                count = len(request.checksums) // 8
+                return pb.PutCommitResponse(
+                    statuses=bytes([CommitStatus.NOT_GRANTED]) * count, epoch=self.epoch
+                )
+            grant = found
+            assert request.HasField("names") == bool(grant.spare_units)
+            if grant.spare_units:
+                self._name(request, grant)
+            indexes = np.frombuffer(request.indexes, "<u4").tolist() or grant.open
             sums = np.frombuffer(request.checksums, "<u8").tolist()
             assert len(sums) == len(indexes)
             lost = set(map(tuple, np.frombuffer(request.failed_replicas, "<u4").reshape(-1, 2)))
@@ -321,6 +398,7 @@ class FakeMaster:
             first = 0
             for index, checksum in zip(indexes, sums, strict=True):
                 digest, placed = grant.digests[index], grant.placed[index]
+                grant.placed[index] = None
                 seq = next(self._seqs)
                 first = first or seq
                 rival = self.rival_bytes.pop(digest, None)
@@ -339,13 +417,20 @@ class FakeMaster:
                     kept = [_clipped(replica, grant.sizes[index]) for replica in kept]
                     self.objects[digest] = FakeObject(grant.sizes[index], checksum, seq, kept)
                     statuses.append(CommitStatus.DECIDED)
-            return pb.PutCommitResponse(statuses=bytes(statuses), epoch=1, seq_first=first)
+            if not grant.open or not grant.spare_units:
+                del self.grants[request.grant_id]
+            return pb.PutCommitResponse(statuses=bytes(statuses), epoch=self.epoch, seq_first=first)
 
     def put_abort(self, request: pb.PutAbortRequest, deadline_s: float) -> pb.PutAbortResponse:
-        self._enter("put_abort", request)
-        self.aborted.append((request.grant_id, request.unfenced))
-        if not request.indexes:
-            self.grants.pop(request.grant_id, None)
+        with self._lock:
+            self._enter("put_abort", request)
+            self.aborted.append((request.grant_id, request.unfenced))
+            grant = self.grants.get(request.grant_id)
+            if grant is not None and grant.session_id == request.session_id:
+                for index in np.frombuffer(request.indexes, "<u4").tolist() or grant.open:
+                    grant.placed[index] = None
+                if not grant.open:
+                    del self.grants[request.grant_id]
         return pb.PutAbortResponse()
 
     def remove(self, request: pb.RemoveRequest, deadline_s: float) -> pb.RemoveResponse:

@@ -108,7 +108,10 @@ class Faults:
         party = dice.choice(parties)
         delay_s = dice.expovariate(1 / 0.005)
         if "pause" in self._kinds and dice.random() < 0.5:
-            pause_s = dice.choice((*PAUSES_S, LONG_PAUSE_S))
+            long = (LONG_PAUSE_S,) * (6 if write.is_mapped else 2)
+            pause_s = dice.choice((*PAUSES_S, *long))
+            if pause_s == LONG_PAUSE_S:
+                write.crawl_s = CRAWL_S  # it goes on meanwhile, or afterwards
             self._world.loop.after(delay_s, lambda: self._stop(party, pause_s), party)
         elif "master-crash" in self._kinds and dice.random() < 0.5:
             write.crawl_s = CRAWL_S  # it goes on under the next epoch

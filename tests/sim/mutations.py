@@ -209,6 +209,11 @@ def _queue_pairs_outlive_epochs() -> contextlib.AbstractContextManager[None]:
     return _replaced(QueuePair, "writes_of_older", lambda pair, epoch: False)
 
 
+def _old_grants_on_new_queue_pairs() -> contextlib.AbstractContextManager[None]:
+    """A one-sided writer does not look whether its grant is of a life or an epoch that ended."""
+    return _replaced(QueuePair, "refuses", lambda pair, grant_id: False)
+
+
 def _nothing_is_cancelled() -> contextlib.AbstractContextManager[None]:
     """What was granted in an answer that nobody saw is kept."""
     return _replaced(ClientState, "cancel", lambda state, request_id: None)
@@ -288,6 +293,7 @@ MUTATIONS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     "claims end by themselves": _claims_end_by_themselves,
     "void grants are used": _void_grants_are_used,
     "queue pairs outlive epochs": _queue_pairs_outlive_epochs,
+    "old grants on new queue pairs": _old_grants_on_new_queue_pairs,
     "nothing is cancelled": _nothing_is_cancelled,
     "acknowledged unsealed": _acknowledged_unsealed,
     "adopt everything": _adopt_everything,

@@ -211,6 +211,7 @@ class OneSidedChannel(SimChannel):
         checksums: Any = None,
     ) -> U8Array:
         world = self.world
+        world.faults.strike_before_write(self.party, world.hosts[self.host_name])
 
         def act(pair: QueuePair, until_s: float) -> U8Array:
             if pair.refuses(grant_id):

@@ -29,7 +29,7 @@ from .plan.state import Space
 if TYPE_CHECKING:
     from .session import Session
 
-__all__ = ["Housekeeper", "take_all"]
+__all__ = ["Housekeeper", "take_some"]
 
 _log = logging.getLogger("cenote.client")
 
@@ -39,13 +39,14 @@ _CALL_S: Final = 1.0
 _JOIN_S: Final = 3.0
 _TOUCH_PERIOD_S: Final = 0.5
 _TOUCHES_PER_REQUEST: Final = 4096
+_IDS_PER_REQUEST: Final = 1024
 
 
-def take_all(waiting: deque[int]) -> list[int]:
-    """Empty a queue that other threads may add to."""
+def take_some(waiting: deque[int]) -> list[int]:
+    """The first of a queue that other threads may add to or clear; one message takes them all."""
     taken: list[int] = []
     with suppress(IndexError):
-        while True:
+        while len(taken) < _IDS_PER_REQUEST:
             taken.append(waiting.popleft())
     return taken
 
@@ -161,9 +162,9 @@ class Housekeeper:
     def _turn(self) -> bool:
         """Do what is due; whether there is more to come soon."""
         now_s = time.monotonic()
+        self._give_spares_back(now_s)
         if now_s >= self._renew_at_s or self._holds_are_due(now_s):
             self._renew()
-        self._give_spares_back(now_s)
         self.flush_aborts()
         self._flush_cancelled()
         self._flush_holds()
@@ -245,38 +246,38 @@ class Housekeeper:
 
     def _flush_cancelled(self) -> None:
         """Have the master take back what it gave in answers that were never seen."""
-        state = self._session.state
-        if not state.cancelled:
+        session = self._session
+        taken = take_some(session.state.cancelled)
+        if not taken:
             return
-        session_id = self._session.identity.session_id
-        taken = take_all(state.cancelled)
+        session_id = session.identity.session_id
         request = pb.RenewSessionRequest(
             session_id=session_id, cancelled_request_ids=np.array(taken, "<u8").tobytes()
         )
         try:
-            self._session.master.renew_session(request, _CALL_S)
-        except SessionUnknown:
-            pass  # it ended, and with it what it was given
-        except CenoteError:
-            if self._session.identity.session_id == session_id:
-                state.cancelled.extendleft(reversed(taken))
+            session.master.renew_session(request, _CALL_S)
+        except (Unavailable, DeadlineExceeded):
+            if session.identity.session_id == session_id:
+                session.state.cancelled.extendleft(reversed(taken))
             raise
+        except CenoteError as error:  # the session ended, and with it what it was given
+            _log.debug("%d requests could not be cancelled: %s", len(taken), error)
 
     def _flush_holds(self) -> None:
         """Views that were closed: no time ends what they hold."""
         state = self._session.state
-        taken = take_all(state.released_holds)
+        taken = take_some(state.released_holds)
         if not taken:
             return
         news = pb.ReleaseRequest()
         news.piggyback.released_lease_ids = np.array(taken, "<u8").tobytes()
         try:
             self._session.master.release(news, _CALL_S)
-        except SessionUnknown:
-            pass  # they ended with it
-        except CenoteError:
+        except (Unavailable, DeadlineExceeded):
             state.released_holds.extendleft(reversed(taken))
             raise
+        except CenoteError as error:  # they ended with their session
+            _log.debug("%d holds could not be released: %s", len(taken), error)
 
     def _flush_failures(self) -> None:
         session = self._session

@@ -24,7 +24,7 @@ from .lane_socket import LaneSocket, NotSent
 
 __all__ = ["LaneClient"]
 
-SPIN_POLLS_DEFAULT = 300  # about 150 µs: a sleeping server takes 20 to 80 µs to wake up
+SPIN_POLLS_DEFAULT = 1500
 _ATTEMPTS_MAX = 3
 _PROBE_IDLE_S = 1.0  # a connection idle for longer may have been closed by the server meanwhile
 

@@ -53,6 +53,8 @@ __all__ = ["LaneSocket", "NotSent"]
 
 _RECV_BYTES = 64 << 10
 _SCATTER_FROM_BYTES = 64 << 10  # larger bodies are not copied behind their header
+_BYTES_A_POLL_BITS = 2  # a poll takes 0.5 µs, a server about 2 µs for a key, which has 16 bytes
+_LONGER_MAX = 4  # times as long as for a short request
 _SKIP_MAX = 15  # calls that don't spin after spinning was in vain again and again
 _WAIT_MS_MAX = 60_000.0
 
@@ -193,7 +195,7 @@ class LaneSocket:
                 self._send_rest(frame, max(sent, 0))
         else:
             self._send_large(HEADER.pack(size, call_id, method, REQUEST, 0, deadline_ms), body)
-        got = self._spin() if self._spin_polls else -1
+        got = self._spin(size) if self._spin_polls else -1
         if got < 0:
             self._poll.poll(deadline_ms if deadline_ms < _WAIT_MS_MAX else _WAIT_MS_MAX)
             got = _recv(self._c_fd, self._address_in_memory, _RECV_SIZE, _RECV_FLAGS)
@@ -204,12 +206,16 @@ class LaneSocket:
                 return bytes(self._view[HEADER_BYTES:got])
         return self._receive(REPLY, call_id, got)
 
-    def _spin(self) -> int:
-        """Look for bytes without waiting; the count, 0 at the stream's end, -1 if none came."""
+    def _spin(self, size: int) -> int:
+        """Look for bytes without waiting; the count, 0 at the stream's end, -1 if none came.
+
+        The longer the request of `size` bytes, the longer the server works on it.
+        """
         if self._skip:
             self._skip -= 1
             return -1
-        for _ in range(self._spin_polls):
+        polls = self._spin_polls
+        for _ in range(polls + min(size >> _BYTES_A_POLL_BITS, _LONGER_MAX * polls)):
             got: int = _recv(self._c_fd, self._address_in_memory, _RECV_SIZE, _RECV_FLAGS)
             if got >= 0:
                 self._misses = 0

@@ -48,6 +48,8 @@ COSTLY_STEP_BYTES: Final = 32 << 20
 SMALL_BYTES: Final = 32 << 10
 OUT_BYTES: Final = 64 << 10
 """Small messages are put together in a buffer of each connection and sent in one call."""
+SPIN_ITEM_S: Final = 2e-6
+SPIN_LONGER_S_MAX: Final = 500e-6
 SPINS_IN_VAIN_MAX: Final = 4
 SPINS_SKIPPED: Final = 32
 BUFFER_BYTES: Final = 4 << 20
@@ -297,7 +299,7 @@ class DataConnection:
         Raises the error that the reply carries instead.
         """
         if self.spin_s:
-            self.spin()
+            self.spin(count)
         # With the first status, so that one call takes all that a reply to one item has.
         reply = self._reply
         got = held_recv(self._fd, self._reply_address, len(reply), _DONTWAIT)
@@ -318,8 +320,9 @@ class DataConnection:
             self.receive_view(memoryview(statuses)[1:])
         return length - count, statuses
 
-    def spin(self) -> None:
-        """Look for the reply for `spin_s` before the caller sleeps until it comes.
+    def spin(self, count: int = 1) -> None:
+        """Look for the reply for `spin_s`, and longer for many items, before the caller sleeps
+        until it comes.
 
         To sleep and be woken costs 20 to 80 µs (more in virtual machines), and more processor time
         than this. The GIL is kept: to give it up and wait for it again each time could take 5 ms.
@@ -331,7 +334,7 @@ class DataConnection:
         address = self._poll_address
         if held_poll(address, 1, 0):
             return
-        end = monotonic() + self.spin_s
+        end = monotonic() + self.spin_s + min(count * SPIN_ITEM_S, SPIN_LONGER_S_MAX)
         while not held_poll(address, 1, 0):
             if monotonic() > end:
                 self._spins_in_vain += 1

@@ -44,7 +44,7 @@ _HELPED_FIRST: Final = 3
 _CLEARLY: Final = 0.9
 """Helpers are done without when they are this much slower."""
 _RETRY_FIRST: Final = 4
-_RETRY_MAX: Final = 64
+_RETRY_MAX: Final = 16
 _SHARED_PIECE_BYTES: Final = 1 << 20
 _LARGE_PIECE_BYTES: Final = 128 << 20
 """Between pieces the deadline is looked at. Very long copies (from 100 MiB with two cores and a
@@ -341,8 +341,10 @@ class _Choice:
             if self._helped_seen == 1:
                 return  # the helpers' threads were started meanwhile
         known = self._rates[shared]
-        self._rates[shared] = known + (rate - known) / 4 if known else rate
-        if self._until_retry <= 0:
+        retried = self._until_retry <= 0
+        # What was known of the way that is tried again is old: things may be different now.
+        self._rates[shared] = (known + rate) / 2 if known and not retried else rate
+        if retried:
             same = self._helpers_win == won
             self._retry_after = min(2 * self._retry_after, _RETRY_MAX) if same else _RETRY_FIRST
             self._until_retry = self._retry_after

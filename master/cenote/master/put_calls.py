@@ -5,6 +5,8 @@ A request with an id is decided once: its reply is kept with the session, and a 
 
 from __future__ import annotations
 
+from cenote.api.errors import InvalidArgument
+
 from .commands import CommitSpare, PutCommit, PutCommitReply, PutStart, PutStartReply
 from .commits import commit_grant, commit_many
 from .pool import Pool
@@ -35,8 +37,13 @@ def put_start(pool: Pool, command: PutStart, now_s: float) -> PutStartReply:
         pool.refresh_placement(now_s)
     reply = start_puts(pool, command, session, namespace, now_s)
     if command.spare_count:
-        reply.spare_grant_id, reply.spare_extents = grant_spares(pool, command, session, namespace)
+        reply.spare_grant_id, reply.spare_extents = grant_spares(
+            pool, command, session, namespace, now_s
+        )
     if key:
+        for grant_id in (reply.grant_id, reply.spare_grant_id):
+            if grant_id:
+                session.grants[grant_id].request_id = command.request_id
         size = len(reply.puts) + len(reply.extents) + len(reply.spare_extents) + _REPLY_BYTES
         session.remember(
             key,
@@ -82,6 +89,8 @@ def put_commit(pool: Pool, command: PutCommit, now_s: float) -> PutCommitReply:
             return known[0]
     grant = session.grants.get(command.grant_id)
     if command.names is None:
+        if grant is not None and grant.spare_units:
+            raise InvalidArgument("a commit of spare extents says which keys they hold: names")
         reply = commit_grant(pool, command, session, grant, now_s)
     elif grant is None:
         reply = commit_many(pool, command, session, None, now_s)

@@ -296,12 +296,13 @@ def _over_quota(
 ) -> NDArray[np.uint8]:
     """What one session may have granted and undecided is bounded, in bytes and in grants.
 
-    One object is always let through where nothing is granted: it is the allocator's to refuse.
+    One object is always let through where nothing (but spare extents) is granted: it is the
+    allocator's to refuse.
     """
     status = np.zeros(len(units), np.uint8) if status is None else status
     fine = (status == 0).nonzero()[0]
     over = np.cumsum(units[fine]) > max(room, 0)
-    if len(over) and not session.granted_units:
+    if len(over) and all(grant.spare_units for grant in session.grants.values()):
         over[0] = False
     status[fine[over]] = PutStatus.QUOTA_EXCEEDED
     return status

@@ -392,6 +392,7 @@ def _one_spare(message: pb.PutCommitRequest, session: bytes) -> CommitSpare | No
     if (
         (len(position), len(checksum), len(size), len(digest)) != (4, 8, 8, DIGEST_BYTES)
         or len(tail) not in (0, 2)
+        or int.from_bytes(tail, "little") > KEY_BYTES_MAX
         or len(session_id) != SESSION_ID_BYTES
         or keys.keys
         or message.failed_replicas

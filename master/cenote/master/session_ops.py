@@ -8,7 +8,6 @@ from .commands import (
     AcquireReply,
     CloseSession,
     OpenSession,
-    PutStartReply,
     RenewSession,
     RenewSessionReply,
 )
@@ -16,7 +15,7 @@ from .commits import end_grant, quarantine
 from .leases import Lease
 from .lookups import hold_key, lease_ttl_s
 from .pool import Pool
-from .sessions import Session, start_key
+from .sessions import Session
 from .spans import segment_ids_of
 
 __all__ = ["abandon_session", "close_session", "node_cut_session", "open_session", "renew_session"]
@@ -43,29 +42,31 @@ def renew_session(pool: Pool, command: RenewSession, now_s: float) -> RenewSessi
     """
     session = pool.sessions.get(command.session_id)
     session.expires_s = now_s + pool.config.session_ttl_s
-    for request_id in command.cancelled_request_ids.tolist():
-        _cancel(pool, session, request_id)
+    if len(command.cancelled_request_ids):
+        _cancel(pool, session, command.cancelled_request_ids.tolist())
     deadline_s = now_s + lease_ttl_s(pool, command.lease_ttl_ms)
     renew = pool.leases.renew
     lost = [lease_id for lease_id in command.lease_ids.tolist() if not renew(lease_id, deadline_s)]
     return RenewSessionReply(pool.view_version, np.array(lost, np.uint64))
 
 
-def _cancel(pool: Pool, session: Session, request_id: int) -> None:
-    """The session never saw the answer to this request: it can't have used what it was given."""
-    session.cancel(request_id)
-    started, _ = session.replies.get(start_key(request_id), (None, 0))
-    if isinstance(started, PutStartReply):
-        for grant_id in (started.grant_id, started.spare_grant_id):
-            grant = session.grants.get(grant_id)
-            if grant is not None:
-                pool.counters.aborted += grant.pending_count
-                end_grant(pool, session, grant, free=True)
-    held, _ = session.replies.get(hold_key(request_id), (None, 0))
-    if isinstance(held, AcquireReply):
-        lease = pool.leases.by_id.get(held.lease_id)
-        if lease is not None:
-            pool.drop_lease(lease)
+def _cancel(pool: Pool, session: Session, request_ids: list[int]) -> None:
+    """The session never saw the answers to these requests: it can't have used what it was given.
+
+    A grant knows its request: in a busy session the reply is forgotten soon.
+    """
+    for request_id in request_ids:
+        session.cancel(request_id)
+        held, _ = session.replies.get(hold_key(request_id), (None, 0))
+        if isinstance(held, AcquireReply):
+            lease = pool.leases.by_id.get(held.lease_id)
+            if lease is not None:
+                pool.drop_lease(lease)
+    cancelled = set(request_ids) - {0}
+    for grant in list(session.grants.values()):
+        if grant.request_id in cancelled:
+            pool.counters.aborted += grant.pending_count
+            end_grant(pool, session, grant, free=True)
 
 
 def close_session(pool: Pool, command: CloseSession, now_s: float) -> None:

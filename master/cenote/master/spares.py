@@ -35,7 +35,6 @@ SPARE_BYTES_MAX: Final = 256 << 10
 """Of one extent: with larger objects a request less is nothing that anybody would notice."""
 SPARES_MAX: Final = 4096
 """In one grant."""
-_SIZE_MAX: Final = np.uint64(1 << 46)
 _UNIT: Final = np.uint64(UNIT_BYTES - 1)
 _UNIT_SHIFT: Final = np.uint64(UNIT_BYTES.bit_length() - 1)
 _WORDS: Final = Struct("<QQ")
@@ -43,7 +42,7 @@ _COLUMNS: Final = Struct("<QQQH2xIIIIB3x")
 
 
 def grant_spares(
-    pool: Pool, command: PutStart, session: Session, namespace: Namespace
+    pool: Pool, command: PutStart, session: Session, namespace: Namespace, now_s: float
 ) -> tuple[int, bytes]:
     """(grant id, packed EXTENT rows) of what there is to spare for the session; (0, b"") if none.
 
@@ -53,24 +52,32 @@ def grant_spares(
     placement = pool.placement
     if (
         not 0 < command.spare_bytes <= SPARE_BYTES_MAX
-        or pool.placement_dirty
         or len(session.grants) >= pool.config.session_grants_max
     ):
         return nothing
-    if placement.stale:
+    if pool.placement_dirty:  # the put itself had a slot table grow, or the like
+        pool.refresh_placement(now_s)
+    elif placement.stale:
         placement.redeal()
     entry = None if pool.nodes.suspects else placement.first(command.tier or 1)
     if entry is None:
         return nothing
     segment, config = entry.segment, pool.config
     units = -(-command.spare_bytes // UNIT_BYTES)
+    taken_units = -(-units // segment.align_units) * segment.align_units
     room = min(
         int(segment.free_units * config.spares_free_share_max),
         int(placement.smallest_units * config.spares_share_max),
         (pool.session_cap_units - session.granted_units) // 2,
     )
     rows = config.objects_max - pool.objects.used_rows - pool.grants.keys
-    count = min(command.spare_count, SPARES_MAX, room // units, segment.slots.free, rows // 2)
+    count = min(
+        command.spare_count,
+        SPARES_MAX,
+        room // taken_units,
+        segment.slots.free // 2,
+        rows // 2,
+    )
     if count < 1:
         return nothing
     taken = segment.take_run(np.full(count, units, np.int64))

@@ -9,7 +9,7 @@ import pytest
 
 from cenote.api.errors import CenoteError, DeadlineExceeded
 from cenote.client import Client
-from cenote.client.housekeeping import take_all
+from cenote.client.housekeeping import take_some
 from fake_pool import FakeMaster
 from waiting import wait_until
 
@@ -76,8 +76,8 @@ def test_what_is_to_be_cancelled_is_bounded(client: Client) -> None:
     state.wake = lambda: None
     for request_id in range(1, 5000):
         state.cancel(request_id)
-    assert take_all(state.cancelled) == list(range(5000 - 1024, 5000))
-    assert take_all(state.cancelled) == []
+    assert take_some(state.cancelled) == list(range(5000 - 1024, 5000))
+    assert take_some(state.cancelled) == []
 
 
 def test_a_closed_views_hold_is_told_until_the_master_has_answered(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -316,6 +317,63 @@ class Kit:
                 self.seal(put, position, reply.epoch, reply.seq_first + i)
         return statuses
 
+    def start_spares(
+        self,
+        count: int,
+        size: int = KIB,
+        session: int = 1,
+        *,
+        keys: Sequence[int] = (9999,),
+        **options: Any,
+    ) -> tuple[Put, Put]:
+        """A put_start that asks for spare extents: (what its keys got, the spares)."""
+        put = self.start(list(keys), size, session, spare_count=count, spare_bytes=size, **options)
+        return put, read_spares(put.reply)
+
+    def commit_spares(
+        self,
+        spares: Put,
+        positions: Sequence[int],
+        keys: Sequence[int],
+        size: int | list[int] = KIB,
+        session: int = 1,
+        *,
+        tails: list[int] | None = None,
+        seal: bool = True,
+        many: bool = False,
+        place: tuple[int, int] | None = None,
+        request_id: int | None = None,
+        failed_replicas: NDArray[np.uint32] | None = None,
+    ) -> list[int]:
+        """Decide what spare extents hold, and seal; CommitStatus of each. One goes as a CommitSpare
+        unless it is to go as `many` do."""
+        sizes = [size] * len(keys) if isinstance(size, int) else size
+        self.requests += 1
+        of = session_id(session), self.requests if request_id is None else request_id
+        grant_id, sums = spares.reply.grant_id, [checksum_of(key) for key in keys]
+        place = place or self.place
+        command: c.Command
+        if len(keys) == 1 and failed_replicas is None and not many:
+            digest, tail = self.digests(*keys).tobytes(), tails[0] if tails else 0
+            command = c.CommitSpare(
+                *of, grant_id, positions[0], sums[0], *place, digest, sizes[0], tail
+            )
+        else:
+            lengths = None if tails is None else np.array(tails, np.uint16)
+            indexes, checksums = np.array(positions, np.uint32), np.array(sums, np.uint64)
+            names = c.SpareNames(
+                *place, self.digests(*keys), np.array(sizes, np.uint64), lengths, False
+            )
+            command = c.PutCommit(*of, grant_id, indexes, checksums, failed_replicas, names)
+        reply: c.PutCommitReply = self.apply(command)
+        statuses = list(reply.statuses)
+        for i, (position, status) in enumerate(zip(positions, statuses, strict=True)):
+            if status == CommitStatus.DECIDED:
+                spares.keys[position], spares.sizes[position] = keys[i], sizes[i]
+                if seal:
+                    self.seal(spares, position, reply.epoch, reply.seq_first + i)
+        return statuses
+
     def seal(self, put: Put, position: int, epoch: int, seq: int) -> None:
         extents = put.extents[position]
         per_replica = len(extents) // put.replicas[position]
@@ -392,6 +450,21 @@ def read_put(reply: c.PutStartReply, keys: list[int], sizes: list[int]) -> Put:
     assert at == len(extents)
     replicas = {position: int(puts[position]["replicas"]) for position in found}
     return Put(reply, keys, sizes, puts["status"].tolist(), found, replicas)
+
+
+def read_spares(reply: c.PutStartReply) -> Put:
+    """The spare extents of a reply, as a grant of keys that are not known yet (-1)."""
+    rows = np.frombuffer(reply.spare_extents, EXTENT).tolist()
+    assert (reply.spare_grant_id > 0) == bool(rows)
+    count = len(rows)
+    return Put(
+        replace(reply, grant_id=reply.spare_grant_id),
+        [-1] * count,
+        [0] * count,
+        [PutStatus.GRANTED] * count,
+        {position: [row] for position, row in enumerate(rows)},
+        dict.fromkeys(range(count), 1),
+    )
 
 
 def read_hits(reply: c.AcquireReply) -> list[Hit | None]:

@@ -71,6 +71,8 @@ class ModelGrant:
     put: Put
     session: int
     pending: set[int]
+    spare_bytes: int = 0
+    """Of each extent of a grant of spares; 0 = its keys are known."""
 
     def units(self, positions: Iterable[int] | None = None) -> set[Unit]:
         return {
@@ -216,9 +218,9 @@ class Model:
                 found |= lease.units
         return found
 
-    def granted(self, put: Put, session: int, busy: set[Unit]) -> None:
+    def granted(self, put: Put, session: int, busy: set[Unit], spare_bytes: int = 0) -> None:
         """A grant was given; nothing of `busy` (without what was evicted for it) may be in it."""
-        grant = ModelGrant(put, session, set(put.extents))
+        grant = ModelGrant(put, session, set(put.extents), spare_bytes)
         units = grant.units()
         total = sum(
             len(units_of(segment, offset, length))

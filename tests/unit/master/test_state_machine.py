@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -13,7 +14,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from cenote.api.errors import QuotaExceeded
+from cenote.api.errors import NamespaceReset, QuotaExceeded
 from cenote.api.rows import CommitStatus, PutStatus
 from cenote.master import commands as c
 from cenote.master.nodes import NodeState
@@ -33,7 +34,12 @@ from unit.master.state_model import Model, ModelObject
 
 KEYS = 40
 SESSIONS = (1, 2)
-CONFIG = {"inherited_lease_wait_s": 0.0, "tick_compact_rows_max": 64}
+CONFIG = {
+    "inherited_lease_wait_s": 0.0,
+    "tick_compact_rows_max": 64,
+    "spares_share_max": 0.25,
+    "spares_free_share_max": 0.5,
+}
 key_lists = st.lists(st.integers(0, KEYS - 1), min_size=1, max_size=12)
 sessions = st.sampled_from(SESSIONS)
 nodes = st.integers(1, 3)
@@ -90,22 +96,113 @@ class StateMachine(RuleBasedStateMachine):
             elif status == PutStatus.DUPLICATE_IN_BATCH:
                 assert key in keys[:position]
 
-    def a_grant(self, data: st.DataObject) -> Put:
-        grant_id = data.draw(st.sampled_from(sorted(self.model.grants)))
-        return self.model.grants[grant_id].put
+    @rule(
+        key=st.integers(0, KEYS - 1),
+        size=st.sampled_from([1, 64, 700, 4 * KIB]),
+        count=st.sampled_from([1, 3, 8, 5000]),
+        session=sessions,
+    )
+    def start_with_spares(self, key: int, size: int, count: int, session: int) -> None:
+        kit, model = self.kit, self.model
+        put, spares = kit.start_spares(count, size, session, keys=[key])
+        self.news(flushed=True)
+        model.granted(put, session, model.busy(kit.now_s))
+        model.granted(spares, session, model.busy(kit.now_s), size)
+        assert len(spares.keys) <= count
+        assert len({segment for ((segment, *_),) in spares.extents.values()}) <= 1
 
-    @precondition(lambda self: self.model.grants)
+    def a_grant(self, data: st.DataObject, *, spare: bool | None = None) -> Put:
+        grants = self.model.grants
+        chosen = [i for i in sorted(grants) if spare in (None, grants[i].spare_bytes > 0)]
+        return grants[data.draw(st.sampled_from(chosen))].put
+
+    def has_grant(self, *, spare: bool) -> bool:
+        return any((grant.spare_bytes > 0) == spare for grant in self.model.grants.values())
+
+    def settle(self, put: Put, positions: set[int]) -> None:
+        """They are decided or given up."""
+        grant = self.model.grants[put.reply.grant_id]
+        grant.pending -= positions
+        if not grant.pending:
+            del self.model.grants[put.reply.grant_id]
+
+    @precondition(lambda self: self.has_grant(spare=True))
+    @rule(
+        data=st.data(),
+        keys=st.lists(st.integers(0, KEYS - 1), min_size=1, max_size=6),
+        run=st.booleans(),
+        shorter=st.booleans(),
+        seal=st.booleans(),
+    )
+    def commit_spares(
+        self, data: st.DataObject, keys: list[int], run: bool, shorter: bool, seal: bool
+    ) -> None:
+        put = self.a_grant(data, spare=True)
+        model, grant = self.model, self.model.grants[put.reply.grant_id]
+        if run:
+            first = data.draw(st.sampled_from(sorted(grant.pending)))
+            positions = list(range(first, first + len(keys)))
+        else:
+            any_position = st.integers(0, len(put.keys))
+            positions = data.draw(st.lists(any_position, min_size=len(keys), max_size=len(keys)))
+        sizes = [grant.spare_bytes] * len(keys)
+        if shorter and grant.spare_bytes % 64 != 1:
+            sizes[-1] -= 1
+        before = {key: thing.size for key, thing in model.stored.items()}
+        # An object whose nodes are all dead gives way, where it is looked at.
+        readable = set(np.flatnonzero(self.kit.exists(*range(KEYS))).tolist())
+        gone = {
+            position
+            for position, ((segment, *_),) in put.extents.items()
+            if segment not in pool_of(self.kit.state).segments.by_id
+        }
+        left = set(grant.pending)
+        self.settle(put, set(positions) & left)
+        statuses = self.kit.commit_spares(put, positions, keys, sizes, grant.session, seal=seal)
+        self.news()
+        for position, key, size, status in zip(positions, keys, sizes, statuses, strict=True):
+            if position not in left:
+                assert status == CommitStatus.NOT_GRANTED
+                continue
+            left.discard(position)
+            if key in readable:
+                same = before[key] == size
+                assert status == (
+                    CommitStatus.EXISTS_SAME if same else CommitStatus.EXISTS_DIFFERENT
+                )
+            elif position in gone:
+                assert status == CommitStatus.NOT_GRANTED
+            else:
+                assert status == CommitStatus.DECIDED
+                assert model.stored[key].size == size
+                before[key] = size
+                if self.is_readable(model.stored[key]):
+                    readable.add(key)
+
+    @precondition(lambda self: self.has_grant(spare=True))
+    @rule(data=st.data())
+    def abort_some_spares(self, data: st.DataObject) -> None:
+        put = self.a_grant(data, spare=True)
+        grant = self.model.grants[put.reply.grant_id]
+        positions = data.draw(st.lists(st.integers(0, len(put.keys)), min_size=1, max_size=6))
+        self.kit.apply(
+            c.PutAbort(
+                session_id(grant.session), put.reply.grant_id, np.array(positions, np.uint32)
+            )
+        )
+        self.settle(put, set(positions))
+        self.news()
+
+    @precondition(lambda self: self.has_grant(spare=False))
     @rule(data=st.data(), some=st.booleans(), seal=st.booleans())
     def commit(self, data: st.DataObject, some: bool, seal: bool) -> None:
-        put = self.a_grant(data)
+        put = self.a_grant(data, spare=False)
         grant = self.model.grants[put.reply.grant_id]
         positions = sorted(grant.pending)
         if some:
             positions = data.draw(st.permutations(positions))[: max(1, len(positions) // 2)]
         stored_before = dict(self.model.stored)
-        grant.pending -= set(positions)
-        if not grant.pending:
-            del self.model.grants[put.reply.grant_id]
+        self.settle(put, set(positions))
         statuses = self.kit.commit(put, list(positions), grant.session, seal=seal)
         self.news()
         for position, status in zip(positions, statuses, strict=True):
@@ -191,10 +288,20 @@ class StateMachine(RuleBasedStateMachine):
 
     @rule()
     def reset(self) -> None:
+        old = self.kit.place
         self.kit.namespace = self.kit.apply(c.ResetNamespace("a", self.model.seed + 1))
         self.news(flushed=True)
         for grant_id, grant in list(self.model.grants.items()):
             # Their writers go on; a commit will be refused.
+            if grant.spare_bytes:
+                some = sorted(grant.pending)[:2]
+                with pytest.raises(NamespaceReset):
+                    self.kit.commit_spares(
+                        grant.put, some, some, grant.spare_bytes, grant.session, place=old
+                    )
+                self.kit.apply(c.PutAbort(session_id(grant.session), grant_id))
+                del self.model.grants[grant_id]
+                continue
             statuses = self.kit.commit(grant.put, sorted(grant.pending), grant.session)
             assert set(statuses) == {CommitStatus.NOT_GRANTED}
             del self.model.grants[grant_id]
@@ -358,21 +465,19 @@ class StateMachine(RuleBasedStateMachine):
     def the_model_agrees(self) -> None:
         if self.kit.namespace is None:
             return
-        state = pool_of(self.kit.state)
-        alive = {i for i, s in state.segments.by_id.items() if s.node.is_readable}
-        expected = []
-        for key in range(KEYS):
-            thing = self.model.stored.get(key)
-            expected.append(
-                int(
-                    thing is not None
-                    and any(
-                        all(segment in alive for segment, *_ in pieces)
-                        for pieces in thing.replicas.values()
-                    )
-                )
-            )
+        expected = [
+            int(key in self.model.stored and self.is_readable(self.model.stored[key]))
+            for key in range(KEYS)
+        ]
         assert self.kit.exists(*range(KEYS)) == expected
+
+    def is_readable(self, thing: ModelObject) -> bool:
+        """Whether all nodes of some replica are alive, as far as the master knows."""
+        segments = pool_of(self.kit.state).segments.by_id
+        alive = {i for i, segment in segments.items() if segment.node.is_readable}
+        return any(
+            all(segment in alive for segment, *_ in pieces) for pieces in thing.replicas.values()
+        )
 
     def teardown(self) -> None:
         if self.kit.namespace is None:

@@ -240,6 +240,17 @@ def test_one_session_cannot_have_everything_granted() -> None:
     check(kit.state)
 
 
+def test_spare_extents_do_not_keep_a_session_from_one_large_put() -> None:
+    kit = Kit(StateConfig(spares_share_max=0.5, spares_free_share_max=0.5))
+    kit.with_nodes(new_node(1, 64 * KIB)).with_session()
+    put = kit.start([1], 64, spare_count=4, spare_bytes=64)
+    kit.commit(put)
+    assert put.reply.spare_grant_id
+    large = kit.start([2], 40 * KIB)
+    assert large.statuses == [GRANTED]
+    assert kit.start([3], 40 * KIB).statuses == [PutStatus.QUOTA_EXCEEDED]
+
+
 def test_a_full_table_evicts() -> None:
     kit = Kit(StateConfig(objects_max=100)).with_nodes(new_node(1, 1 << 20)).with_session()
     for start in range(0, 300, 30):

@@ -4,11 +4,17 @@ Whoever puts small objects one after the other asks for spare extents of that si
 PutStarts. Later puts take theirs from here, write, and name their keys when they commit. What is
 not used for a second is given back.
 
+Nobody is asked before such a write, so a master that was restarted meanwhile (and may have granted
+the same space to somebody else) would not be noticed. Therefore spares are used only within
+`IDLE_S` of a request that the master answered in their epoch, counted from before it was sent; a
+restarted master gives no space before half as long again (`SPARES_WAIT_S` of its decider).
+
 It is no use where keys are mostly there already: that is then learned only after the payload moved.
 So spares are asked for and taken while puts are stored, and not for a while after one existed.
 
 Runs are taken off a deque and what is left of them is put back, so that threads need no lock: one
-that finds none in between asks the master.
+that finds none in between asks the master. Whoever adds to a deque looks afterwards whether it was
+given up meanwhile.
 """
 
 from __future__ import annotations
@@ -78,12 +84,13 @@ class SpareGrant:
 class SpareRun:
     """Neighbouring extents of a grant that nobody else will use."""
 
-    __slots__ = ("grant", "start", "stop")
+    __slots__ = ("grant", "start", "stop", "taken_s")
 
     def __init__(self, grant: SpareGrant, start: int, stop: int) -> None:
         self.grant = grant
         self.start = start
         self.stop = stop
+        self.taken_s = 0.0
 
     def as_grant(self) -> Grant:
         """What is to be given back if it is not committed."""
@@ -99,7 +106,7 @@ def units_of(length: int) -> int:
 class Spares:
     """Of one namespace."""
 
-    __slots__ = ("_ask", "_credit", "_runs", "_stored_s", "_used_s", "unwanted")
+    __slots__ = ("_ask", "_credit", "_proven_s", "_runs", "_stored_s", "_used_s", "unwanted")
 
     credit_needed: ClassVar[int] = 8
     """Puts that are stored before any are asked for."""
@@ -109,7 +116,9 @@ class Spares:
         self._credit = 0
         self._ask = _ASK_FIRST
         self._stored_s = 0.0
-        self._used_s = 0.0
+        self._proven_s = -IDLE_S
+        """When a request was sent that the master answered."""
+        self._used_s: dict[int, float] = {}  # by units
         self.unwanted: deque[SpareRun] = deque()
         """To be given back."""
 
@@ -125,28 +134,38 @@ class Spares:
 
     def note_existed(self) -> None:
         """A key was there already."""
-        self._credit = max(min(self._credit, _CREDIT_MAX) - _EXISTED_COSTS, _CREDIT_MIN)
+        least = min(self._credit, _CREDIT_MIN)  # a refusal counts for longer
+        self._credit = max(min(self._credit, _CREDIT_MAX) - _EXISTED_COSTS, least)
 
     def wanted(self, units: int, count: int) -> int:
         """How many to ask for, by a put of `count` objects of so many units; 0: none."""
         if self._credit < self.credit_needed or units * UNIT_BYTES > SPARE_BYTES_MAX:
             return 0
         if units not in self._runs and len(self._runs) >= _SIZES_MAX:
-            self._put_off(min(self._runs))
+            self._put_off(min(list(self._runs), default=0))
         most = min(AHEAD_COUNT_MAX, AHEAD_BYTES_MAX // (units * UNIT_BYTES))
         ask = min(max(self._ask, _BATCHES_AHEAD * count if count > 1 else 0), most)
         return ask if ask >= count else 0
 
     # ---- taking and giving -------------------------------------------------------------------
 
-    def add(self, grant: SpareGrant | None, now_s: float) -> None:
-        """What the master granted; None: it had none to spare."""
+    def add(self, grant: SpareGrant | None, asked_s: float) -> None:
+        """What the master granted when it was asked then; None: it had none to spare."""
         if grant is None:
             self._credit = _AFTER_REFUSED
             return
-        self._used_s = now_s
+        units = grant.units
+        self.note_proven(asked_s)
+        self._used_s[units] = asked_s
         self._ask = min(2 * self._ask, AHEAD_COUNT_MAX)
-        self._runs.setdefault(grant.units, deque()).append(SpareRun(grant, 0, len(grant.extents)))
+        runs = self._runs.setdefault(units, deque())
+        runs.append(SpareRun(grant, 0, len(grant.extents)))
+        if self._runs.get(units) is not runs:  # given up by another thread meanwhile
+            self._move(runs)
+
+    def note_proven(self, sent_s: float) -> None:
+        """A request that was sent then was answered by the master that granted what is here."""
+        self._proven_s = max(self._proven_s, sent_s)
 
     def take(
         self, units: int, count: int, epoch: int, session_id: bytes, generation: int, now_s: float
@@ -154,6 +173,9 @@ class Spares:
         """`count` neighbours of so many units, of this epoch, session and generation."""
         runs = self._runs.get(units)
         if not runs or self._credit < 0:
+            return None
+        if now_s - self._proven_s > IDLE_S:
+            self.give_up()
             return None
         while True:
             try:
@@ -176,11 +198,12 @@ class Spares:
                 run.stop = stop
                 if self._runs.get(units) is not runs:  # given up by another thread meanwhile
                     self._move(runs)
-            self._used_s = now_s
+            self._used_s[units] = run.taken_s = now_s
             return run
 
     def _put_off(self, units: int) -> None:
         runs = self._runs.pop(units, None)
+        self._used_s.pop(units, None)
         if runs is not None:
             self._move(runs)
 
@@ -206,8 +229,13 @@ class Spares:
 
     def take_idle(self, now_s: float) -> list[SpareRun]:
         """What is to be given back now."""
-        if self._runs and now_s - self._used_s > IDLE_S:
-            self.give_up()
+        if self._runs:
+            for units in list(self._runs):
+                if now_s - self._used_s.get(units, now_s) > IDLE_S:
+                    self._put_off(units)
+            if not self._runs:
+                self._ask = _ASK_FIRST
+                self._credit = min(self._credit, 0)
         found: list[SpareRun] = []
         while self.unwanted:
             found.append(self.unwanted.popleft())

@@ -210,8 +210,9 @@ class ClientState:
     def begin_session(self, session_id: bytes) -> None:
         """Another session: what the old one held runs out by itself."""
         self.session_id = session_id
-        self._acquire_tails.clear()
-        self._put_tails.clear()
+        # Others, since a thread may just be adding one of the session before to these.
+        self._acquire_tails = {}
+        self._put_tails = {}
         self.released.clear()
         self.released_holds.clear()
         self.holds.clear()
@@ -226,10 +227,11 @@ class ClientState:
             self.wake()
 
     def release_hold(self, lease_id: int) -> None:
-        """Likewise for a view's lease. It must not ride on a request that may get lost."""
+        """Likewise for a view's lease. As no time ends it, it is told once more, and until that was
+        answered: the request that it rides on may get lost."""
         if lease_id:
             self.released_holds.append(lease_id)
-            self.wake()
+            self.release(lease_id)
 
     def take_releases(self, count_max: int = _PIGGYBACK_RELEASES_MAX) -> list[int]:
         taken: list[int] = []
@@ -275,28 +277,30 @@ class ClientState:
 
     def acquire_tail(self, ttl_ms: int) -> bytes:
         """An AcquireRequest without its keys; `ttl_ms` 0: for no lease."""
-        tail = self._acquire_tails.get(ttl_ms)
+        tails = self._acquire_tails
+        tail = tails.get(ttl_ms)
         if tail is None:
-            if len(self._acquire_tails) >= _TAILS_MAX:
-                self._acquire_tails.clear()
+            if len(tails) >= _TAILS_MAX:
+                tails.clear()
             request = master_pb2.AcquireRequest(
                 ttl_ms=ttl_ms, lease=ttl_ms > 0, session_id=self.session_id
             )
-            tail = self._acquire_tails[ttl_ms] = request.SerializeToString()
+            tail = tails[ttl_ms] = request.SerializeToString()
         return tail
 
     def put_tail(self, options: PutOptions) -> bytes:
         """A PutStartRequest without keys, sizes and request id."""
-        tail = self._put_tails.get(options)
+        tails = self._put_tails
+        tail = tails.get(options)
         if tail is None:
-            if len(self._put_tails) >= _TAILS_MAX:
-                self._put_tails.clear()
+            if len(tails) >= _TAILS_MAX:
+                tails.clear()
             request = master_pb2.PutStartRequest(
                 options=options.message(),
                 session_id=self.session_id,
                 credentials=self.credentials,
             )
-            tail = self._put_tails[options] = request.SerializeToString()
+            tail = tails[options] = request.SerializeToString()
         return tail
 
     def use_peers(self, peers: Peers) -> None:
@@ -408,14 +412,17 @@ class Call:
     def remaining_s(self) -> float:
         return self.end_s - self.now()
 
-    def keep_spares(self, reply: master_pb2.PutStartResponse) -> None:
-        """Take up the spare extents that a PutStart was answered with, for puts to come."""
+    def keep_spares(
+        self, reply: master_pb2.PutStartResponse, session_id: bytes, asked_s: float
+    ) -> None:
+        """Take up the spare extents that a PutStart of this session, sent then, was answered with,
+        for puts to come."""
         state = self.state
         spare = None
         if reply.spare_grant_id:
-            spare = SpareGrant(reply, state.session_id, self.generation)
+            spare = SpareGrant(reply, session_id, self.generation)
             state.wake()
-        self.space.spares.add(spare, state.now())
+        self.space.spares.add(spare, asked_s)
 
     def key_batch(self, digests: bytes) -> common_pb2.KeyBatch:
         space = self.space

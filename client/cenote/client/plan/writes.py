@@ -281,11 +281,12 @@ class _Writer:
         if length and options.takes_spares() and not call.avoid:  # else they would not be used
             request.spare_count = call.space.spares.wanted(units_of(length), len(todo))
             request.spare_bytes = length
+        asked_s = call.now()
         reply = yield from ask_master(call, "put_start", request, pb.PutStartResponse)
         call.unanswered = 0
         call.state.see_view(reply.view_version)
         if request.spare_count:
-            call.keep_spares(reply)
+            call.keep_spares(reply, request.session_id, asked_s)
         return reply
 
     def _lengths(self, todo: I64) -> I64:
@@ -307,10 +308,16 @@ class _Writer:
         return length
 
     def _spare_run(self, todo: I64) -> SpareRun | None:
-        """Extents for all of these that were granted ahead, if there are any."""
+        """Extents for all of these that were granted ahead, if there are any.
+
+        Not for what was decided before and is sealed nowhere: then it may be the very object that
+        the commit finds in its place.
+        """
         call = self.call
         spares = call.space.spares
         if not spares.held or call.avoid or not self.options.takes_spares():
+            return None
+        if np.count_nonzero(self.decided[todo]):
             return None
         length = self._common_length(todo)
         if not length:
@@ -329,8 +336,11 @@ class _Writer:
         """Payload, commit and seal in extents that were granted ahead."""
         lengths = self._lengths(todo)
         granted = Granted.ahead(run, lengths, chain=self.options.chain)
-        self.last = (yield from self._store(todo, granted)) or self.last
-        if self.last is not None:
+        error = yield from self._store(todo, granted)
+        if error is None:
+            self.call.space.spares.note_proven(run.taken_s)
+        else:
+            self.last = error
             self.call.space.spares.give_up()
 
     def _sort_answers(self, todo: I64, reply: pb.PutStartResponse) -> tuple[I64, I64]:

@@ -1,0 +1,72 @@
+"""The cache of locations against a plain dict: it forgets, and never says what was not stored."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from cenote.client.locations import LOCATION, LOCATION_STRUCT, LocationCache
+
+digests = st.integers(0, 30).map(lambda i: i.to_bytes(16, "little"))
+
+
+class LocationCacheMachine(RuleBasedStateMachine):
+    @initialize(entries_max=st.sampled_from([0, 1, 8, 20]))
+    def start(self, entries_max: int) -> None:
+        self.entries_max = entries_max
+        self.cache = LocationCache(entries_max)
+        self.stored: dict[bytes, bytes] = {}
+        """The last location of each."""
+        self.last: bytes | None = None
+        self.number = 0
+
+    def _row(self, end_s: float) -> bytes:
+        self.number += 1
+        return LOCATION_STRUCT.pack(end_s, self.number, 1, 2, 3, 4)
+
+    @rule(digest=digests, end_s=st.sampled_from([1.0, 5.0]))
+    def store(self, digest: bytes, end_s: float) -> None:
+        row = self._row(end_s)
+        self.cache.store(digest, row)
+        self.stored[digest] = row
+        if self.entries_max:
+            assert self.cache.get(digest) == row, "what was stored last is there"
+
+    @rule(many=st.lists(digests, max_size=40, unique=True), end_s=st.sampled_from([1.0, 5.0]))
+    def store_many(self, many: list[bytes], end_s: float) -> None:
+        packed = [self._row(end_s) for _ in many]
+        self.cache.store_many(many, np.frombuffer(b"".join(packed), LOCATION))
+        self.stored.update(zip(many, packed, strict=True))
+
+    @rule(digest=digests)
+    def forget(self, digest: bytes) -> None:
+        self.cache.forget(digest)
+        self.stored.pop(digest, None)
+        assert self.cache.get(digest) is None
+
+    @rule()
+    def clear(self) -> None:
+        self.cache.clear()
+        self.stored.clear()
+
+    @rule(many=st.lists(digests, min_size=1, max_size=10), now_s=st.sampled_from([0.5, 2.0, 9.0]))
+    def find_many(self, many: list[bytes], now_s: float) -> None:
+        positions, rows = self.cache.find_many(many, now_s)
+        assert len(positions) == len(rows)
+        assert (rows["end_s"] > now_s).all()
+        for position, row in zip(positions.tolist(), rows, strict=True):
+            assert row.tobytes() == self.stored[many[position]]
+        missing = set(range(len(many))) - set(positions.tolist())
+        for position in missing:
+            known = self.cache.get(many[position])
+            assert known is None or LOCATION_STRUCT.unpack(known)[0] <= now_s
+
+    @invariant()
+    def it_is_bounded_and_right(self) -> None:
+        assert len(self.cache) <= self.entries_max
+        for digest, row in self.stored.items():
+            assert self.cache.get(digest) in (None, row)
+
+
+TestLocationCache = LocationCacheMachine.TestCase
