@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from xxhash import xxh3_64_intdigest
 
-from cenote.api.errors import CenoteError, DeadlineExceeded
+from cenote.api.errors import CenoteError, DeadlineExceeded, GrantRevoked, StaleLocation
 from cenote.client import Client
 from cenote.client.housekeeping import take_some
 from fake_pool import FakeMaster
@@ -28,6 +29,21 @@ def test_seals_that_several_nodes_put_off_several_times_stay_whose_they_are(
     for node in (1, 2):
         sealed = {key: seq for key, seq, _ in master.nodes[node].sealed.values()}
         assert sealed == {key.encode(): i + 1 for i, key in enumerate(values)}
+
+
+@pytest.mark.parametrize("code", [GrantRevoked.code, StaleLocation.code])
+@pytest.mark.parametrize("refuser", [1, 2])
+def test_a_replica_that_is_refused_does_not_spoil_the_checksum(
+    client: Client, master: FakeMaster, code: int, refuser: int
+) -> None:
+    """Who refuses an item does not hash it, and the first replica's hash is what counts."""
+    values = {"a": b"first", "b": b"other"}
+    master.nodes[refuser].statuses = [code]
+    client.put_batch(list(values), list(values.values()), replicas=2).raise_for_errors()
+    sealed = [s for node in (1, 2) for s in master.nodes[node].sealed.values()]
+    assert sealed
+    for key, _, checksum in sealed:
+        assert checksum == xxh3_64_intdigest(values[key.decode()])
 
 
 def cancelled(master: FakeMaster) -> list[int]:

@@ -213,9 +213,7 @@ class Spares:
                 self.unwanted.append(runs.pop())
 
     def give_up(self) -> None:
-        """Use none of them: something went wrong with one. Nor ask for others before puts are
-        stored again, or a daemon that takes nothing for a while would have the pool granted away."""
-        self._credit = min(self._credit, 0)
+        """Use none of them: something went wrong with one."""
         for units in list(self._runs):
             self._put_off(units)
         self._ask = _ASK_FIRST

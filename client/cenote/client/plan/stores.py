@@ -168,7 +168,9 @@ class Store:
             if member.counts is not None and part.statuses is not None:
                 part.statuses = np.repeat(part.statuses, member.counts)
             unfenced |= self._take_part(part, member.extents)
-            if member.hashed and part.checksums is not None and part.error is None:
+            # What was refused may not have been hashed; another replica of it may be written.
+            refused = part.statuses is None or bool(count_nonzero(part.statuses))
+            if member.hashed and part.checksums is not None and not refused:
                 sums[slice(None) if member.where is None else member.where] = part.checksums
                 summed += len(part.checksums)
         self._grant.unfenced = unfenced
