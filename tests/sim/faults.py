@@ -136,7 +136,7 @@ class Faults:
         """Something is about to be sealed there: the daemon is another one a moment later."""
         dice = self._world.loop.dice
         if not self._over and dice.random() < self._malice / 2:
-            self._restart_soon(host, dice.expovariate(1 / 0.002))
+            self._restart_soon(host, dice.expovariate(1 / dice.choice((0.0003, 0.002))))
 
     def repeats_attach(self) -> bool:
         """Whether a copy of an attach is read late, from a connection that was given up."""
@@ -150,7 +150,7 @@ class Faults:
         def strike() -> None:
             if host.process is not None and host.process.party.alive:
                 self._kill_store(host)
-                back_s = dice.expovariate(1 / 0.01)
+                back_s = dice.expovariate(1 / dice.choice((0.0003, 0.01)))
                 self._later(back_s, lambda: self._world.start_store(host))
 
         self._later(delay_s, strike)
