@@ -168,9 +168,11 @@ class Store:
             if member.counts is not None and part.statuses is not None:
                 part.statuses = np.repeat(part.statuses, member.counts)
             unfenced |= self._take_part(part, member.extents)
-            # What was refused may not have been hashed; another replica of it may be written.
-            refused = part.statuses is None or bool(count_nonzero(part.statuses))
-            if member.hashed and part.checksums is not None and not refused:
+            # An item that was not written was not hashed either, and another replica may be.
+            statuses = part.statuses if part.error is None else None
+            if member.hashed and part.checksums is not None and statuses is not None:
+                if count_nonzero(statuses):
+                    continue
                 sums[slice(None) if member.where is None else member.where] = part.checksums
                 summed += len(part.checksums)
         self._grant.unfenced = unfenced
