@@ -135,7 +135,7 @@ class Faults:
         """Something is about to be sealed there: the daemon is another one a moment later."""
         dice = self._world.loop.dice
         if not self._over and dice.random() < self._malice / 2:
-            self._restart_soon(host, dice.expovariate(1 / 0.002))
+            self._restart_soon(host, dice.expovariate(1 / dice.choice((0.0003, 0.002))))
 
     def repeats_attach(self) -> bool:
         """Whether a copy of an attach is read late, from a connection that was given up."""
