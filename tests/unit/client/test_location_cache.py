@@ -43,7 +43,10 @@ class LocationCacheMachine(RuleBasedStateMachine):
     @rule(many=st.lists(digests, min_size=1, max_size=12, unique=True))
     def store_batch(self, many: list[bytes]) -> None:
         """Entered when somebody looks for one of them; an older row may be known until then."""
+        many = many[: self.entries_max]  # a longer batch is not remembered at all
         count = len(many)
+        if not count:
+            return
         rows = np.frombuffer(b"".join(self._row(5.0) for _ in many), LOCATION)
         objects, extents = np.zeros(count, OBJECT), np.zeros(count, EXTENT)
         for name in ("size", "checksum"):
