@@ -123,6 +123,8 @@ class LocationCache:
         if not self.entries_max:
             return
         if len(digests) > self.entries_max:
+            for digest in digests[: -self.entries_max]:  # what is known of them is older
+                self._rows.pop(digest, None)
             digests, rows = digests[-self.entries_max :], rows[-self.entries_max :]
         packed: list[bytes] = rows.view(f"V{LOCATION.itemsize}").tolist()
         self._rows.update(zip(digests, packed, strict=True))
