@@ -331,7 +331,7 @@ class FakeMaster:
         count = min(request.spare_count, self.spares)
         size = request.spare_bytes
         assert size > 0
-        placed = [self._place(size, set(), 1) for _ in range(count)]
+        placed = [self._place(-(-size // UNIT) * UNIT, set(), 1) for _ in range(count)]
         reply.spare_grant_id = next(self._ids)
         self.grants[reply.spare_grant_id] = FakeGrant(
             [b""] * count,
@@ -341,7 +341,7 @@ class FakeMaster:
             request.request_id,
             -(-size // UNIT),
         )
-        rows = [(*each[0][0][:1], next(self._slots), *each[0][0][1:]) for each in placed]
+        rows = [(node, next(self._slots), offset, size) for (((node, offset, _),),) in placed]
         reply.spare_extents = np.array(rows, EXTENT).tobytes()
 
     @property

@@ -15,7 +15,7 @@ from cenote.api.rows import CLAIM, SLOT, SLOT_REF, UNIT_BYTES
 
 from .adopting import adopt
 from .commands import Attach, AttachReply, SegmentReport
-from .effects import GoneReason, NodeKnown, SegmentKnown, SlotsGrown
+from .effects import GoneReason, NodeKnown, NodeServes, SegmentKnown, SlotsGrown
 from .inventory import confirm
 from .node_ops import lose_segment
 from .nodes import Node, NodeState
@@ -179,7 +179,9 @@ def _node(pool: Pool, command: Attach, now_s: float) -> tuple[Node, bool]:
     if node is None or node.known() != known:
         node = pool.nodes.apply(known)
         pool.effects.append(known)
-    node.endpoints = command.endpoints
+    if node.endpoints != command.endpoints:
+        node.endpoints = command.endpoints
+        pool.effects.append(NodeServes(node.node_id, command.endpoints))
     node.process_id = command.process_id
     node.start_number = command.start_number
     node.server_version = command.server_version

@@ -12,6 +12,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from .commands import EndpointInfo
+
 PLACED = np.dtype(
     [
         ("segment", "<u4"),
@@ -96,6 +98,14 @@ class NodeKnown:
 
 
 @dataclass(slots=True)
+class NodeServes:
+    """Where a node can be reached (durable): also before it attaches to the next epoch."""
+
+    node_id: int
+    endpoints: list[EndpointInfo]
+
+
+@dataclass(slots=True)
 class SegmentKnown:
     """(durable)"""
 
@@ -171,6 +181,7 @@ DurableEffect = (
     | ReplicasChanged
     | NamespaceOpened
     | NodeKnown
+    | NodeServes
     | SegmentKnown
     | SlotsGrown
     | SegmentGone
@@ -185,6 +196,7 @@ DURABLE = (
     ReplicasChanged,
     NamespaceOpened,
     NodeKnown,
+    NodeServes,
     SegmentKnown,
     SlotsGrown,
     SegmentGone,

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from .commands import EndpointInfo
 from .effects import (
     PLACED,
     DurableEffect,
@@ -19,6 +20,7 @@ from .effects import (
     GoneReason,
     NamespaceOpened,
     NodeKnown,
+    NodeServes,
     Pinned,
     ReplicasChanged,
     SegmentGone,
@@ -28,6 +30,7 @@ from .effects import (
 )
 from .journal_layout import (
     END,
+    ENDPOINT,
     EPOCH,
     EXTENT_BYTES,
     GONE,
@@ -42,6 +45,7 @@ from .journal_layout import (
     KIND_REPLICAS,
     KIND_SEGMENT,
     KIND_SEGMENT_GONE,
+    KIND_SERVES,
     KIND_SNAPSHOT_END,
     KIND_STORED,
     MERGED_ROWS_MAX,
@@ -53,6 +57,7 @@ from .journal_layout import (
     REPLICAS_WIDTHS,
     SEGMENT,
     SEGMENT_GONE,
+    SERVES,
     STORED,
     STORED_WIDTHS,
     Entry,
@@ -270,6 +275,21 @@ def _decode_node(payload: memoryview) -> NodeKnown:
     return NodeKnown(node_id, node_uuid, name.decode(), boot_id.decode(), failure_domain.decode())
 
 
+def _decode_serves(payload: memoryview) -> NodeServes:
+    node_id, count = SERVES.unpack_from(payload)
+    endpoints = []
+    at = SERVES.size
+    for _ in range(count):
+        kind, *lengths = ENDPOINT.unpack_from(payload, at)
+        end = at + ENDPOINT.size + sum(lengths)
+        address, info = _texts(payload[:end], at + ENDPOINT.size, tuple(lengths))
+        endpoints.append(EndpointInfo(kind, address.decode(), info))
+        at = end
+    if at != len(payload):
+        raise ValueError(f"{len(payload) - at} bytes are left behind {count} endpoints")
+    return NodeServes(node_id, endpoints)
+
+
 def _decode_segment(payload: memoryview) -> SegmentKnown:
     segment_id, node_id, index, tier, size_bytes, unit_bytes, slots, length = SEGMENT.unpack_from(
         payload
@@ -293,6 +313,7 @@ def _decode_end(payload: memoryview) -> SnapshotEnd:
 _DECODERS: Final[dict[int, Callable[[memoryview], Entry]]] = {
     KIND_NAMESPACE: _decode_namespace,
     KIND_NODE: _decode_node,
+    KIND_SERVES: _decode_serves,
     KIND_SEGMENT: _decode_segment,
     KIND_GROWN: lambda payload: SlotsGrown(*GROWN.unpack(payload)),
     KIND_SEGMENT_GONE: lambda payload: SegmentGone(*SEGMENT_GONE.unpack(payload)),

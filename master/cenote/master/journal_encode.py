@@ -18,6 +18,7 @@ from .effects import (
     Gone,
     NamespaceOpened,
     NodeKnown,
+    NodeServes,
     Pinned,
     ReplicasChanged,
     SegmentGone,
@@ -27,6 +28,7 @@ from .effects import (
 )
 from .journal_layout import (
     END,
+    ENDPOINT,
     EPOCH,
     EXTENT_BYTES,
     GONE,
@@ -42,6 +44,7 @@ from .journal_layout import (
     KIND_REPLICAS,
     KIND_SEGMENT,
     KIND_SEGMENT_GONE,
+    KIND_SERVES,
     KIND_SNAPSHOT_END,
     KIND_STORED,
     NAMESPACE,
@@ -53,6 +56,7 @@ from .journal_layout import (
     REPLICAS_ROW_BYTES,
     SEGMENT,
     SEGMENT_GONE,
+    SERVES,
     STORED,
     STORED_ROW_BYTES,
     Entry,
@@ -207,6 +211,15 @@ def _encode_node(effect: NodeKnown) -> _Parts:
     return (NODE.pack(effect.node_id, *map(len, texts)), *texts)
 
 
+def _encode_serves(effect: NodeServes) -> _Parts:
+    parts = [SERVES.pack(effect.node_id, len(effect.endpoints))]
+    for endpoint in effect.endpoints:
+        address = endpoint.address.encode()
+        parts.append(ENDPOINT.pack(endpoint.kind, len(address), len(endpoint.device_info)))
+        parts += (address, endpoint.device_info)
+    return tuple(parts)
+
+
 def _encode_segment(effect: SegmentKnown) -> _Parts:
     head = SEGMENT.pack(
         effect.segment_id,
@@ -243,6 +256,7 @@ _ENCODERS: Final[dict[type[Entry], tuple[int, Callable[..., _Parts]]]] = {
     ReplicasChanged: (KIND_REPLICAS, _encode_replicas),
     NamespaceOpened: (KIND_NAMESPACE, _encode_namespace),
     NodeKnown: (KIND_NODE, _encode_node),
+    NodeServes: (KIND_SERVES, _encode_serves),
     SegmentKnown: (KIND_SEGMENT, _encode_segment),
     SlotsGrown: (KIND_GROWN, _encode_grown),
     SegmentGone: (KIND_SEGMENT_GONE, _encode_segment_gone),

@@ -57,6 +57,7 @@ KIND_GROWN: Final = 7
 KIND_SEGMENT_GONE: Final = 8
 KIND_PINNED: Final = 9
 KIND_EPOCH: Final = 10
+KIND_SERVES: Final = 12
 KIND_SNAPSHOT_END: Final = 255
 
 STORED: Final = Struct("<IIIII")  # namespace, generation, epoch, objects, extents
@@ -65,6 +66,8 @@ REPLICAS: Final = Struct("<II")  # objects, extents
 PINNED: Final = Struct("<IIII")  # namespace, pinned, ttl_ms, objects
 NAMESPACE: Final = Struct("<IIQIII")  # id, generation, seed, durability, lengths of 2 texts
 NODE: Final = Struct("<IIIII")  # id, lengths of 4 texts
+SERVES: Final = Struct("<II")  # node, endpoints
+ENDPOINT: Final = Struct("<III")  # kind, lengths of 2 texts
 SEGMENT: Final = Struct("<IIIIQIII")  # id, node, index, tier, size, unit, slots, length of a text
 GROWN: Final = Struct("<IIII")  # segment, offset, length, slots
 SEGMENT_GONE: Final = Struct("<I")

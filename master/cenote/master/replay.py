@@ -22,6 +22,7 @@ from .effects import (
     GoneReason,
     NamespaceOpened,
     NodeKnown,
+    NodeServes,
     Pinned,
     ReplicasChanged,
     SegmentGone,
@@ -139,6 +140,13 @@ def _node(pool: Pool, effect: NodeKnown) -> None:
     pool.nodes.apply(effect)
 
 
+def _serves(pool: Pool, effect: NodeServes) -> None:
+    node = pool.nodes.by_id.get(effect.node_id)
+    if node is None:
+        raise InternalError(f"endpoints are of node {effect.node_id}, unknown")
+    node.endpoints = effect.endpoints
+
+
 def _segment(pool: Pool, effect: SegmentKnown) -> None:
     node = pool.nodes.by_id.get(effect.node_id)
     if node is None:
@@ -181,6 +189,7 @@ _REPLAY: dict[type[DurableEffect], Callable[[Pool, Any], None]] = {
     ReplicasChanged: _replicas_changed,
     NamespaceOpened: _namespace,
     NodeKnown: _node,
+    NodeServes: _serves,
     SegmentKnown: _segment,
     SlotsGrown: _grown,
     SegmentGone: _segment_gone,
@@ -252,6 +261,8 @@ def _parts(pool: Pool) -> Iterator[DurableEffect]:
         yield namespace.opened()
     for node in pool.nodes.by_id.values():
         yield node.known()
+        if node.endpoints:
+            yield NodeServes(node.node_id, node.endpoints)
     for segment in pool.segments.by_id.values():
         yield segment.known()
         for offset, length in segment.retired:

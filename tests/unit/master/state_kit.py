@@ -343,8 +343,7 @@ class Kit:
         request_id: int | None = None,
         failed_replicas: NDArray[np.uint32] | None = None,
     ) -> list[int]:
-        """Decide what spare extents hold, and seal; CommitStatus of each. One goes as a CommitSpare
-        unless it is to go as `many` do."""
+        """Decide what spare extents hold, and seal. One is a CommitSpare, unless as `many`."""
         sizes = [size] * len(keys) if isinstance(size, int) else size
         self.requests += 1
         of = session_id(session), self.requests if request_id is None else request_id
@@ -353,9 +352,8 @@ class Kit:
         command: c.Command
         if len(keys) == 1 and failed_replicas is None and not many:
             digest, tail = self.digests(*keys).tobytes(), tails[0] if tails else 0
-            command = c.CommitSpare(
-                *of, grant_id, positions[0], sums[0], *place, digest, sizes[0], tail
-            )
+            where = grant_id, positions[0], sums[0]
+            command = c.CommitSpare(*of, *where, *place, digest, sizes[0], tail)
         else:
             lengths = None if tails is None else np.array(tails, np.uint16)
             indexes, checksums = np.array(positions, np.uint32), np.array(sums, np.uint64)

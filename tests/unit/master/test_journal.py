@@ -14,6 +14,7 @@ from hypothesis.strategies import DrawFn
 from xxhash import xxh3_64_intdigest
 
 from cenote.api.errors import InternalError
+from cenote.master.commands import EndpointInfo
 from cenote.master.effects import (
     PLACED,
     DurableEffect,
@@ -22,6 +23,7 @@ from cenote.master.effects import (
     GoneReason,
     NamespaceOpened,
     NodeKnown,
+    NodeServes,
     Pinned,
     ReplicasChanged,
     SegmentGone,
@@ -99,6 +101,11 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 PLAIN = st.one_of(
     st.builds(NamespaceOpened, TEXT, U32, U32, st.binary(max_size=50), U64, U32),
     st.builds(NodeKnown, U32, st.binary(min_size=16, max_size=16), TEXT, TEXT, TEXT),
+    st.builds(
+        NodeServes,
+        U32,
+        st.lists(st.builds(EndpointInfo, U32, TEXT, st.binary(max_size=20)), max_size=4),
+    ),
     st.builds(SegmentKnown, U32, U32, U32, U32, st.binary(max_size=16), U64, U32, U32),
     st.builds(SlotsGrown, U32, U32, U32, U32),
     st.builds(SegmentGone, U32),

@@ -8,7 +8,9 @@ import pytest
 from cenote.api.errors import NodeNameTaken, NodeSuperseded
 from cenote.api.rows import CommitStatus
 from cenote.master import commands as c
+from cenote.master.effects import NodeServes
 from cenote.master.nodes import NodeState
+from cenote.master.state import MasterState
 from cenote.master.state_config import StateConfig
 from unit.master.state_checks import check
 from unit.master.state_kit import KIB, FakeSegment, Kit, new_node, session_id
@@ -197,3 +199,23 @@ def test_a_second_daemon_of_a_name_is_told_of_the_first() -> None:
     kit.tick(kit.state.config.node_dead_s)
     kit.attach(second)
     assert [node.name for node in kit.state.nodes(kit.now_s)] == ["rack-7", "rack-7"]
+
+
+def test_where_a_node_serves_is_known_before_it_attaches_again() -> None:
+    kit = Kit().with_nodes(new_node(1)).with_session()
+    kit.put([1])
+    (before,) = kit.state.nodes(kit.now_s)
+    moved = kit.attach_command(kit.nodes[1])
+    moved.endpoints = [c.EndpointInfo(1, "127.0.0.1:9", b"nic")]
+    kit.apply(moved)
+    kit.attach(kit.nodes[1])
+    kit.attach(kit.nodes[1])
+    assert len(kit.new(NodeServes)) == 3, "told when it changes, and only then"
+    for effects in (kit.durable(), list(kit.state.snapshot())):
+        after = MasterState(kit.state.config, 2)
+        for effect in effects:
+            after.replay(effect)
+        after.start(kit.now_s)
+        (node,) = after.nodes(kit.now_s)
+        assert node.endpoints == before.endpoints
+        assert not node.attached

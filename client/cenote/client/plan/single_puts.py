@@ -186,10 +186,8 @@ def _start(
         parts += (b"\x42", varint(len(news)), news)
     spares = call.space.spares
     ask = spares.wanted(units, 1)
-    asked_s = 0.0
     # Not in a session that has just been replaced: it may be either one that the tail names.
     if ask and options.takes_spares() and state.session_id is session_id:
-        asked_s = state.now()
         spare_bytes = size + (len(key) if len(key) > KEY_INLINE_BYTES else 0)
         parts += (b"\x60", varint(ask), b"\x68", varint(spare_bytes))
     else:
@@ -199,7 +197,7 @@ def _start(
     call.unanswered = 0
     state.see_view(reply.view_version)
     if ask:
-        call.keep_spares(reply, session_id, asked_s)
+        call.keep_spares(reply, session_id, 1)
     if len(reply.puts) != PUT_STRUCT.size:
         raise InternalError(f"put_start answered {len(reply.puts)} bytes for one key")
     return reply
@@ -265,8 +263,6 @@ def _commit(
         return _Undone(error)
     call.grants.pop(place.grant_id if place.run is None else place.run, None)
     status = reply.statuses[0] if reply.statuses else CommitStatus.NOT_GRANTED
-    if place.run is not None and status != CommitStatus.NOT_GRANTED:
-        space.spares.note_proven(place.run.taken_s)
     if status == CommitStatus.EXISTS_SAME or status == CommitStatus.EXISTS_DIFFERENT:
         space.spares.note_existed()
         state.counters.existed += 1

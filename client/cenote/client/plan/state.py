@@ -414,16 +414,16 @@ class Call:
         return self.end_s - self.now()
 
     def keep_spares(
-        self, reply: master_pb2.PutStartResponse, session_id: bytes, asked_s: float
+        self, reply: master_pb2.PutStartResponse, session_id: bytes, count: int
     ) -> None:
-        """Take up the spare extents that a PutStart of this session, sent then, was answered with,
-        for puts to come."""
+        """Take up the spare extents that a PutStart of this session, of `count` objects, was
+        answered with, for puts to come."""
         state = self.state
         spare = None
         if reply.spare_grant_id:
             spare = SpareGrant(reply, session_id, self.generation)
             state.wake()
-        self.space.spares.add(spare, asked_s)
+        self.space.spares.add(spare, count, state.now())
 
     def key_batch(self, digests: bytes) -> common_pb2.KeyBatch:
         space = self.space

@@ -176,6 +176,7 @@ class _Writer:
 
     __slots__ = (
         "call",
+        "crowded",
         "decided",
         "digests",
         "keys",
@@ -211,6 +212,8 @@ class _Writer:
         self.last: CenoteError | None = None
         self.not_yet = False
         """The master has no space to give for some of it, but will have."""
+        self.crowded = False
+        """It has none, but there are spare extents here."""
         # Decided, but sealed nowhere: that the master knows the key does not make it stored.
         self.decided = np.zeros(len(keys), np.bool_)
         self.versions: dict[int, tuple[int, int]] = {}
@@ -235,7 +238,7 @@ class _Writer:
                 self.call.look_again()
             if self.versions:
                 yield from self._take_back()
-            self.not_yet = False
+            self.not_yet = self.crowded = False
             reply = started or (yield from self._start(todo))
             started = None
             granted, duplicates = self._sort_answers(todo, reply)
@@ -249,6 +252,8 @@ class _Writer:
             left = todo[self.outcome.statuses[todo] == _OPEN]
             if not len(left):
                 return
+            if self.crowded:
+                yield from self._give_spares_back()
             if self.not_yet:  # however often: the deadline ends it
                 if self.call.remaining_s() <= _NOT_YET_PAUSE_S:
                     break
@@ -310,12 +315,11 @@ class _Writer:
         if length and not call.avoid and options.takes_spares():  # else nobody would take them
             request.spare_count = call.space.spares.wanted(units_of(length), len(todo))
             request.spare_bytes = length
-        asked_s = call.now()
         reply = yield from ask_master(call, "put_start", request, pb.PutStartResponse)
         call.unanswered = 0
         call.state.see_view(reply.view_version)
         if request.spare_count:
-            call.keep_spares(reply, request.session_id, asked_s)
+            call.keep_spares(reply, request.session_id, len(todo))
         return reply
 
     def _lengths(self, todo: I64) -> I64:
@@ -373,11 +377,20 @@ class _Writer:
         lengths = self._lengths(todo)
         granted = Granted.ahead(run, lengths, chain=self.options.chain)
         error = yield from self._store(todo, granted)
-        if error is None:
-            self.call.space.spares.note_proven(run.taken_s)
-        else:
+        if error is not None:
             self.last = error
             self.call.space.spares.give_up()
+
+    def _give_spares_back(self) -> Plan[None]:
+        """All of them, now: what is put needs the room."""
+        call = self.call
+        for run in call.space.spares.take_all():
+            grant = call.grants[run] = run.as_grant()
+            request = pb.PutAbortRequest(
+                grant_id=grant.grant_id, indexes=grant.indexes, session_id=grant.session_id
+            )
+            yield from ask_master(call, "put_abort", request, pb.PutAbortResponse)
+            del call.grants[run]
 
     def _sort_answers(self, todo: I64, reply: pb.PutStartResponse) -> tuple[I64, I64]:
         """Give refused and existing keys their outcome; (granted, duplicate) indexes in `todo`."""
@@ -393,6 +406,10 @@ class _Writer:
         for status in np.unique(statuses).tolist():
             if status in _FOR_LACK_OF_NODES and self.call.give_suspects_a_chance():
                 continue  # started anew, on nodes that failed a while ago, too
+            if status == PutStatus.NO_SPACE and self.call.space.spares.held:
+                self.crowded = True
+                self.last = NoSpace("the pool has no room beside this client's spare extents")
+                continue
             if status == PutStatus.NOT_YET:
                 self.not_yet = True
                 self.last = Unavailable(
