@@ -168,8 +168,7 @@ class Kit:
     # ---- set-up -------------------------------------------------------------------------------
 
     def with_nodes(self, *nodes: FakeNode) -> Kit:
-        for node in nodes:
-            self.attach(node)
+        list(map(self.attach, nodes))
         return self
 
     def with_session(self, number: int = 1, boot_id: str = "host-1") -> Kit:
