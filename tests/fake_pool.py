@@ -132,17 +132,12 @@ class FakeMaster:
         self.objects.clear()
 
     def view(self) -> common_pb2.ClusterView:
+        dead, alive = common_pb2.NODE_STATE_DEAD, common_pb2.NODE_STATE_ALIVE
+        states = {i: dead if i in self.down else alive for i in self.nodes}
         return common_pb2.ClusterView(
             view_version=self.view_version,
             nodes=[
-                common_pb2.NodeView(
-                    node_id=i,
-                    name=f"n{i}",
-                    segment_ids=[i],
-                    state=common_pb2.NODE_STATE_DEAD
-                    if i in self.down
-                    else common_pb2.NODE_STATE_ALIVE,
-                )
+                common_pb2.NodeView(node_id=i, name=f"n{i}", segment_ids=[i], state=states[i])
                 for i in self.nodes
             ],
             segments=[common_pb2.SegmentView(segment_id=i, node_id=i) for i in self.nodes],
@@ -336,7 +331,7 @@ class FakeMaster:
         count = min(request.spare_count, self.spares)
         size = request.spare_bytes
         assert size > 0
-        placed = [self._place(size, set(), 1) for _ in range(count)]
+        placed = [self._place(-(-size // UNIT) * UNIT, set(), 1) for _ in range(count)]
         reply.spare_grant_id = next(self._ids)
         self.grants[reply.spare_grant_id] = FakeGrant(
             [b""] * count,
@@ -346,7 +341,7 @@ class FakeMaster:
             request.request_id,
             -(-size // UNIT),
         )
-        rows = [(*each[0][0][:1], next(self._slots), *each[0][0][1:]) for each in placed]
+        rows = [(node, next(self._slots), offset, size) for (((node, offset, _),),) in placed]
         reply.spare_extents = np.array(rows, EXTENT).tobytes()
 
     @property
@@ -424,6 +419,13 @@ class FakeMaster:
     def put_abort(self, request: pb.PutAbortRequest, deadline_s: float) -> pb.PutAbortResponse:
         with self._lock:
             self._enter("put_abort", request)
+            if request.unsealed_seqs:
+                seqs = np.frombuffer(request.unsealed_seqs, "<u8").tolist()
+                for digest, seq in zip(self._digests(request.unsealed_keys), seqs, strict=True):
+                    found = self.objects.get(digest)
+                    if found is not None and found.seq == seq:
+                        del self.objects[digest]
+                return pb.PutAbortResponse()
             self.aborted.append((request.grant_id, request.unfenced))
             grant = self.grants.get(request.grant_id)
             if grant is not None and grant.session_id == request.session_id:

@@ -127,6 +127,20 @@ def overwrite(control: Control, lane: str, prefix: str, count: int, size: int, b
     control.say(failures)
 
 
+def put_small(
+    control: Control, lane: str, prefix: str, count: int, size: int, options: dict[str, Any]
+) -> None:
+    """`count` puts of new keys, one after the other, when told; says which were not stored, and
+    then does nothing until it is told so, or killed."""
+    with Client(lane, **options) as client:
+        control.say("ready")
+        control.hear()
+        keys = [f"{prefix}{i}" for i in range(count)]
+        failed = [key for key in keys if not client.put(key, payload_of(key, size)).stored]
+        control.say(failed)
+        control.hear()
+
+
 def write_and_remember(
     control: Control,
     lane: str,
@@ -357,6 +371,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     "peer": peer,
     "look": look,
     "overwrite": overwrite,
+    "put_small": put_small,
     "write_and_remember": write_and_remember,
     "busy_reader": busy_reader,
     "open_and_close": open_and_close,

@@ -47,6 +47,7 @@ class Load:
         seed: int,
         *,
         replicas: int,
+        min_replicas: int = 1,
         deadline_s: float = DEADLINE_S,
         **settings: bool,
     ) -> None:
@@ -62,7 +63,7 @@ class Load:
                     (seed + i) % 1_000_000,
                     BASE,
                     {"transports": transports, "deadline_s": deadline_s},
-                    {"replicas": replicas},
+                    {"replicas": replicas, "min_replicas": min_replicas},
                     settings,
                 )
             )

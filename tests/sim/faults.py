@@ -24,7 +24,7 @@ MEAN_INTERVAL_S: Final = 0.35
 PAUSES_S: Final = (0.02, 0.2, 0.6, 1.5, 3.0)
 LONG_PAUSE_S: Final = 5.0
 """A session runs out, is cut off, and its space is another's."""
-CRAWL_S: Final = 0.5
+CRAWL_S: Final = 1.0
 INHERITED_S: Final = 2.0
 """So long a restarted master waits before it gives away what may have been leased."""
 
@@ -108,8 +108,7 @@ class Faults:
         party = dice.choice(parties)
         delay_s = dice.expovariate(1 / 0.005)
         if "pause" in self._kinds and dice.random() < 0.5:
-            long = (LONG_PAUSE_S,) * (6 if write.is_mapped else 2)
-            pause_s = dice.choice((*PAUSES_S, *long))
+            pause_s = dice.choice((*PAUSES_S, *(LONG_PAUSE_S,) * 6))
             if pause_s == LONG_PAUSE_S:
                 write.crawl_s = CRAWL_S  # it goes on meanwhile, or afterwards
             self._world.loop.after(delay_s, lambda: self._stop(party, pause_s), party)
@@ -142,6 +141,12 @@ class Faults:
         """Whether a copy of an attach is read late, from a connection that was given up."""
         return not self._over and self._world.loop.dice.random() < 3 * self._malice
 
+    def attach_delay_s(self) -> float:
+        """How long an inventory is on its way, while clients may be sealing at that daemon."""
+        dice = self._world.loop.dice
+        slow = not self._over and dice.random() < 5 * self._malice
+        return dice.random() * 0.2 if slow else 0.0
+
     def _restart_soon(self, host: StoreHost, delay_s: float) -> None:
         if "store-crash" not in self._kinds:
             return
@@ -150,7 +155,7 @@ class Faults:
         def strike() -> None:
             if host.process is not None and host.process.party.alive:
                 self._kill_store(host)
-                back_s = dice.expovariate(1 / dice.choice((0.0003, 0.01)))
+                back_s = dice.expovariate(1 / dice.choice((0.0005, 0.01)))
                 self._later(back_s, lambda: self._world.start_store(host))
 
         self._later(delay_s, strike)

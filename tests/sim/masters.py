@@ -348,7 +348,11 @@ class Lane:
         def arrive() -> None:
             master.receive(connection, method, body, reply, name)
 
-        network.send(name, MASTER, master.party, arrive, lost)
+        slow_s = world.faults.attach_delay_s() if method == pb.MASTER_METHOD_ATTACH else 0.0
+        if slow_s:
+            loop.after(slow_s, lambda: network.send(name, MASTER, master.party, arrive, lost))
+        else:
+            network.send(name, MASTER, master.party, arrive, lost)
         if weather.doubled and loop.dice.random() < weather.doubled:
             # One on a connection that was given up, read late: nobody waits for its reply.
             again = loop.dice.random() * 2 * max(weather.late_s, 0.01)

@@ -209,11 +209,6 @@ def _queue_pairs_outlive_epochs() -> contextlib.AbstractContextManager[None]:
     return _replaced(QueuePair, "writes_of_older", lambda pair, epoch: False)
 
 
-def _old_grants_on_new_queue_pairs() -> contextlib.AbstractContextManager[None]:
-    """A one-sided writer does not look whether its grant is of a life or an epoch that ended."""
-    return _replaced(QueuePair, "refuses", lambda pair, grant_id: False)
-
-
 def _nothing_is_cancelled() -> contextlib.AbstractContextManager[None]:
     """What was granted in an answer that nobody saw is kept."""
     return _replaced(ClientState, "cancel", lambda state, request_id: None)
@@ -253,14 +248,12 @@ def _locations_do_not_end() -> contextlib.AbstractContextManager[None]:
 def _cached_reads_are_not_verified() -> contextlib.AbstractContextManager[None]:
     """What lies where an object was a moment ago is taken for that object."""
 
-    def read(
-        driver: Any, space: Any, digest: Any, row: bytes, address: int, length: int, limit_s: float
-    ) -> int:
+    def read(driver: Any, call: Any, digest: Any, row: bytes, address: int, length: int) -> int:
         _, offset, size, _, segment, node = LOCATION_STRUCT.unpack(row)
         channel = driver._session.channels.get(node)
         if channel is None or size > length:
             return 0
-        status, _ = channel.read_one(segment, offset, size, address, limit_s, False)
+        status, _ = channel.read_one(segment, offset, size, address, call.remaining_s(), False)
         return 0 if status else size
 
     return _replaced(BlockingDriver, "read_cached", read)
@@ -293,7 +286,6 @@ MUTATIONS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     "claims end by themselves": _claims_end_by_themselves,
     "void grants are used": _void_grants_are_used,
     "queue pairs outlive epochs": _queue_pairs_outlive_epochs,
-    "old grants on new queue pairs": _old_grants_on_new_queue_pairs,
     "nothing is cancelled": _nothing_is_cancelled,
     "acknowledged unsealed": _acknowledged_unsealed,
     "adopt everything": _adopt_everything,

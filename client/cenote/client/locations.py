@@ -11,7 +11,6 @@ a batch is among those is told by its first key, since what is read again begins
 
 from __future__ import annotations
 
-from contextlib import suppress
 from itertools import islice
 from struct import Struct
 from typing import Final
@@ -47,12 +46,13 @@ Batch = tuple[bytes, float, NDArray[np.void], NDArray[np.void], int]
 class LocationCache:
     """Bounded by entries; when full, the eighth that was stored first goes."""
 
-    __slots__ = ("_batches", "_rows", "entries_max")
+    __slots__ = ("_batches", "_rows", "_waiting", "entries_max")
 
     def __init__(self, entries_max: int) -> None:
         self.entries_max = entries_max
         self._rows: dict[bytes, bytes] = {}
         self._batches: dict[bytes, Batch] = {}  # by first digest
+        self._waiting = 0  # keys of them; threads that race may leave it a little wrong
 
     def __len__(self) -> int:
         return len(self._rows) + sum(len(batch[2]) for batch in list(self._batches.values()))
@@ -83,19 +83,29 @@ class LocationCache:
         node_id: int,
     ) -> None:
         """Remember where a batch is: OBJECT rows, and one EXTENT row each, all on one node."""
-        if not self.entries_max:
+        count = len(objects)
+        if count > self.entries_max:
             return
         batches = self._batches
         first = digests[:DIGEST_BYTES]
-        batches.pop(first, None)
+        self._drop(first)
         batches[first] = (digests, end_s, objects, extents, node_id)
-        if len(batches) > _BATCHES_MAX:
-            with suppress(StopIteration, KeyError, RuntimeError):  # another thread may be at it
-                del batches[next(iter(batches))]
+        self._waiting += count
+        while len(batches) > _BATCHES_MAX or self._waiting > self.entries_max:
+            try:
+                self._drop(next(iter(batches)))
+            except (StopIteration, RuntimeError):  # another thread is at it
+                break
+
+    def _drop(self, first: bytes) -> Batch | None:
+        batch = self._batches.pop(first, None)
+        if batch is not None:
+            self._waiting -= len(batch[2])
+        return batch
 
     def _enter(self, firsts: list[bytes]) -> None:
         for first in firsts:
-            batch = self._batches.pop(first, None)
+            batch = self._drop(first)
             if batch is None:  # another thread was faster
                 continue
             digests, end_s, objects, extents, node_id = batch
@@ -123,6 +133,8 @@ class LocationCache:
         if not self.entries_max:
             return
         if len(digests) > self.entries_max:
+            for digest in digests[: -self.entries_max]:  # what is known of them is older
+                self._rows.pop(digest, None)
             digests, rows = digests[-self.entries_max :], rows[-self.entries_max :]
         packed: list[bytes] = rows.view(f"V{LOCATION.itemsize}").tolist()
         self._rows.update(zip(digests, packed, strict=True))
@@ -155,6 +167,7 @@ class LocationCache:
     def clear(self) -> None:
         """Forget all."""
         self._batches.clear()
+        self._waiting = 0
         self._rows.clear()
 
     def _evict(self) -> None:

@@ -257,7 +257,8 @@ class Session:
     def take_view(self, view: common_pb2.ClusterView, epoch: int) -> None:
         """Use a newer cluster view; channels to daemons that changed are given up."""
         old = self.state.peers
-        if view.view_version < old.view_version and epoch <= self.state.limits.epoch:
+        # The one that is known comes again with each connection's hello: it is no news of anybody.
+        if view.view_version <= old.view_version and epoch <= self.state.limits.epoch:
             return
         self.state.limits.epoch = max(self.state.limits.epoch, epoch)
         peers = Peers(view, old)

@@ -122,9 +122,10 @@ class View:
             found["status"] == ObjectStatus.LEASED
         )[placement.owner]
         seen = np.zeros(len(hits), np.bool_)
+        avoid = call.avoid | call.state.peers.down
         for at in np.flatnonzero(usable).tolist():
             row = int(placement.owner[at])
-            if seen[row] or nodes[at] < 0 or int(nodes[at]) in call.avoid:
+            if seen[row] or nodes[at] < 0 or int(nodes[at]) in avoid:
                 continue
             extent = placement.extents[at]
             view = self._map(

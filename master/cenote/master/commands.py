@@ -264,6 +264,11 @@ class PutAbort:
     grant_id: int
     indexes: U32 | None = None
     unfenced: bool = False
+    unsealed: Digests | None = None
+    """Keys that were decided and not sealed at enough nodes: they go, if they have ..."""
+    unsealed_seqs: U64 | None = None
+    unsealed_epoch: int = 0
+    """... still these versions."""
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from cenote.api.errors import InvalidArgument
 from cenote.api.rows import CommitStatus
 
 from .commands import PutAbort, PutCommit, PutCommitReply
+from .damage import drop_unsealed
 from .effects import PLACED, GoneReason, Stored
 from .grants import Grant
 from .lookups import hits
@@ -393,6 +394,8 @@ def put_abort(pool: Pool, command: PutAbort, now_s: float) -> None:
     """The writer gives granted keys up; an unknown grant is fine (it ended before)."""
     session = pool.sessions.get(command.session_id)
     session.expires_s = now_s + pool.config.session_ttl_s
+    if command.unsealed is not None:
+        drop_unsealed(pool, command)
     grant = session.grants.get(command.grant_id)
     if grant is None:
         return

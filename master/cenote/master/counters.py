@@ -40,6 +40,8 @@ class Counters:
     expired: int = 0
     swept: int = 0
     lost: int = 0
+    unsealed: int = 0
+    """Objects that a put decided, could not have sealed at enough nodes, and took back."""
     damaged: int = 0
     """Replicas dropped because their bytes were not what was sealed."""
     adopted: int = 0

@@ -4,6 +4,8 @@ A store daemon finds them when it takes the checksums of contents that outlived 
 what it read twice from the same place has the wrong checksum. Either names the version that it
 means: whatever stands in the table with that very version, at that very place, has stood there ever
 since it was decided, so its bytes can't have been anybody else's.
+
+Likewise what a put decided and could not have sealed at as many nodes as it must.
 """
 
 from __future__ import annotations
@@ -11,14 +13,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .commands import ReportFailure
+from .commands import PutAbort, ReportFailure
 from .effects import GoneReason
 from .nodes import Node
 from .objects import LIVE
 from .pool import Pool, Rows
 from .spans import Spans, distinct, segments_of
 
-__all__ = ["drop_damaged", "drop_misread"]
+__all__ = ["drop_damaged", "drop_misread", "drop_unsealed"]
 
 _EPOCH_MASK = np.uint64(0xFFFF_FFFF)
 
@@ -64,6 +66,18 @@ def drop_misread(pool: Pool, command: ReportFailure, node: Node) -> None:
     rows, spans = rows[owner[hit]], spans[hit]
     _count(pool, rows, spans)
     pool.drop_replicas(rows, spans, GoneReason.LOST)
+
+
+def drop_unsealed(pool: Pool, command: PutAbort) -> None:
+    """A put that was decided could not be sealed as it must: it begins anew."""
+    seqs = command.unsealed_seqs
+    assert command.unsealed is not None
+    assert seqs is not None
+    epochs = np.full(len(seqs), command.unsealed_epoch, np.uint32)
+    rows, _ = _of_version(pool, command.unsealed, epochs, seqs)
+    rows = distinct(rows)
+    pool.counters.unsealed += len(rows)
+    pool.unlink(rows, GoneReason.LOST)
 
 
 def _of_version(

@@ -32,9 +32,6 @@ from .state_config import StateConfig
 __all__ = ["Decider"]
 
 RETRY_INTERVAL_S: Final = 1.0
-SPARES_WAIT_S: Final = 1.5
-"""So long a new epoch gives no space of the one before, where clients had spare extents: they use
-them for 1 s after the last answer (`client/plan/spares.py`), without asking anybody."""
 _TICK: Final = Tick()
 
 
@@ -185,8 +182,7 @@ class Decider:
                 self._log.retry()
                 now_s = self.clock.monotonic_s()
                 inherited_s = self._inherited_until_s - now_s
-                spares_s = SPARES_WAIT_S if self.state.has_spares else 0.0
-                note = _note(max(self.state.longest_lease_s(now_s), inherited_s, spares_s))
+                note = _note(max(self.state.longest_lease_s(now_s), inherited_s))
         finally:
             self.backend.close(note)
 
@@ -199,9 +195,8 @@ def _note(longest_lease_s: float) -> bytes:
 
 
 def _inherited_wait_s(note: bytes, lease_ttl_max_s: float) -> float:
-    """How long clients of the epoch before may still read under its leases, or begin to write to
-    extents that it gave them to spare."""
+    """How long readers may still hold leases of the epoch before."""
     name, _, value = note.partition(b"=")
     if name == b"longest_lease_ms" and value.isdigit():
         return int(value) / 1000
-    return max(lease_ttl_max_s, SPARES_WAIT_S)
+    return lease_ttl_max_s

@@ -4,7 +4,8 @@ Each segment has a share of the new bytes, and a virtual time that advances by w
 share. The segment that is furthest behind is next, so bytes are spread without dice and without
 long runs on one node. Shares follow the free space relative to the pool's mean (at most twice), so
 nodes of different size fill evenly; no segment's share is more than twice that of its size, so
-that a fresh node in a full pool is not flooded with everything that is new.
+that a fresh node in a full pool is not flooded with everything that is new. One that was away and
+is back starts with little, and has its whole share after SLOW_START_S: it may go away again.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ __all__ = ["Entry", "Placement", "Wanted"]
 
 FREE_RATIO_MAX = 2.0
 FREE_RATIO_MIN = 0.02
+SLOW_START_S = 10.0
+SLOW_START_SHARE = 0.1
+"""Of what a segment would get, at the moment when it comes back."""
 SHARE_MAX = 1.8
 """Times the share by size. Twice is promised; runs that find no room elsewhere come on top."""
 
@@ -41,10 +45,12 @@ class Wanted:
 
 
 class Entry:
-    __slots__ = ("behind", "segment", "share")
+    __slots__ = ("behind", "full_s", "segment", "share")
 
-    def __init__(self, segment: Segment, behind: float) -> None:
+    def __init__(self, segment: Segment, behind: float, full_s: float) -> None:
         self.segment = segment
+        self.full_s = full_s
+        """When it is to have its whole share."""
         self.behind = behind
         """Virtual time: what it got over its share."""
         self.share = 1.0
@@ -58,9 +64,11 @@ class Entry:
 class Placement:
     __slots__ = (
         "_by_id",
+        "_gone",
         "_heap",
         "_now",
         "_since",
+        "_time_s",
         "_total_units",
         "domains",
         "smallest_units",
@@ -69,6 +77,9 @@ class Placement:
     def __init__(self) -> None:
         self._heap: list[Entry] = []
         self._by_id: dict[int, Entry] = {}
+        self._gone: set[int] = set()
+        """Segments that were usable before, and are not now."""
+        self._time_s = 0.0
         self._now = 0.0
         self._since = 0
         self._total_units = 1
@@ -85,15 +96,19 @@ class Placement:
         """Of all usable segments, also in the middle of a `pick`."""
         return list(self._by_id.values())
 
-    def refresh(self, usable: list[Segment]) -> None:
+    def refresh(self, usable: list[Segment], now_s: float = 0.0) -> None:
         """The usable segments, and how free they are, have changed: deal the shares anew."""
         known = self._by_id
+        self._time_s = now_s
+        self._gone.update(known)
         self._by_id = {}
         domains: dict[int, set[str]] = {}
         for segment in usable:
             entry = known.get(segment.segment_id)
             if entry is None or entry.segment is not segment:
-                entry = Entry(segment, self._now)
+                is_back = segment.segment_id in self._gone
+                entry = Entry(segment, self._now, now_s + SLOW_START_S if is_back else 0.0)
+            self._gone.discard(segment.segment_id)
             self._by_id[segment.segment_id] = entry
             domains.setdefault(segment.tier, set()).add(segment.node.domain)
         self._heap = list(self._by_id.values())
@@ -109,13 +124,21 @@ class Placement:
         free = [e.segment.free_units / size for e, size in zip(entries, sizes, strict=True)]
         mean = sum(f * size for f, size in zip(free, sizes, strict=True)) / total or 1.0
         ratios = [min(max(f / mean, FREE_RATIO_MIN), FREE_RATIO_MAX) for f in free]
-        weights = [size * ratio for size, ratio in zip(sizes, ratios, strict=True)]
+        starts = [self._start(entry) for entry in entries]
+        weights = [s * ratio * start for s, ratio, start in zip(sizes, ratios, starts, strict=True)]
         caps = [SHARE_MAX * size / total for size in sizes]
         for entry, share in zip(entries, _capped_shares(weights, caps), strict=True):
             entry.share = share
             # Credit is not saved up: who had no room, or was avoided, does not catch up later.
             entry.behind = max(entry.behind, self._now)
         heapify(entries)
+
+    def _start(self, entry: Entry) -> float:
+        """How much of its share an entry gets: less than all shortly after it came back."""
+        left_s = entry.full_s - self._time_s
+        if left_s <= 0:
+            return 1.0
+        return max(SLOW_START_SHARE, 1.0 - left_s / SLOW_START_S)
 
     def note(self, entry: Entry, units: int) -> None:
         """A candidate (out of the heap just now) got so many units."""

@@ -172,7 +172,7 @@ class Pool(ObjectRows):
     def refresh_placement(self, now_s: float) -> None:
         """Which segments are usable now, how large they are, and what share each one gets."""
         usable = [s for s in self.segments.by_id.values() if s.is_usable(now_s)]
-        self.placement.refresh(usable)
+        self.placement.refresh(usable, now_s)
         self.placement_dirty = False
         config = self.config
         units = sum(s.capacity_units for s in self.segments.by_id.values())

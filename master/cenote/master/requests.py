@@ -347,14 +347,20 @@ class RequestReader:
             names.chain,
         )
 
-    @staticmethod
-    def put_abort(message: pb.PutAbortRequest, session: bytes) -> PutAbort:
-        return PutAbort(
+    def put_abort(self, message: pb.PutAbortRequest, session: bytes) -> PutAbort:
+        abort = PutAbort(
             check_id(message.session_id or session, "session_id"),
             message.grant_id,
             _indexes(message.indexes, "indexes"),
             message.unfenced,
         )
+        if message.unsealed_seqs:
+            abort.unsealed = self.digests(message.unsealed_keys)
+            abort.unsealed_seqs = unpack_u64(message.unsealed_seqs, "unsealed_seqs")
+            abort.unsealed_epoch = message.unsealed_epoch
+            if len(abort.unsealed) != len(abort.unsealed_seqs):
+                raise InvalidArgument("unsealed_seqs has not one number for each key")
+        return abort
 
     def remove(self, message: pb.RemoveRequest) -> Remove:
         batch = message.keys

@@ -173,11 +173,6 @@ class MasterState:
         """Until the last lease has run out: 0 without leases, infinite while a hold runs."""
         return self._pool.leases.longest_s(now_s)
 
-    @property
-    def has_spares(self) -> bool:
-        """Whether clients may be about to write to spare extents, without asking before."""
-        return any(grant.spare_units for grant in self._pool.grants.by_id.values())
-
     def status(self, now_s: float) -> view.PoolStatus:
         return view.status(self._pool, now_s)
 

@@ -377,18 +377,24 @@ class PutCommitResponse(_message.Message):
     def __init__(self, statuses: _Optional[bytes] = ..., epoch: _Optional[int] = ..., seq_first: _Optional[int] = ...) -> None: ...
 
 class PutAbortRequest(_message.Message):
-    __slots__ = ("grant_id", "indexes", "session_id", "piggyback", "unfenced")
+    __slots__ = ("grant_id", "indexes", "session_id", "piggyback", "unfenced", "unsealed_keys", "unsealed_seqs", "unsealed_epoch")
     GRANT_ID_FIELD_NUMBER: _ClassVar[int]
     INDEXES_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PIGGYBACK_FIELD_NUMBER: _ClassVar[int]
     UNFENCED_FIELD_NUMBER: _ClassVar[int]
+    UNSEALED_KEYS_FIELD_NUMBER: _ClassVar[int]
+    UNSEALED_SEQS_FIELD_NUMBER: _ClassVar[int]
+    UNSEALED_EPOCH_FIELD_NUMBER: _ClassVar[int]
     grant_id: int
     indexes: bytes
     session_id: bytes
     piggyback: _common_pb2.Piggyback
     unfenced: bool
-    def __init__(self, grant_id: _Optional[int] = ..., indexes: _Optional[bytes] = ..., session_id: _Optional[bytes] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., unfenced: bool = ...) -> None: ...
+    unsealed_keys: _common_pb2.KeyBatch
+    unsealed_seqs: bytes
+    unsealed_epoch: int
+    def __init__(self, grant_id: _Optional[int] = ..., indexes: _Optional[bytes] = ..., session_id: _Optional[bytes] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., unfenced: bool = ..., unsealed_keys: _Optional[_Union[_common_pb2.KeyBatch, _Mapping]] = ..., unsealed_seqs: _Optional[bytes] = ..., unsealed_epoch: _Optional[int] = ...) -> None: ...
 
 class PutAbortResponse(_message.Message):
     __slots__ = ()

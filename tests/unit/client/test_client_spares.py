@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cenote.api.rows import EXTENT
-from cenote.client.plan import spares as module
 from cenote.client.plan.spares import SPARE_BYTES_MAX, SpareGrant, SpareRun, Spares, units_of
 from cenote.v1 import master_pb2 as pb
 
@@ -95,7 +94,7 @@ def test_a_pause_ends_the_credit() -> None:
 
 def test_existing_keys_cost_credit() -> None:
     spares = eager(8)
-    spares.add(grant(4), NOW)
+    spares.add(grant(4), 1, NOW)
     spares.note_existed()
     assert spares.wanted(1, 1) == 0
     assert take(spares) is not None  # what is here may be used while it is not below 0
@@ -117,7 +116,7 @@ def test_much_credit_does_not_outweigh_keys_that_exist() -> None:
 
 def test_a_refusal_counts_for_many_puts() -> None:
     spares = eager()
-    spares.add(None, NOW)
+    spares.add(None, 1, NOW)
     spares.note_existed()  # which does not make it better
     spares.note_stored(200, NOW)
     assert spares.wanted(1, 1) == 0
@@ -125,12 +124,23 @@ def test_a_refusal_counts_for_many_puts() -> None:
     assert spares.wanted(1, 1) == 16
 
 
+def test_too_few_for_a_batch_are_as_good_as_none() -> None:
+    spares = eager()
+    few = grant(9)
+    spares.add(few, 10, NOW)
+    assert places(*spares.take_idle(NOW)) == all_of(few)
+    assert spares.wanted(1, 10) == 0
+    spares.note_stored(300, NOW)
+    spares.add(grant(10), 10, NOW)
+    assert take(spares, 10) is not None
+
+
 def test_more_are_asked_for_each_time_up_to_a_bound() -> None:
     spares = eager()
     asked = []
     for _ in range(10):
         asked.append(spares.wanted(1, 1))
-        spares.add(grant(1), NOW)
+        spares.add(grant(1), 1, NOW)
     assert asked == [16, 32, 64, 128, 256, 512, 1024, 1024, 1024, 1024]
     assert spares.wanted(64, 1) == 1024  # 4 KiB each
     assert spares.wanted(65, 1) == (4 << 20) // (65 * 64)
@@ -153,7 +163,7 @@ def test_a_few_sizes_are_kept() -> None:
     spares = eager()
     granted = [grant(2, 64 * units) for units in range(1, 5)]
     for one in granted:
-        spares.add(one, NOW)
+        spares.add(one, 1, NOW)
     assert spares.wanted(4, 1)
     assert not spares.unwanted
     assert spares.wanted(5, 1)  # the smallest makes room
@@ -168,7 +178,7 @@ def test_a_few_sizes_are_kept() -> None:
 def test_each_is_taken_once_in_order() -> None:
     spares = eager()
     granted = grant(5)
-    spares.add(granted, NOW)
+    spares.add(granted, 1, NOW)
     runs = [take(spares), take(spares, 2), take(spares), take(spares)]
     assert places(*runs) == all_of(granted)
     assert take(spares) is None
@@ -182,8 +192,8 @@ def test_each_is_taken_once_in_order() -> None:
 def test_what_is_too_short_for_a_batch_is_given_back() -> None:
     spares = eager()
     short, long = grant(3), grant(8)
-    spares.add(long, NOW)
-    spares.add(short, NOW)
+    spares.add(long, 1, NOW)
+    spares.add(short, 1, NOW)
     assert places(take(spares, 4)) == all_of(long)[:4]
     assert places(*spares.take_idle(NOW)) == all_of(short)
     assert take(spares, 5) is None
@@ -193,8 +203,8 @@ def test_what_is_too_short_for_a_batch_is_given_back() -> None:
 def test_sizes_are_kept_apart() -> None:
     spares = eager()
     small, large = grant(2, 64), grant(2, 65)
-    spares.add(small, NOW)
-    spares.add(large, NOW)
+    spares.add(small, 1, NOW)
+    spares.add(large, 1, NOW)
     assert places(take(spares, units=2)) == all_of(large)[:1]
     assert places(take(spares, units=1)) == all_of(small)[:1]
     assert take(spares, units=3) is None
@@ -206,8 +216,8 @@ def test_sizes_are_kept_apart() -> None:
 def test_those_of_another_life_are_given_back(other: dict[str, Any]) -> None:
     spares = eager()
     old, new = grant(3), grant(3, **other)
-    spares.add(new, NOW)
-    spares.add(old, NOW)
+    spares.add(new, 1, NOW)
+    spares.add(old, 1, NOW)
     assert places(take(spares, **other)) == all_of(new)[:1]
     assert places(*spares.take_idle(NOW)) == all_of(old)
     assert take(spares) is None
@@ -216,47 +226,32 @@ def test_those_of_another_life_are_given_back(other: dict[str, Any]) -> None:
     assert back.as_grant().session_id == new.session_id  # in the session that has it
 
 
-def test_they_are_used_only_while_their_master_is_known_to_live() -> None:
-    """A restarted master may have given their space to somebody else, and nobody asks it."""
+def test_after_a_pause_they_are_not_used() -> None:
+    """Also where nobody has taken them back: with a master that is down, or in a process that was
+    stopped."""
     spares = eager()
     granted = grant(10)
-    spares.add(granted, NOW)
+    spares.add(granted, 1, NOW)
     assert take(spares, now_s=NOW + 0.9) is not None
-    # That it was taken proves nothing ...
-    assert take(spares, now_s=NOW + 1.1) is None
-    assert places(*spares.take_idle(NOW + 1.1)) == all_of(granted)[1:]
-    granted = grant(10)
-    spares.add(granted, NOW + 2)
-    run = take(spares, now_s=NOW + 2.9)
-    assert run is not None
-    assert run.taken_s == NOW + 2.9
-    # ... but that its commit was answered, which was sent later.
-    spares.note_proven(run.taken_s)
-    spares.note_proven(NOW)
-    assert take(spares, now_s=NOW + 3.8) is not None
-    assert take(spares, now_s=NOW + 4.0) is None
-
-
-def test_the_master_waits_for_longer_than_they_are_used() -> None:
-    from cenote.master.decider import SPARES_WAIT_S
-
-    assert SPARES_WAIT_S > 1.4 * module.IDLE_S
+    assert take(spares, now_s=NOW + 1.8) is not None
+    assert take(spares, now_s=NOW + 2.9) is None
+    assert take(spares, now_s=NOW + 2.9) is None
+    assert places(*spares.take_idle(NOW + 2.9)) == all_of(granted)[2:]
 
 
 def test_what_is_idle_is_given_back_size_by_size() -> None:
     spares = eager()
     small, large = grant(4, 64), grant(4, 128)
-    spares.add(small, NOW)
-    spares.add(large, NOW)
+    spares.add(small, 1, NOW)
+    spares.add(large, 1, NOW)
     assert spares.held
     assert spares.take_idle(NOW + 0.9) == []
     for tenth in range(5, 25, 5):
-        spares.note_proven(NOW + tenth / 10)
         assert take(spares, units=1, now_s=NOW + tenth / 10) is not None
     assert places(*spares.take_idle(NOW + 2)) == all_of(large)
     assert spares.held
     assert spares.wanted(1, 1)
-    spares.add(small, NOW + 2)
+    spares.add(small, 1, NOW + 2)
     assert places(*spares.take_idle(NOW + 3.1)) == all_of(small)
     assert not spares.held
     assert spares.wanted(1, 1) == 0  # after a pause it is to be seen anew
@@ -264,7 +259,7 @@ def test_what_is_idle_is_given_back_size_by_size() -> None:
 
 def test_used_up_ones_are_nothing_to_look_after_for_long() -> None:
     spares = eager()
-    spares.add(grant(1), NOW)
+    spares.add(grant(1), 1, NOW)
     take(spares)
     assert spares.take_idle(NOW + 1.1) == []
     assert not spares.held
@@ -284,7 +279,7 @@ def test_what_is_added_while_all_is_given_up_is_not_lost() -> None:
 
     spares._runs = Racing()
     granted = grant(3)
-    spares.add(granted, NOW)
+    spares.add(granted, 1, NOW)
     left = [take(spares, 3)]
     assert places(*left, *spares.take_idle(NOW)) == all_of(granted)
 
@@ -292,7 +287,7 @@ def test_what_is_added_while_all_is_given_up_is_not_lost() -> None:
 def test_what_is_put_back_while_all_is_given_up_is_not_lost() -> None:
     spares = eager()
     granted = grant(5)
-    spares.add(granted, NOW)
+    spares.add(granted, 1, NOW)
 
     class Racing(deque[SpareRun]):
         def pop(self) -> SpareRun:  # type: ignore[override]
@@ -344,16 +339,17 @@ def test_racing_threads_lose_nothing_and_share_nothing() -> None:
             while time.monotonic() < until_s:
                 units = dice.choice((1, 1, 2, 3, 4, 5, 6))
                 spares.note_stored(4, NOW)
-                spares.note_proven(NOW)
                 run = take(spares, dice.choice((1, 1, 1, 3)), units)
                 if run is not None:
                     taken.append(run)
                 elif spares.wanted(units, 1):
                     made = grant(dice.randint(1, 12), 64 * units)
                     granted.append(made)
-                    spares.add(made, NOW)
+                    spares.add(made, 1, NOW)
                 if dice.random() < 0.05:
                     spares.give_up()
+                if dice.random() < 0.01:
+                    taken.extend(spares.take_all())
                 if dice.random() < 0.05:
                     spares.note_existed()
         except BaseException as error:
@@ -393,11 +389,11 @@ ACTIONS = st.lists(
         st.tuples(st.just("take"), st.integers(1, 5), st.integers(1, 6)),
         st.tuples(st.just("idle"), st.sampled_from([0, 1, 2, 30]), st.just(0)),
         st.tuples(st.just("stored"), st.integers(1, 40), st.just(0)),
-        st.tuples(st.just("proven"), st.just(0), st.just(0)),
         st.tuples(st.just("existed"), st.just(0), st.just(0)),
         st.tuples(st.just("refused"), st.just(0), st.just(0)),
         st.tuples(st.just("wanted"), st.integers(1, 9), st.integers(1, 6)),
         st.tuples(st.just("give_up"), st.just(0), st.just(0)),
+        st.tuples(st.just("all"), st.just(0), st.just(0)),
         st.tuples(st.just("life"), st.integers(1, 3), st.just(0)),
     ),
     max_size=60,
@@ -409,15 +405,14 @@ ACTIONS = st.lists(
 def test_whatever_happens_each_extent_is_somewhere(actions: list[tuple[str, int, int]]) -> None:
     spares = Spares()
     here: set[Place] = set()
-    now_s, life, proven_s = NOW, 1, -1.0
+    now_s, life = NOW, 1
     lives: dict[int, int] = {}
     for what, a, b in actions:
         if what == "add":
             made = grant(a, 64 * b, epoch=life)
             lives[made.grant_id] = life
-            spares.add(made, now_s)
+            spares.add(made, 1, now_s)
             here |= set(all_of(made))
-            proven_s = now_s
         elif what == "take":
             run = take(spares, a, b, now_s, epoch=life)
             if run is not None:
@@ -425,7 +420,6 @@ def test_whatever_happens_each_extent_is_somewhere(actions: list[tuple[str, int,
                 assert len(got) == a
                 assert run.grant.units == b
                 assert lives[run.grant.grant_id] == life
-                assert now_s - proven_s <= module.IDLE_S
                 assert set(got) <= here
                 here -= set(got)
         elif what == "idle":
@@ -436,18 +430,19 @@ def test_whatever_happens_each_extent_is_somewhere(actions: list[tuple[str, int,
             here -= set(got)
         elif what == "stored":
             spares.note_stored(a, now_s)
-        elif what == "proven":
-            spares.note_proven(now_s)
-            proven_s = now_s
         elif what == "existed":
             spares.note_existed()
         elif what == "refused":
-            spares.add(None, now_s)
+            spares.add(None, 1, now_s)
         elif what == "wanted":
             asked = spares.wanted(b, a)
             assert asked == 0 or a <= asked <= 1024
         elif what == "give_up":
             spares.give_up()
+        elif what == "all":
+            assert sorted(places(*spares.take_all())) == sorted(here)
+            assert not spares.held
+            here = set()
         else:
             life = a
         assert spares.held or not here

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from cenote.api.rows import EXTENT, OBJECT
 from cenote.client.locations import LOCATION, LOCATION_STRUCT, LocationCache
 
 digests = st.integers(0, 30).map(lambda i: i.to_bytes(16, "little"))
@@ -38,6 +39,27 @@ class LocationCacheMachine(RuleBasedStateMachine):
         packed = [self._row(end_s) for _ in many]
         self.cache.store_many(many, np.frombuffer(b"".join(packed), LOCATION))
         self.stored.update(zip(many, packed, strict=True))
+
+    @rule(many=st.lists(digests, min_size=1, max_size=12, unique=True))
+    def store_batch(self, many: list[bytes]) -> None:
+        """Entered when somebody looks for one of them; an older row may be known until then."""
+        many = many[: self.entries_max]  # a longer batch is not remembered at all
+        count = len(many)
+        if not count:
+            return
+        rows = np.frombuffer(b"".join(self._row(5.0) for _ in many), LOCATION)
+        objects, extents = np.zeros(count, OBJECT), np.zeros(count, EXTENT)
+        for name in ("size", "checksum"):
+            objects[name] = rows[name]
+        for name in ("offset", "segment"):
+            extents[name] = rows[name]
+        self.cache.store_batch(b"".join(many), 5.0, objects, extents, int(rows["node_id"][0]))
+        if self.entries_max and self.cache.may_have(many[0]):
+            self.stored.update(zip(many, (row.tobytes() for row in rows), strict=True))
+        else:
+            for digest in many:
+                self.stored.pop(digest, None)
+                self.cache.forget(digest)
 
     @rule(digest=digests)
     def forget(self, digest: bytes) -> None:

@@ -11,7 +11,13 @@ import pytest
 
 from cenote.api.errors import DeadlineExceeded, Unavailable
 from cenote.client import Client
-from cenote.client.plan.budgets import PROBE_WAIT_S, attempt_budget_s, transfer_s
+from cenote.client.plan.budgets import (
+    LEASE_SHARE,
+    PROBE_WAIT_S,
+    attempt_budget_s,
+    transfer_s,
+)
+from cenote.client.plan.grants import LeaseHold
 from cenote.client.plan.peers import Peers
 from cenote.v1 import common_pb2
 from fake_pool import FakeMaster
@@ -95,6 +101,17 @@ def test_of_two_replicas_a_silent_one_is_tried_once(
     assert client.stats().node_failures == 1
 
 
+def test_a_batch_that_met_a_silent_node_at_a_cached_location_warns_the_next_call(
+    make_client: MakeClient, master: FakeMaster
+) -> None:
+    client = make_client(by_lease=False, location_cache_entries=16)
+    values = fill(client, 3, replicas=2)
+    assert client.get_batch(list(values)) == list(values.values())
+    master.nodes[1].fault = SILENT
+    assert client.get_batch(list(values)) == list(values.values())
+    assert 1 in client.session.state.avoided()
+
+
 def test_who_is_down_in_the_view_is_avoided_until_it_is_not(client: Client) -> None:
     state = client.session.state
     down = common_pb2.ClusterView(
@@ -107,7 +124,9 @@ def test_who_is_down_in_the_view_is_avoided_until_it_is_not(client: Client) -> N
     )
     state.suspect(2, "a moment ago")
     state.use_peers(Peers(down))
-    assert state.avoided() == {1, 3}
+    assert state.peers.down == {1, 3}
+    assert state.avoided() == set()  # the master doesn't name them anyway
+    assert set(state.suspects) == {1, 3}
     state.suspect(1, "of course")
     assert not [node for node, _ in state.failures if node == 1]  # the master knows
     back = common_pb2.ClusterView(
@@ -115,7 +134,8 @@ def test_who_is_down_in_the_view_is_avoided_until_it_is_not(client: Client) -> N
         nodes=[common_pb2.NodeView(node_id=i, state=common_pb2.NODE_STATE_ALIVE) for i in (1, 2)],
     )
     state.use_peers(Peers(back))
-    assert state.avoided() == set()
+    assert state.peers.down == set()
+    assert state.suspects == {}
 
 
 def fall_silent_after_commit(master: FakeMaster) -> None:
@@ -174,3 +194,44 @@ def test_a_put_waits_for_a_master_that_was_just_restarted(
     (failed,) = client.put_batch(["late"], [b"x"], deadline_s=0.2)
     assert isinstance(failed.error, Unavailable)
     assert client.exists_batch(list(values)).all()
+
+
+def test_space_is_asked_for_ahead_only_where_the_next_put_would_take_it(
+    client: Client, master: FakeMaster
+) -> None:
+    """Puts that avoid a node take none: what they asked for piled up to half of the pool."""
+    state, spares = client.session.state, client._space.spares
+
+    def asked() -> list[int]:
+        spares._credit = 64
+        master.requests["put_start"].clear()
+        client.put_batch([f"k{master.calls['put_start']}-{i}" for i in range(3)], [b"x"] * 3)
+        return [request.spare_count > 0 for request in master.requests["put_start"]]
+
+    assert asked() == [True]
+    state.suspect(3, "a moment ago")
+    assert asked() == [False]
+    master.down = {3}
+    state.use_peers(Peers(master.view()))
+    assert asked() == [True]  # whoever is down gets nothing, so nothing is avoided
+
+
+def test_a_view_that_comes_once_more_ends_no_suspicion(client: Client, master: FakeMaster) -> None:
+    """It does with the hello of each new connection to the master."""
+    session = client.session
+    session.state.suspect(1, "a moment ago")
+    session.take_view(master.view(), 1)
+    assert session.state.avoided() == {1}
+    master.view_version += 1
+    session.take_view(master.view(), 1)
+    assert session.state.avoided() == set()
+
+
+def test_a_lease_that_began_after_the_last_renewal_is_renewed_in_time(client: Client) -> None:
+    housekeeper, holds = client.session.housekeeper, client.session.state.holds
+    now_s = 100.0
+    holds[1] = LeaseHold(1, 3000, now_s + LEASE_SHARE * 3.0)
+    holds[2] = LeaseHold(2, 0, now_s - 50.0)  # an acquired lease: its owner's affair
+    assert not housekeeper._holds_are_due(now_s)
+    assert not housekeeper._holds_are_due(now_s + 0.8)
+    assert housekeeper._holds_are_due(now_s + 1.0)

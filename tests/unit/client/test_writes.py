@@ -10,6 +10,7 @@ import pytest
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from cenote.api.errors import (
+    CenoteError,
     DeadlineExceeded,
     GrantRevoked,
     InternalError,
@@ -260,19 +261,58 @@ def test_a_growing_slot_table_is_waited_for(client: Client, master: FakeMaster) 
         client.put("c", b"x", deadline_s=0.1)
 
 
-def test_what_was_decided_but_not_sealed_is_not_stored(client: Client, master: FakeMaster) -> None:
-    node = master.nodes[1]
-    writes: list[int] = []
+def die_at_the_seal(master: FakeMaster, node_id: int) -> None:
+    def die() -> None:
+        master.hooks.clear()
+        master.nodes[node_id].fault = Unavailable("died at the seal")
 
-    def die_after_write() -> None:
-        writes.append(1)
+    master.hooks["put_commit"] = die
 
-    node.on_copy = die_after_write
-    master.hooks["put_commit"] = lambda: setattr(node, "fault", Unavailable("died at the seal"))
-    with pytest.raises(Unavailable, match="died at the seal"):
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_was_decided_but_not_sealed_is_put_elsewhere(
+    client: Client, master: FakeMaster, count: int
+) -> None:
+    values = {f"k{i}": os.urandom(100) for i in range(count)}
+    die_at_the_seal(master, 1)
+    if count == 1:
+        assert client.put("k0", values["k0"]).stored
+    else:
+        assert client.put_batch(list(values), list(values.values())).stored_count == count
+    assert not master.nodes[1].sealed
+    assert len(master.nodes[2].sealed) == count
+    assert client.get_batch(list(values)) == list(values.values())
+    assert client.stats().failed == 0
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_too_few_sealed_replicas_are_put_elsewhere(
+    client: Client, master: FakeMaster, count: int
+) -> None:
+    values = {f"k{i}": os.urandom(100) for i in range(count)}
+    die_at_the_seal(master, 2)
+    if count == 1:
+        assert client.put("k0", values["k0"], replicas=2, min_replicas=2).stored
+    else:
+        results = client.put_batch(list(values), list(values.values()), replicas=2, min_replicas=2)
+        assert results.stored_count == count
+    nodes = [sorted(r[0][0] for r in obj.replicas) for obj in master.objects.values()]
+    assert nodes == [[1, 3]] * count
+    assert client.get_batch(list(values)) == list(values.values())
+
+
+def test_what_can_be_sealed_nowhere_is_an_error(
+    make_client: Callable[..., Client],
+) -> None:
+    alone = FakeMaster(nodes=1)
+    client = make_client(of=alone)
+    alone.hooks["put_commit"] = lambda: setattr(
+        alone.nodes[1], "fault", Unavailable("died at the seal")
+    )
+    with pytest.raises(CenoteError, match="died at the seal"):
         client.put("a", b"x")
-    assert writes
-    master.hooks.clear()
+    alone.nodes[1].fault = None
+    assert client.get("a") is None
 
 
 def test_one_sealed_replica_is_enough(client: Client, master: FakeMaster) -> None:

@@ -168,8 +168,7 @@ class Kit:
     # ---- set-up -------------------------------------------------------------------------------
 
     def with_nodes(self, *nodes: FakeNode) -> Kit:
-        for node in nodes:
-            self.attach(node)
+        list(map(self.attach, nodes))
         return self
 
     def with_session(self, number: int = 1, boot_id: str = "host-1") -> Kit:
@@ -212,9 +211,7 @@ class Kit:
                 del table[int(ref["slot"])]
         return reply
 
-    def heartbeat(
-        self, node: FakeNode, *, obey: bool = True, damaged: NDArray[np.void] | None = None
-    ) -> list[c.Instruction]:
+    def heartbeat(self, node: FakeNode, *, obey: bool = True, damaged: Any = None) -> list[Any]:
         """A heartbeat; with `obey` instructions are carried out, and reported by the next one."""
         reply: c.HeartbeatReply = self.apply(
             c.Heartbeat(
@@ -345,8 +342,7 @@ class Kit:
         request_id: int | None = None,
         failed_replicas: NDArray[np.uint32] | None = None,
     ) -> list[int]:
-        """Decide what spare extents hold, and seal; CommitStatus of each. One goes as a CommitSpare
-        unless it is to go as `many` do."""
+        """Decide what spare extents hold, and seal. One is a CommitSpare, unless as `many`."""
         sizes = [size] * len(keys) if isinstance(size, int) else size
         self.requests += 1
         of = session_id(session), self.requests if request_id is None else request_id
@@ -355,9 +351,8 @@ class Kit:
         command: c.Command
         if len(keys) == 1 and failed_replicas is None and not many:
             digest, tail = self.digests(*keys).tobytes(), tails[0] if tails else 0
-            command = c.CommitSpare(
-                *of, grant_id, positions[0], sums[0], *place, digest, sizes[0], tail
-            )
+            where = grant_id, positions[0], sums[0]
+            command = c.CommitSpare(*of, *where, *place, digest, sizes[0], tail)
         else:
             lengths = None if tails is None else np.array(tails, np.uint16)
             indexes, checksums = np.array(positions, np.uint32), np.array(sums, np.uint64)

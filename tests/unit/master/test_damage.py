@@ -128,3 +128,24 @@ def test_a_misread_of_another_version_says_nothing(kit: Kit) -> None:
     for node_id in (1, 2):
         kit.apply(c.ReportFailure(node_id, session_id(1), "?", kit.digests(1), objects))
     assert kit.exists(1) == [1]
+
+
+def test_what_was_decided_and_not_sealed_is_taken_back(kit: Kit) -> None:
+    kit.put([1, 2, 3])
+    hits = kit.get(1, 2, 3)
+    seqs = [hit.seq for hit in hits if hit is not None]
+    abort = c.PutAbort(
+        session_id(1),
+        0,
+        unsealed=kit.digests(1, 2, 9),
+        unsealed_seqs=np.array([seqs[0], seqs[1] + 100, 5], np.uint64),
+        unsealed_epoch=1,
+    )
+    for _ in range(2):
+        kit.apply(abort)
+        assert kit.exists(1, 2, 3) == [0, 1, 1]
+    assert kit.state.counters.unsealed == 1
+    assert kit.put([1, 2]) == [PutStatus.GRANTED, PutStatus.EXISTS]
+    kit.apply(abort)  # another version stands there by now
+    assert kit.exists(1) == [1]
+    check(kit.state)

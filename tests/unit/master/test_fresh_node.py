@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from cenote.api.rows import PutStatus
+from cenote.master import commands as c
 from unit.master.state_kit import KIB, MIB, Kit, new_node
 
 SIZE = 256 * KIB
@@ -95,3 +96,28 @@ def test_a_node_whose_memory_is_not_there_yet_is_full_and_not_too_small() -> Non
     node.segments[0].ready_bytes = 8 * MIB
     kit.heartbeat(node)
     assert kit.put([1], SIZE) == [PutStatus.GRANTED]
+
+
+def test_a_node_that_is_back_starts_with_little() -> None:
+    """And has its share again ten seconds later."""
+    kit = Kit().with_nodes(*(new_node(i, OLD_BYTES, slots=8192) for i in (1, 2, 3))).with_session()
+    numbers = itertools.count()
+    put_many(kit, numbers, 48 * MIB, 1)
+    kit.apply(c.NodeProbed(3, False))
+    put_many(kit, numbers, 4 * MIB, 1)
+    kit.apply(c.NodeProbed(3, True))
+
+    def next_share() -> float:
+        before = used_bytes(kit)["node-3"]
+        done = put_many(kit, numbers, 24 * MIB, 1)
+        return (used_bytes(kit)["node-3"] - before) / done
+
+    assert 0 < next_share() < 0.15
+    for _ in range(25):
+        kit.tick(0.2)
+        kit.heartbeats()
+    assert 0.1 < next_share() < 0.3
+    for _ in range(30):
+        kit.tick(0.2)
+        kit.heartbeats()
+    assert next_share() > 0.3

@@ -371,6 +371,36 @@ def test_what_its_writer_failed_to_write_is_quarantined(kit: Kit, spares: Put) -
     check(kit.state)
 
 
+@pytest.mark.parametrize("chain", [True, False])
+@pytest.mark.parametrize("positions", [[0, 1, 2], [0, 2, 1]])
+def test_of_a_chain_the_root_is_newest(
+    kit: Kit, spares: Put, chain: bool, positions: list[int]
+) -> None:
+    sizes = np.full(3, KIB, np.uint64)
+    names = c.SpareNames(*kit.place, kit.digests(1, 2, 3), sizes, None, chain)
+    indexes, sums = np.array(positions, np.uint32), np.zeros(3, np.uint64)
+    kit.apply(c.PutCommit(session_id(1), 0, spares.reply.grant_id, indexes, sums, None, names))
+    pool = pool_of(kit.state)
+    stamps = pool.stamp[pool.objects.lookup(kit.digests(1, 2, 3))].tolist()
+    assert stamps == sorted(stamps, reverse=chain)
+    assert len(set(stamps)) == 3
+
+
+@pytest.mark.parametrize("durability", [1, 2])
+def test_a_commit_is_as_durable_as_its_namespace(kit: Kit, durability: int) -> None:
+    """The service waits for the disk where the reply says so."""
+    kit.namespace = kit.apply(c.OpenNamespace("j", b"f", True, durability, 5))
+    _, spares = kit.start_spares(5)
+    one = c.CommitSpare(
+        session_id(1), 0, spares.reply.grant_id, 0, 1, *kit.place, kit.digests(1).tobytes(), KIB, 0
+    )
+    assert kit.apply(one).durability == durability
+    one.position, one.digest = 1, kit.digests(2).tobytes()
+    assert kit.apply(one.as_commit()).durability == durability
+    assert kit.commit_spares(spares, [4, 2], [3, 4]) == [DECIDED] * 2
+    assert kit.exists(1, 2, 3, 4) == [1] * 4
+
+
 def test_another_session_has_no_part_in_them(kit: Kit, spares: Put) -> None:
     assert kit.commit_spares(spares, [0], [1], session=2) == [NOT_GRANTED]
     assert kit.commit_spares(spares, [0, 1], [1, 2], session=2) == [NOT_GRANTED] * 2

@@ -208,7 +208,7 @@ class Fetch:
         """The first usable replica of each row; rows without one."""
         placement = self._placement
         assert placement is not None
-        avoid = self._call.avoid
+        avoid = self._call.avoid | self._call.state.peers.down
         unusable: Bools = nodes < 0
         if avoid:
             unusable = unusable | np.isin(nodes, np.array(sorted(avoid)))
@@ -291,7 +291,9 @@ class Fetch:
         sums = np.zeros(len(items.owner), np.uint64)
         for part, member in zip(parts, members, strict=True):
             where = np.arange(len(done)) if member is None else member
-            self._take_part(part, where, items, rows, done, not pick.alternatives)
+            # Of a cached location nobody knows whether another replica lives.
+            alone = not (pick.alternatives or self._located.cached)
+            self._take_part(part, where, items, rows, done, alone)
             if part.checksums is None:
                 leased[where] = True
             else:

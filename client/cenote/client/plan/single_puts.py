@@ -72,8 +72,8 @@ class _Undone:
     """A put that the general plan is to begin anew."""
 
     error: CenoteError | None
-    decided: bool = False
-    """It was decided all the same, but is not sealed."""
+    decided: tuple[int, int] | None = None
+    """(epoch, seq), where it was decided all the same, but is not sealed."""
 
 
 class _Place:
@@ -158,6 +158,9 @@ def _spare_place(call: Call, units: int, options: PutOptions) -> _Place | None:
     call.grants[run] = grant
     extent = spare.extent(run.start)
     node = state.peers.node_by_segment.get(extent[0])
+    if node in state.suspects:
+        spares.give_up()
+        return None  # given back at the end of the call
     return _Place(grant, spare.epoch, node, extent, run)
 
 
@@ -183,10 +186,8 @@ def _start(
         parts += (b"\x42", varint(len(news)), news)
     spares = call.space.spares
     ask = spares.wanted(units, 1)
-    asked_s = 0.0
     # Not in a session that has just been replaced: it may be either one that the tail names.
     if ask and options.takes_spares() and state.session_id is session_id:
-        asked_s = state.now()
         spare_bytes = size + (len(key) if len(key) > KEY_INLINE_BYTES else 0)
         parts += (b"\x60", varint(ask), b"\x68", varint(spare_bytes))
     else:
@@ -196,7 +197,7 @@ def _start(
     call.unanswered = 0
     state.see_view(reply.view_version)
     if ask:
-        call.keep_spares(reply, session_id, asked_s)
+        call.keep_spares(reply, session_id, 1)
     if len(reply.puts) != PUT_STRUCT.size:
         raise InternalError(f"put_start answered {len(reply.puts)} bytes for one key")
     return reply
@@ -262,8 +263,6 @@ def _commit(
         return _Undone(error)
     call.grants.pop(place.grant_id if place.run is None else place.run, None)
     status = reply.statuses[0] if reply.statuses else CommitStatus.NOT_GRANTED
-    if place.run is not None and status != CommitStatus.NOT_GRANTED:
-        space.spares.note_proven(place.run.taken_s)
     if status == CommitStatus.EXISTS_SAME or status == CommitStatus.EXISTS_DIFFERENT:
         space.spares.note_existed()
         state.counters.existed += 1
@@ -278,7 +277,7 @@ def _commit(
     batch = SealBatch(reply.epoch, space.namespace_id, call.generation, row, key)
     refusal = yield from _seal(call, node, batch)
     if refusal is not None:
-        return _Undone(refusal, decided=True)
+        return _Undone(refusal, decided=(reply.epoch, reply.seq_first))
     if state.suspects:
         state.trust(node)
     space.spares.note_stored(1, state.now())

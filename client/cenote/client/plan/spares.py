@@ -2,12 +2,9 @@
 
 Whoever puts small objects one after the other asks for spare extents of that size with one of its
 PutStarts. Later puts take theirs from here, write, and name their keys when they commit. What is
-not used for a second is given back.
-
-Nobody is asked before such a write, so a master that was restarted meanwhile (and may have granted
-the same space to somebody else) would not be noticed. Therefore spares are used only within
-`IDLE_S` of a request that the master answered in their epoch, counted from before it was sent; a
-restarted master gives no space before half as long again (`SPARES_WAIT_S` of its decider).
+not used for a second is given back, and not used any more where nobody takes it back. Nobody is
+asked before such a write: if the master was restarted meanwhile the daemon refuses it, as it
+refuses all that an earlier master granted.
 
 It is no use where keys are mostly there already: that is then learned only after the payload moved.
 So spares are asked for and taken while puts are stored, and not for a while after one existed.
@@ -84,13 +81,12 @@ class SpareGrant:
 class SpareRun:
     """Neighbouring extents of a grant that nobody else will use."""
 
-    __slots__ = ("grant", "start", "stop", "taken_s")
+    __slots__ = ("grant", "start", "stop")
 
     def __init__(self, grant: SpareGrant, start: int, stop: int) -> None:
         self.grant = grant
         self.start = start
         self.stop = stop
-        self.taken_s = 0.0
 
     def as_grant(self) -> Grant:
         """What is to be given back if it is not committed."""
@@ -106,7 +102,7 @@ def units_of(length: int) -> int:
 class Spares:
     """Of one namespace."""
 
-    __slots__ = ("_ask", "_credit", "_proven_s", "_runs", "_stored_s", "_used_s", "unwanted")
+    __slots__ = ("_ask", "_credit", "_runs", "_stored_s", "_used_s", "unwanted")
 
     credit_needed: ClassVar[int] = 8
     """Puts that are stored before any are asked for."""
@@ -116,8 +112,6 @@ class Spares:
         self._credit = 0
         self._ask = _ASK_FIRST
         self._stored_s = 0.0
-        self._proven_s = -IDLE_S
-        """When a request was sent that the master answered."""
         self._used_s: dict[int, float] = {}  # by units
         self.unwanted: deque[SpareRun] = deque()
         """To be given back."""
@@ -149,23 +143,20 @@ class Spares:
 
     # ---- taking and giving -------------------------------------------------------------------
 
-    def add(self, grant: SpareGrant | None, asked_s: float) -> None:
-        """What the master granted when it was asked then; None: it had none to spare."""
-        if grant is None:
+    def add(self, grant: SpareGrant | None, count: int, now_s: float) -> None:
+        """What the master granted to a put of `count` objects; None: it had none to spare."""
+        if grant is None or len(grant.extents) < count:
             self._credit = _AFTER_REFUSED
+            if grant is not None:  # too few for the next batch: to ask again would be in vain
+                self.unwanted.append(SpareRun(grant, 0, len(grant.extents)))
             return
         units = grant.units
-        self.note_proven(asked_s)
-        self._used_s[units] = asked_s
         self._ask = min(2 * self._ask, AHEAD_COUNT_MAX)
         runs = self._runs.setdefault(units, deque())
         runs.append(SpareRun(grant, 0, len(grant.extents)))
+        self._used_s[units] = now_s
         if self._runs.get(units) is not runs:  # given up by another thread meanwhile
             self._move(runs)
-
-    def note_proven(self, sent_s: float) -> None:
-        """A request that was sent then was answered by the master that granted what is here."""
-        self._proven_s = max(self._proven_s, sent_s)
 
     def take(
         self, units: int, count: int, epoch: int, session_id: bytes, generation: int, now_s: float
@@ -174,8 +165,8 @@ class Spares:
         runs = self._runs.get(units)
         if not runs or self._credit < 0:
             return None
-        if now_s - self._proven_s > IDLE_S:
-            self.give_up()
+        if now_s - self._used_s.get(units, 0.0) > IDLE_S:
+            self._put_off(units)
             return None
         while True:
             try:
@@ -198,7 +189,7 @@ class Spares:
                 run.stop = stop
                 if self._runs.get(units) is not runs:  # given up by another thread meanwhile
                     self._move(runs)
-            self._used_s[units] = run.taken_s = now_s
+            self._used_s[units] = now_s
             return run
 
     def _put_off(self, units: int) -> None:
@@ -229,12 +220,21 @@ class Spares:
         """What is to be given back now."""
         if self._runs:
             for units in list(self._runs):
-                if now_s - self._used_s.get(units, now_s) > IDLE_S:
+                if now_s - self._used_s.get(units, 0.0) > IDLE_S:
                     self._put_off(units)
             if not self._runs:
                 self._ask = _ASK_FIRST
                 self._credit = min(self._credit, 0)
+        return self._take_unwanted()
+
+    def take_all(self) -> list[SpareRun]:
+        """All that is here, to be given back."""
+        self.give_up()
+        return self._take_unwanted()
+
+    def _take_unwanted(self) -> list[SpareRun]:
         found: list[SpareRun] = []
-        while self.unwanted:
-            found.append(self.unwanted.popleft())
+        with suppress(IndexError):  # threads may take some each
+            while True:
+                found.append(self.unwanted.popleft())
         return found

@@ -346,11 +346,12 @@ class ClientState:
             self.suspects.pop(node_id, None)
 
     def avoided(self) -> set[int]:
-        """Nodes to avoid now."""
+        """Nodes to avoid now, beside those that are down in the view: the master knows of them."""
         if not self.suspects:
             return set()
         now_s = self.now()
-        return {node for node, (until_s, _) in list(self.suspects.items()) if now_s < until_s}
+        known = list(self.suspects.items())
+        return {node for node, (until_s, _) in known if now_s < until_s < math.inf}
 
 
 class Call:
@@ -413,16 +414,16 @@ class Call:
         return self.end_s - self.now()
 
     def keep_spares(
-        self, reply: master_pb2.PutStartResponse, session_id: bytes, asked_s: float
+        self, reply: master_pb2.PutStartResponse, session_id: bytes, count: int
     ) -> None:
-        """Take up the spare extents that a PutStart of this session, sent then, was answered with,
-        for puts to come."""
+        """Take up the spare extents that a PutStart of this session, of `count` objects, was
+        answered with, for puts to come."""
         state = self.state
         spare = None
         if reply.spare_grant_id:
             spare = SpareGrant(reply, session_id, self.generation)
             state.wake()
-        self.space.spares.add(spare, asked_s)
+        self.space.spares.add(spare, count, state.now())
 
     def key_batch(self, digests: bytes) -> common_pb2.KeyBatch:
         space = self.space
@@ -458,7 +459,8 @@ class Call:
 
     def has_other_nodes(self) -> bool:
         """Whether a put could go elsewhere if one node failed."""
-        return len(self.state.peers.nodes) - len(self.avoid) > 1
+        peers = self.state.peers
+        return len(peers.nodes) - len(self.avoid | peers.down) > 1
 
     def give_suspects_a_chance(self) -> bool:
         """Avoid only what failed in this very call; whether that is fewer nodes."""

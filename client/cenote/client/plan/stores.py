@@ -109,7 +109,9 @@ class Store:
         self.same: I64 = _NONE
         self.different: I64 = _NONE
         self.decided: I64 = _NONE
-        """Rows that were decided but not sealed."""
+        """Rows that were decided but not sealed at enough nodes."""
+        self.decided_seqs: U64 = np.zeros(0, np.uint64)
+        self.decided_epoch = 0
         self.failed: list[tuple[I64, CenoteError]] = []
         self.last_error: CenoteError | None = None
 
@@ -231,18 +233,14 @@ class Store:
             extents, addresses = items.extents, items.addresses
             if where is not None:
                 extents, addresses = extents[where], addresses[where]
-            size_bytes = int(extents["length"].sum())
+            size = int(extents["length"].sum())
+            others = self.call.has_other_nodes()
             part = Part(
                 node,
                 extents,
                 addresses,
-                budget_s=attempt_budget_s(
-                    remaining_s,
-                    size_bytes,
-                    alternatives=self.call.has_other_nodes(),
-                    last=not self.call.has_other_nodes(),
-                ),
-                size_bytes=size_bytes,
+                budget_s=attempt_budget_s(remaining_s, size, alternatives=others, last=not others),
+                size_bytes=size,
                 checksum=Checksum.ALWAYS if hashed else Checksum.NEVER,
                 grant_id=self._grant.grant_id,
                 keeper=(self._moved, self._key_tails),
@@ -424,7 +422,8 @@ class Store:
             return
         enough = self._enough(self._lost_replicas())[rows]
         self.sealed = rows[enough]
-        self.decided = rows[~enough]
+        self.decided, self.decided_seqs = rows[~enough], seqs[~enough]
+        self.decided_epoch = epoch
 
     def _seal_parts(
         self, extents: I64, table: NDArray[np.void], epoch: int
@@ -451,6 +450,7 @@ class Store:
         if error is None and part.statuses is not None:
             statuses = part.statuses
             if not count_nonzero(statuses):
+                self.call.state.trust(part.node_id)
                 return _NONE
             later = statuses == Unavailable.code  # its slot table is still growing
             refused = ~later & (statuses != ItemStatus.OK)

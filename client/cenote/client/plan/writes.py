@@ -113,14 +113,15 @@ def put_objects(
     *,
     started: pb.PutStartResponse | None = None,
     prefix: bytes = b"",
-    decided: bool = False,
+    decided: tuple[int, int] | None = None,
     last: CenoteError | None = None,
 ) -> Plan[PutOutcome]:
     """Put every key's pieces.
 
-    `started`: the answer to a put_start of exactly these keys. `decided`: an earlier attempt of
-    this call, which ended with `last`, was decided but not sealed, so the master's EXISTS does not
-    mean that it is stored. `prefix`: packed digests of the keys before these in their chain.
+    `started`: the answer to a put_start of exactly these keys. `decided`: the version (epoch, seq)
+    of an earlier attempt to put the only key, which ended with `last`: it was decided but not
+    sealed, so that the master's EXISTS does not mean that it is stored. `prefix`: packed digests of
+    the keys before these in their chain.
 
     Raises what ended the call before any key had an outcome; afterwards errors are per key.
     """
@@ -129,7 +130,8 @@ def put_objects(
     sizes = pieces.totals()
     tails = tail_lengths(keys)
     writer = _Writer(call, keys, digests, pieces, sizes, tails, options, outcome)
-    writer.decided[:] = decided
+    if decided is not None:
+        writer.note_decided(np.zeros(1, np.int64), *decided)
     writer.last = last
     per_slice = call.state.limits.batch_keys_max
     for first in range(0, count, per_slice):
@@ -174,6 +176,7 @@ class _Writer:
 
     __slots__ = (
         "call",
+        "crowded",
         "decided",
         "digests",
         "keys",
@@ -184,6 +187,7 @@ class _Writer:
         "pieces",
         "sizes",
         "tails",
+        "versions",
     )
 
     def __init__(
@@ -208,8 +212,12 @@ class _Writer:
         self.last: CenoteError | None = None
         self.not_yet = False
         """The master has no space to give for some of it, but will have."""
+        self.crowded = False
+        """It has none, but there are spare extents here."""
         # Decided, but sealed nowhere: that the master knows the key does not make it stored.
         self.decided = np.zeros(len(keys), np.bool_)
+        self.versions: dict[int, tuple[int, int]] = {}
+        """Position -> (epoch, seq) of those, until the master took them back."""
 
     def put(self, todo: I64, started: pb.PutStartResponse | None = None) -> Plan[None]:
         """Put the keys at these positions."""
@@ -228,7 +236,9 @@ class _Writer:
             if attempt and self.call.state.knows_newer_view:
                 yield RefreshView(max(0.001, self.call.remaining_s()))
                 self.call.look_again()
-            self.not_yet = False
+            if self.versions:
+                yield from self._take_back()
+            self.not_yet = self.crowded = False
             reply = started or (yield from self._start(todo))
             started = None
             granted, duplicates = self._sort_answers(todo, reply)
@@ -242,6 +252,8 @@ class _Writer:
             left = todo[self.outcome.statuses[todo] == _OPEN]
             if not len(left):
                 return
+            if self.crowded:
+                yield from self._give_spares_back()
             if self.not_yet:  # however often: the deadline ends it
                 if self.call.remaining_s() <= _NOT_YET_PAUSE_S:
                     break
@@ -257,6 +269,28 @@ class _Writer:
                 remedy="put again; `cenote nodes` shows which daemons are in trouble",
             ),
         )
+
+    def note_decided(self, positions: I64, epoch: int, seqs: int | NDArray[np.uint64]) -> None:
+        """These were decided, and could not be sealed at enough nodes."""
+        self.decided[positions] = True
+        numbers = np.broadcast_to(np.asarray(seqs, np.uint64), len(positions))
+        for position, seq in zip(positions.tolist(), numbers.tolist(), strict=True):
+            self.versions[position] = epoch, seq
+
+    def _take_back(self) -> Plan[None]:
+        """Have the master forget what was decided and not sealed, so that it is placed anew."""
+        for epoch in {epoch for epoch, _ in self.versions.values()}:
+            some = {at: seq for at, (e, seq) in self.versions.items() if e == epoch}
+            request = pb.PutAbortRequest(
+                session_id=self.call.state.session_id,
+                unsealed_keys=self.call.key_batch(pick_digests(self.digests, list(some))),
+                unsealed_seqs=np.array(list(some.values()), "<u8").tobytes(),
+                unsealed_epoch=epoch,
+            )
+            yield from ask_master(self.call, "put_abort", request, pb.PutAbortResponse)
+            for at in some:
+                del self.versions[at]
+                self.decided[at] = False
 
     def _start(self, todo: I64) -> Plan[pb.PutStartResponse]:
         call, options = self.call, self.options
@@ -278,15 +312,14 @@ class _Writer:
             credentials=call.state.credentials,
         )
         length = self._common_length(todo)
-        if length and options.takes_spares() and not call.avoid:  # else they would not be used
+        if length and not call.avoid and options.takes_spares():  # else nobody would take them
             request.spare_count = call.space.spares.wanted(units_of(length), len(todo))
             request.spare_bytes = length
-        asked_s = call.now()
         reply = yield from ask_master(call, "put_start", request, pb.PutStartResponse)
         call.unanswered = 0
         call.state.see_view(reply.view_version)
         if request.spare_count:
-            call.keep_spares(reply, request.session_id, asked_s)
+            call.keep_spares(reply, request.session_id, len(todo))
         return reply
 
     def _lengths(self, todo: I64) -> I64:
@@ -323,7 +356,7 @@ class _Writer:
         if not length:
             return None
         state = call.state
-        return spares.take(
+        run = spares.take(
             units_of(length),
             len(todo),
             state.limits.epoch,
@@ -331,17 +364,33 @@ class _Writer:
             call.generation,
             call.now(),
         )
+        if run is not None and state.suspects:
+            segment = run.grant.extent(run.start)[0]
+            if state.peers.node_by_segment.get(segment) in state.suspects:
+                spares.unwanted.append(run)
+                spares.give_up()
+                return None
+        return run
 
     def _store_spares(self, todo: I64, run: SpareRun) -> Plan[None]:
         """Payload, commit and seal in extents that were granted ahead."""
         lengths = self._lengths(todo)
         granted = Granted.ahead(run, lengths, chain=self.options.chain)
         error = yield from self._store(todo, granted)
-        if error is None:
-            self.call.space.spares.note_proven(run.taken_s)
-        else:
+        if error is not None:
             self.last = error
             self.call.space.spares.give_up()
+
+    def _give_spares_back(self) -> Plan[None]:
+        """All of them, now: what is put needs the room."""
+        call = self.call
+        for run in call.space.spares.take_all():
+            grant = call.grants[run] = run.as_grant()
+            request = pb.PutAbortRequest(
+                grant_id=grant.grant_id, indexes=grant.indexes, session_id=grant.session_id
+            )
+            yield from ask_master(call, "put_abort", request, pb.PutAbortResponse)
+            del call.grants[run]
 
     def _sort_answers(self, todo: I64, reply: pb.PutStartResponse) -> tuple[I64, I64]:
         """Give refused and existing keys their outcome; (granted, duplicate) indexes in `todo`."""
@@ -357,6 +406,10 @@ class _Writer:
         for status in np.unique(statuses).tolist():
             if status in _FOR_LACK_OF_NODES and self.call.give_suspects_a_chance():
                 continue  # started anew, on nodes that failed a while ago, too
+            if status == PutStatus.NO_SPACE and self.call.space.spares.held:
+                self.crowded = True
+                self.last = NoSpace("the pool has no room beside this client's spare extents")
+                continue
             if status == PutStatus.NOT_YET:
                 self.not_yet = True
                 self.last = Unavailable(
@@ -430,7 +483,7 @@ class _Writer:
             if len(sealed) < len(positions):
                 outcome.existed(positions[store.same], Sameness.SAME)
                 outcome.existed(positions[store.different], Sameness.DIFFERENT)
-                self.decided[positions[store.decided]] = True
+                self.note_decided(positions[store.decided], store.decided_epoch, store.decided_seqs)
             for rows, error in store.failed:
                 outcome.fail(positions[rows], error)
         return store.last_error
