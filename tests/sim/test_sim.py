@@ -39,7 +39,7 @@ NOTICED_AT = {
     "grants outlive daemons": 51,
     "claims are overlooked": 57,
     "claims end by themselves": 57,
-    "void grants are used": 200,
+    "void grants are used": 460,
     "nothing is cancelled": 26,
     "unfenced is forgotten": 63,
 }
