@@ -88,6 +88,8 @@ class Oracle:
         self._placed: dict[Version, list[tuple[SegmentFile, int, int]]] = {}
         """Version -> (file, slot, replica) of each extent."""
         self.gone: dict[Version, GoneReason] = {}
+        self._lost_unsealed: set[Version] = set()
+        """What the master dropped for want of slots: they must not be written any more."""
         self._versions_of: dict[tuple[bytes, int], Version] = {}
         """(digest, seq) -> version."""
         self._removed_at: dict[bytes, list[tuple[int, float]]] = {}
@@ -220,6 +222,8 @@ class Oracle:
             self.gone[version] = effect.reason
             if effect.reason == GoneReason.LOST:
                 self.lost += 1
+                if name not in stored_later and not self.surviving_replicas(version):
+                    self._lost_unsealed.add(version)
                 if name not in stored_later or self._is_readable(pool, version):
                     self._check_loss(version, forgotten)
 
@@ -323,6 +327,12 @@ class Oracle:
         alive = [v for v in put.versions if v not in self.gone]
         if not put.versions:
             raise Violation(f"put {put.serial} was acknowledged and never decided")
+        for version in put.versions if not alive else ():
+            if version in self._lost_unsealed and self.surviving_replicas(version):
+                raise Violation(
+                    f"put {put.serial} of key {put.key}, version {version}, was acknowledged with"
+                    " slots that were sealed after the master had dropped it"
+                )
         for version in alive:
             survive = self.surviving_replicas(version)
             really_lost = any(
