@@ -97,9 +97,10 @@ def request(
     *,
     body: int | None = None,
     epoch: int = 99,
+    grant_id: int = 1,
 ) -> bytes:
     length = len(rows) + len(payload) if body is None else body
-    return wire.REQUEST.pack(op, 0, 0, count, 7, epoch, 1, length) + rows + payload
+    return wire.REQUEST.pack(op, 0, 0, count, 7, epoch, grant_id, length) + rows + payload
 
 
 def extent(segment: int, offset: int, length: int) -> bytes:
@@ -178,6 +179,8 @@ def test_a_write_where_there_is_nothing_is_refused(pool: Pool, port: str) -> Non
         (segment,) = greeted(sock).segments
         where = extent(segment.segment_id, segment.size_bytes - 32, 64)
         say(sock, request(wire.OP_WRITE, 1, where, bytes(64)))
+        assert outcome(sock) == [GrantRevoked.code], "the grant is of an earlier tenure"
+        say(sock, request(wire.OP_WRITE, 1, where, bytes(64), grant_id=99 << 40))
         assert outcome(sock) == [InvalidArgument.code]
         say(sock, request(wire.OP_PING, 1, bytes(24)))
         assert outcome(sock) == [0]
