@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import urllib.request
@@ -147,6 +148,7 @@ def test_the_spares_of_a_client_that_was_killed_come_back(
 
 def test_those_of_a_stopped_client_wait_for_it(cluster: Cluster, admin: Admin) -> None:
     """No time gives them to others; when it goes on it is told, and puts as before."""
+    run = os.urandom(3).hex()  # the pool may have what an earlier try of this test put
     wait_for_nothing_granted(admin)
     options = {"transports": ("shm",), "deadline_s": 20.0}
     with Remote("peer", cluster.lane, options) as peer:
@@ -154,7 +156,7 @@ def test_those_of_a_stopped_client_wait_for_it(cluster: Cluster, admin: Admin) -
 
         def put(first: int, count: int) -> None:
             for i in range(first, first + count):
-                key = f"stopped-{i}"
+                key = f"stopped-{run}-{i}"
                 peer.say(("put", (key, payload_of(key, SIZE)), {}))
                 done, result = peer.hear()
                 assert done, result
@@ -169,7 +171,9 @@ def test_those_of_a_stopped_client_wait_for_it(cluster: Cluster, admin: Admin) -
             assert held > 10 * SIZE
             with cluster.client() as other:
                 for i in range(200):
-                    assert other.put(f"other-{i}", payload_of(f"other-{i}", SIZE)).stored
+                    assert other.put(
+                        f"other-{run}-{i}", payload_of(f"other-{run}-{i}", SIZE)
+                    ).stored
             assert admin.status().quarantined_bytes == held
         finally:
             peer.process.send_signal(signal.SIGCONT)
@@ -177,7 +181,7 @@ def test_those_of_a_stopped_client_wait_for_it(cluster: Cluster, admin: Admin) -
         wait_for_nothing_granted(admin)
         with cluster.client() as reader:
             for prefix in ("stopped", "other"):
-                keys = [f"{prefix}-{i}" for i in range(200)]
+                keys = [f"{prefix}-{run}-{i}" for i in range(200)]
                 assert reader.get_batch(keys) == [payload_of(key, SIZE) for key in keys]
         peer.say(None)
 
