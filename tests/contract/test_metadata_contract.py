@@ -15,7 +15,7 @@ from cenote.master.effects import SegmentGone
 from cenote.master.file_backend import FileBackend
 from cenote.master.journal import Entry, RecordWriter, SnapshotEnd, read_entries, snapshot_records
 from cenote.master.memory_backend import MemoryBackend, MemoryLog
-from cenote.master.metadata import MetadataBackend
+from cenote.master.metadata import MetadataBackend, begin
 
 Maker = Callable[[], MetadataBackend]
 TIMEOUT_S = 10.0
@@ -43,7 +43,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Maker]:
 def opened(make: Maker) -> tuple[MetadataBackend, int, list[Entry]]:
     """A backend that is ready for appends, its epoch, and what it gave back."""
     backend = make()
-    found = backend.open()
+    found = begin(backend)
     return backend, found.epoch, list(read_entries(found.records))
 
 
@@ -101,7 +101,7 @@ def test_what_was_appended_survives_without_close(make: Maker, tmp_path: Path) -
         (copied / path.name).write_bytes(path.read_bytes())
     other = FileBackend(copied)
     try:
-        assert numbers(list(read_entries(other.open().records))) == [1, 2, 3, 4, 5]
+        assert numbers(list(read_entries(begin(other).records))) == [1, 2, 3, 4, 5]
     finally:
         other.close()
 
@@ -118,7 +118,7 @@ def test_only_the_next_entry_can_be_appended(make: Maker) -> None:
 
 def test_appending_needs_the_journal_read_to_its_end(make: Maker) -> None:
     backend = make()
-    found = backend.open()
+    found = begin(backend)
     with pytest.raises(InternalError):
         backend.append(records(1, 1))
     assert list(found.records) == []
@@ -144,10 +144,10 @@ def test_only_one_master_at_a_time(make: Maker) -> None:
     first, _, _ = opened(make)
     second = make()
     with pytest.raises(ResourceUnavailable, match="in use") as caught:
-        second.open()
+        begin(second)
     assert caught.value.remedy
     first.close()
-    assert second.open().epoch == 2
+    assert begin(second).epoch == 2
 
 
 def test_sync_means_durable(make: Maker) -> None:
@@ -186,13 +186,13 @@ def test_close_makes_durable(make: Maker) -> None:
 
 def test_a_note_of_a_clean_end_is_given_once(make: Maker) -> None:
     backend = make()
-    found = backend.open()
+    found = begin(backend)
     assert found.note == b""
     list(found.records)
     backend.close(b"all well")
     for expected in (b"all well", b""):
         backend = make()
-        found = backend.open()
+        found = begin(backend)
         assert found.note == expected
         list(found.records)
         backend.close()
@@ -200,9 +200,9 @@ def test_a_note_of_a_clean_end_is_given_once(make: Maker) -> None:
 
 def test_a_start_that_was_not_finished_leaves_no_note(make: Maker) -> None:
     backend = make()
-    backend.open()
+    begin(backend)
     backend.close(b"all well")
-    assert make().open().note == b""
+    assert begin(make()).note == b""
 
 
 def test_a_snapshot_replaces_what_it_covers(make: Maker) -> None:

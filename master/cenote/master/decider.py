@@ -25,7 +25,7 @@ from .effects import (
 )
 from .journal import SnapshotEnd, read_entries
 from .log_writer import LogWriter
-from .metadata import MetadataBackend
+from .metadata import MetadataBackend, begin
 from .state import MasterState
 from .state_config import StateConfig
 
@@ -67,7 +67,7 @@ class Decider:
 
         Raises ResourceUnavailable, JournalCorrupt, StaleEpoch.
         """
-        opened = self.backend.open()
+        opened = begin(self.backend)
         self.epoch = opened.epoch
         if opened.epoch > 1:
             wait_s = _inherited_wait_s(opened.note, self.config.lease_ttl_max_s)

@@ -313,7 +313,7 @@ def grants(pool: MasterPool) -> bool:
 
 def crash(log: MemoryLog) -> None:
     """What a killed process leaves."""
-    log.in_use = False
+    log.leader = None
 
 
 def test_after_a_crash_space_is_used_only_after_the_longest_lease(log: MemoryLog) -> None:
