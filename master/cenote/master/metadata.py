@@ -12,8 +12,9 @@ A backend knows records (`journal.py`), not what they say. Its life, and that of
 It is lived once: a master that lost the lead closes its backend, and begins with a new one and an
 empty state, since it may have decided what never reached the journal.
 
-Backends: `memory:` (nothing outlives the process), `file:DIR` (one master, no other service).
-These are never lost, and a master that finds them in use is refused instead of standing by.
+Backends: `memory:` (nothing outlives the process) and `file:DIR` (one master, no other service),
+whose lead is never lost, and where a master that finds them in use is refused instead of standing
+by; `etcd://…` (several masters).
 tests/contract/test_metadata_contract.py holds them to this page.
 """
 
@@ -37,6 +38,7 @@ __all__ = [
     "Leader",
     "MasterRow",
     "MetadataBackend",
+    "MetadataOptions",
     "Opened",
     "begin",
     "open_backend",
@@ -156,7 +158,7 @@ class MetadataBackend(Protocol):
 
         Waits up to `timeout_s` where there is nothing new, but ends at once where the place of the
         leader is `vacant`. Where the service can't be reached the answer is empty and not caught
-        up, and `refusal` says why. Raises JournalCorrupt.
+        up, `refusal` says why, and it may take 2 s longer. Raises JournalCorrupt.
         """
         ...
 
@@ -261,7 +263,8 @@ class MetadataBackend(Protocol):
 
     @property
     def bytes_used(self) -> int:
-        """Of journal and snapshot together."""
+        """Of journal and snapshot together. A shared backend: of the service's whole database, as
+        it was some seconds ago."""
         ...
 
     def close(self, note: bytes = b"") -> None:
@@ -279,30 +282,65 @@ def begin(backend: MetadataBackend, row: MasterRow = ALONE, *, timeout_s: float 
     Raises what `campaign` and `open` do, and ResourceUnavailable where another master leads.
     """
     backend.join(row)
-    end_s = time.monotonic() + timeout_s
-    while not backend.campaign(timeout_s):
+    if not backend.campaign(timeout_s):
         leader = backend.leader
-        if time.monotonic() >= end_s or leader is not None:
-            by = f"in use by the master {leader.row.name}" if leader else "out of reach"
-            raise ResourceUnavailable(
-                f"the metadata in {backend.name} are {by}",
-                remedy="stop that master, or give this one metadata of its own",
-            )
+        by = f"in use by the master {leader.row.name}" if leader else "out of reach"
+        raise ResourceUnavailable(
+            f"the metadata in {backend.name} are {by}",
+            remedy="stop that master, or give this one metadata of its own",
+        )
     return backend.open()
 
 
-def open_backend(url: str) -> MetadataBackend:
-    """The backend that `url` names: `memory:` or `file:DIR`. Raises ConfigError."""
+@dataclass(frozen=True, slots=True)
+class MetadataOptions:
+    """What a backend may need besides its URL."""
+
+    tenure_s: float = 1.5
+    """Of a shared one: how long a leader acts after its last proof, and others wait for it."""
+    etcd_ca: str = ""
+    etcd_cert: str = ""
+    etcd_key: str = ""
+    etcd_user: str = ""
+    etcd_password: str = field(default="", repr=False)
+
+
+def open_backend(url: str, options: MetadataOptions = MetadataOptions()) -> MetadataBackend:
+    """The backend that `url` names: `memory:`, `file:DIR` or `etcd://host:2379,host:2379/prefix`.
+
+    Raises ConfigError.
+    """
     from .file_backend import FileBackend
     from .memory_backend import MemoryBackend
 
     if url == "memory:":
         return MemoryBackend(epoch_before=int(time.time()))
     scheme, _, rest = url.partition(":")
+    if scheme == "etcd":
+        return _open_etcd(url, options)
     if scheme == "file" and rest:
         path = rest.removeprefix("//")
         if path and "\0" not in path:
             if Path(path).expanduser().is_file():
                 raise ConfigError(f"what {url!r} names is a file", remedy="name a directory")
             return FileBackend(Path(path).expanduser())
-    raise ConfigError(f"{url!r} names no metadata backend", remedy="write memory: or file:DIR")
+    raise ConfigError(
+        f"{url!r} names no metadata backend",
+        remedy="write memory:, file:DIR or etcd://host:2379,host:2379",
+    )
+
+
+def _open_etcd(url: str, options: MetadataOptions) -> MetadataBackend:
+    from .etcd import EtcdKv  # a library that only those load who use it
+    from .etcd_options import parse_etcd_url
+    from .kv_backend import KvBackend
+
+    etcd = parse_etcd_url(
+        url,
+        ca=options.etcd_ca,
+        cert=options.etcd_cert,
+        key=options.etcd_key,
+        user=options.etcd_user,
+        password=options.etcd_password,
+    )
+    return KvBackend(EtcdKv(etcd), name=etcd.url, prefix=etcd.prefix, tenure_s=options.tenure_s)

@@ -64,7 +64,7 @@ class MasterServer:
     async def start(self) -> Mapping[str, object]:
         """Replay the journal, then listen. Raises ResourceUnavailable, ConfigError."""
         config = self._config
-        backend = self._backend or open_backend(config.metadata)
+        backend = self._backend or open_backend(config.metadata, config.metadata_options())
         settings = Settings(
             cluster_name=config.cluster_name,
             server_version=self._version,
