@@ -105,7 +105,7 @@ class Operations:
             batch_keys_max=BATCH_KEYS_MAX,
             cluster_name=settings.cluster_name,
             is_leader=True,
-            leader=settings.addresses[0] if settings.addresses else "",
+            leader_addresses=settings.addresses,
             server_version=settings.server_version,
         )
 
