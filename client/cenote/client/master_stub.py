@@ -84,12 +84,12 @@ still leads; doubled each time. A stopped master looks like a slow one."""
 class LaneMaster:
     """`cenote.api.master.MasterApi` for any number of threads.
 
-    `addresses` are those of all masters: requests go to the one that leads. It is looked for when it
-    says that it does not lead (and then whom it names is asked first), when its connection breaks,
-    and when it leaves a request unanswered for a moment; the request is then sent again, and the same
-    id keeps it from being decided twice. All of it is within the call's deadline. The hello (whose
-    session the connections belong to) is sent on every connection that is made; `on_hello` gets each
-    leader's reply.
+    `addresses` are those of all masters: requests go to the one that leads. It is looked for when
+    it says that it does not lead (and then whom it names is asked first), when its connection
+    breaks, and when it leaves a request unanswered for a moment; the request is then sent again,
+    and the same id keeps it from being decided twice. All of it is within the call's deadline. The
+    hello (whose session the connections belong to) is sent on every connection that is made;
+    `on_hello` gets each leader's reply.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """The masters of a pool as one client knows them, and which of them to ask for the leader. No I/O.
 
 A leader is followed upwards only: one of an older epoch than was followed before is an old leader
-that does not know it yet. A leader past its tenure still answers lookups, so it is better than none,
-and worse than any other.
+that does not know it yet. A leader past its tenure still answers lookups, so it is better than
+none, and worse than any other.
 """
 
 from __future__ import annotations

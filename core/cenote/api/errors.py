@@ -213,8 +213,8 @@ class Unavailable(CenoteError):
 
 
 class NotLeader(Unavailable):
-    """This master is not the leader. `addresses` are those of the leader, and `epoch` is its tenure,
-    where they are known. The request was not executed."""
+    """This master is not the leader. `addresses` are those of the leader, and `epoch` is its
+    tenure, where they are known."""
 
     code = 19
 

@@ -11,7 +11,7 @@ This file says which command goes where. What it does to an object goes through 
     puts placing  put_start                             node_ops      heartbeats, detach, failures
     commits       put_commit, put_abort                 spares        space granted ahead of need
     removal       remove, pins, namespace reset         housekeeping  the tick
-    tenure        until when anything may be decided    
+    tenure        until when anything may be decided
     eviction      which space is made free, when        replay        rebuilding, snapshots
 
 A command that raises (a subclass of `CenoteError`) has changed nothing.
@@ -180,6 +180,10 @@ class MasterState:
     def view_version(self) -> int:
         """Rises with every change of nodes or segments, over restarts, too."""
         return self._pool.view_version
+
+    @property
+    def object_count(self) -> int:
+        return self._pool.objects.live_count
 
     # ---- reading ------------------------------------------------------------------------------
 
