@@ -17,7 +17,6 @@ import importlib
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, Final, TypeVar, final
@@ -28,13 +27,13 @@ from cenote.api.errors import ConfigError
 from cenote.runtime.log import get_logger
 
 from .etcd_options import EtcdOptions
+from .etcd_watch import ConnectionClosed, EtcdWatch, unavailable
 from .kv import (
     Condition,
     Created,
     Delete,
     Get,
     KvCompacted,
-    KvEvent,
     KvRefused,
     KvRow,
     KvUnavailable,
@@ -50,7 +49,6 @@ T = TypeVar("T")
 
 ATTEMPT_S_MAX: Final = 1.0
 ATTEMPT_S_MIN: Final = 0.05
-WATCH_RESPONSES_MAX: Final = 64
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),  # a watch that catches up: 1000 revisions at once
     ("grpc.max_send_message_length", -1),
@@ -92,10 +90,6 @@ def _not_installed(error: ImportError) -> ConfigError:
     )
 
 
-class _Closed(Exception):
-    """`EtcdKv.close` was called."""
-
-
 @final
 class EtcdKv:
     """See `Kv`. Nothing is connected before the first call."""
@@ -110,7 +104,7 @@ class EtcdKv:
                 _check_readable(path)
         self._lock = threading.Lock()
         self._clients: dict[int, Any] = {}
-        self._watches: set[_EtcdWatch] = set()
+        self._watches: set[EtcdWatch] = set()
         self._current = 0
         """The endpoint in use."""
         self._closed = False
@@ -121,7 +115,7 @@ class EtcdKv:
         """The library's client of an endpoint. Raises RpcError where it logs in, and can't."""
         with self._lock:
             if self._closed:
-                raise _Closed
+                raise ConnectionClosed
             client = self._clients.get(index)
         if client is not None:
             return client
@@ -142,7 +136,7 @@ class EtcdKv:
             if not self._closed:
                 return self._clients.setdefault(index, client)
         client.close()
-        raise _Closed
+        raise ConnectionClosed
 
     def _drop_client(self, index: int) -> None:
         with self._lock:
@@ -168,14 +162,14 @@ class EtcdKv:
         while True:
             rest_s = end_s - time.monotonic()
             if rest_s < ATTEMPT_S_MIN and attempts:
-                raise _unavailable(what, last) from last
+                raise unavailable(what, last) from last
             attempts += 1
             index = self._current
             attempt_s = rest_s if len(self._options.endpoints) == 1 else rest_s / 2
             attempt_s = max(min(attempt_s, ATTEMPT_S_MAX), ATTEMPT_S_MIN)
             try:
                 return run(self._client(index, attempt_s), attempt_s)
-            except _Closed:
+            except ConnectionClosed:
                 raise KvUnavailable(f"{what}: the connection to etcd is closed") from last
             except ValueError as error:  # gRPC's for a channel that another thread has closed
                 raise KvUnavailable(f"{what}: {error}") from error
@@ -334,21 +328,21 @@ class EtcdKv:
         )
         return int(reply.dbSize)
 
-    def watch(self, key: bytes, end: bytes, *, revision: int) -> _EtcdWatch:
+    def watch(self, key: bytes, end: bytes, *, revision: int) -> EtcdWatch:
         rpc = self._rpc
         create = rpc.WatchCreateRequest(key=key, range_end=end, start_revision=revision)
-        watch = _EtcdWatch(self, rpc.WatchRequest(create_request=create))
+        watch = EtcdWatch(self, rpc.WatchRequest(create_request=create))
         with self._lock:
             self._watches.add(watch)
         watch.start()
         return watch
 
-    def watch_ended(self, watch: _EtcdWatch) -> None:
+    def watch_ended(self, watch: EtcdWatch) -> None:
         with self._lock:
             self._watches.discard(watch)
 
     def watch_stream(self, requests: Iterator[Any]) -> tuple[int, Any]:
-        """(endpoint, the stream of answers). Raises RpcError, and `_Closed`."""
+        """(endpoint, the stream of answers). Raises RpcError, and `ConnectionClosed`."""
         index = self._current
         client = self._client(index, ATTEMPT_S_MAX)
         stub = self._rpc.WatchStub(client.channel)
@@ -378,126 +372,11 @@ class EtcdKv:
             client.close()
 
 
-@final
-class _EtcdWatch:
-    """See `Watch`. A thread reads what etcd sends; `poll` takes it."""
-
-    def __init__(self, kv: EtcdKv, request: Any) -> None:
-        self._kv = kv
-        self._request = request
-        self._changed = threading.Condition()
-        self._events: deque[list[KvEvent]] = deque()
-        self._failure: KvUnavailable | KvCompacted | None = None
-        self._woken = False
-        self._closed = False
-        self._stream: Any = None
-        self._thread = threading.Thread(target=self._run, name="cenote-watch", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def poll(self, timeout_s: float) -> list[KvEvent]:
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._events or self._failure or self._woken or self._closed, timeout_s
-            )
-            self._woken = False
-            if self._events:
-                events = [event for batch in self._events for event in batch]
-                self._events.clear()
-                self._changed.notify_all()
-                return events
-            if self._failure is not None:
-                raise self._failure
-            if self._closed:
-                raise KvUnavailable("the watch is closed")
-            return []
-
-    def wake(self) -> None:
-        with self._changed:
-            self._woken = True
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-            stream = self._stream
-        if stream is not None:
-            stream.cancel()
-        if self._thread is not threading.current_thread():
-            self._thread.join(2.0)
-
-    # ---- the thread -------------------------------------------------------------------------
-
-    def _requests(self) -> Iterator[Any]:
-        """The one request; then the stream stays open until the watch is closed."""
-        yield self._request
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._failure)
-
-    def _run(self) -> None:
-        failure: KvUnavailable | KvCompacted = KvUnavailable("etcd ended the watch")
-        try:
-            index, stream = self._kv.watch_stream(self._requests())
-            with self._changed:
-                self._stream = stream
-                closed = self._closed
-            if closed:
-                stream.cancel()
-            try:
-                failure = self._read(stream) or failure
-            except grpc.RpcError as error:
-                failure = _unavailable("watching etcd", error)
-                if not self._closed:
-                    self._kv.watch_failed(index, error)
-            finally:
-                stream.cancel()
-        except (_Closed, ValueError):
-            failure = KvUnavailable("the connection to etcd is closed")
-        except Exception as error:  # logging in: the library's own, and whatever gRPC has
-            failure = KvUnavailable(f"watching etcd: {error!r}")
-            self._kv.distrust()
-        finally:
-            with self._changed:
-                self._failure = failure
-                self._changed.notify_all()
-            self._kv.watch_ended(self)
-
-    def _read(self, stream: Any) -> KvCompacted | None:
-        for response in stream:
-            if response.compact_revision:
-                return KvCompacted(f"etcd keeps nothing before {response.compact_revision}")
-            if response.canceled:
-                return None
-            events = [_event(event) for event in response.events]
-            if events:
-                with self._changed:
-                    self._changed.wait_for(
-                        lambda: len(self._events) < WATCH_RESPONSES_MAX or self._closed
-                    )
-                    if self._closed:
-                        return None
-                    self._events.append(events)
-                    self._changed.notify_all()
-        return None
-
-
 # ---- small things -----------------------------------------------------------------------------
 
 
 def _row(kv: Any) -> KvRow:
     return KvRow(kv.key, kv.value, kv.create_revision, kv.mod_revision)
-
-
-def _event(event: Any) -> KvEvent:
-    kv = event.kv
-    return KvEvent(kv.key, None if event.type else kv.value, kv.mod_revision)
-
-
-def _unavailable(what: str, error: grpc.RpcError | None) -> KvUnavailable:
-    said = "no answer" if error is None else f"{error.details() or error.code().name}"
-    return KvUnavailable(f"{what} failed: {said}")
 
 
 def _refused(what: str, error: grpc.RpcError) -> KvRefused | KvCompacted:

@@ -249,11 +249,11 @@ class Keeper:
             if self.lost is None:
                 leader = self._observer.leader if seen is not None else None
                 epoch = self.fence.epoch if self.fence is not None else 0
-                addresses = leader.row.addresses if leader is not None else ()
                 self.lost = NotLeader(
                     f"epoch {epoch} is over: {why}",
                     remedy="ask the leader",
-                    leader=addresses[0] if addresses else "",
+                    addresses=leader.row.addresses if leader is not None else (),
+                    epoch=leader.epoch if leader is not None else 0,
                 )
                 _log.error("this master leads no more", epoch=epoch, why=why)
             lost = self.lost

@@ -135,7 +135,8 @@ class MemoryBackend:
         leader = self.leader
         return NotLeader(
             f"epoch {self._epoch} is over",
-            leader=leader.row.addresses[0] if leader and leader.row.addresses else "",
+            addresses=leader.row.addresses if leader else (),
+            epoch=leader.epoch if leader else 0,
         )
 
     # ---- leading ----------------------------------------------------------------------------

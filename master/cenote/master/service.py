@@ -22,6 +22,8 @@ from cenote.api.errors import (
     DeadlineExceeded,
     InvalidArgument,
     ProtocolError,
+    ResourceUnavailable,
+    Unavailable,
 )
 from cenote.rpc.lane_server import LaneConnection
 from cenote.runtime.clock import SYSTEM_CLOCK, Clock
@@ -30,7 +32,7 @@ from cenote.v1 import master_pb2 as pb
 from .commands import NodeProbed
 from .decider import Decider
 from .longpoll import LongPolls
-from .metadata import MetadataBackend
+from .metadata import MetadataBackend, Opened
 from .operations import Later, Operations, Settings
 from .requests import RequestReader
 from .state import MasterState
@@ -105,12 +107,15 @@ class MasterService:
 
     # ---- life -------------------------------------------------------------------------------
 
-    def load(self) -> Iterator[None]:
-        """Start an epoch and replay the journal, yielding after each batch of effects.
+    def load(
+        self, opened: Opened | None = None, followed: MasterState | None = None
+    ) -> Iterator[None]:
+        """Start an epoch and replay the journal, yielding after each batch of effects; see
+        `Decider.load`.
 
-        Raises ResourceUnavailable and JournalCorrupt.
+        Raises ResourceUnavailable, JournalCorrupt, NotLeader.
         """
-        yield from self._decider.load()
+        yield from self._decider.load(opened, followed)
 
     def tick(self) -> None:
         """Housekeeping, bounded: leases, sessions, eviction ahead of need."""
@@ -209,16 +214,25 @@ class MasterService:
 
     def _serialized_later(self, later: Later, deadline_s: float) -> bytes | Awaitable[bytes]:
         if later.again is None:
-            durable = self._decider.sync()
+            durable = self._decider.sync_to(later.entry)
             if durable.done():
                 durable.result()
                 return later.reply.SerializeToString()
             return self._when_durable(durable, later.reply)
         return self._when_woken(later, deadline_s)
 
-    @staticmethod
-    async def _when_durable(durable: concurrent.futures.Future[None], reply: Message) -> bytes:
-        await asyncio.wrap_future(durable)  # the lane server ends it at the deadline
+    async def _when_durable(
+        self, durable: concurrent.futures.Future[None], reply: Message
+    ) -> bytes:
+        try:
+            await asyncio.wrap_future(durable)  # the lane server ends it at the deadline
+        except ResourceUnavailable as error:
+            if not self._decider.backend.shared:
+                raise
+            # A service that may answer in a moment: whoever asks again has the same decision.
+            later = Unavailable(error.message, remedy=error.remedy)
+            later.maybe_executed = True
+            raise later from error
         return reply.SerializeToString()
 
     async def _when_woken(self, later: Later, deadline_s: float) -> bytes:
@@ -233,6 +247,9 @@ class MasterService:
         assert later.again is not None
         wait_s = min(later.wait_s, deadline_s - _REPLY_SLACK_S)
         if wait_s > 0 and await self.polls.wait(later.node_id, wait_s):
+            entry = self._decider.unsettled_entry
+            if entry:
+                await asyncio.wrap_future(self._decider.sync_to(entry))
             return later.again()
         return later.reply
 
@@ -253,7 +270,7 @@ class MasterService:
             return answer
         try:
             async with asyncio.timeout(deadline_s):
-                await asyncio.wrap_future(self._decider.sync())
+                await asyncio.wrap_future(self._decider.sync_to(reply.entry))
         except TimeoutError:
             raise _not_confirmed(deadline_s) from None
         return reply.reply
@@ -278,7 +295,7 @@ class MasterService:
         if reply.again is not None:
             self._decider.flush()
             return cast(M, reply.reply)
-        durable = self._decider.sync()
+        durable = self._decider.sync_to(reply.entry)
         try:
             durable.result(deadline_s)
         except concurrent.futures.TimeoutError:
