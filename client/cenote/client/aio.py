@@ -11,10 +11,8 @@ was granted is given back.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from itertools import count
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack
 
@@ -22,13 +20,13 @@ import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import NDArray
 
-from cenote.api.errors import CenoteError, ClientClosed, DeadlineExceeded, Unavailable
+from cenote.api.errors import CenoteError
 from cenote.api.keys import Key, KeySequence, digest_key, encode_key, encode_keys
 from cenote.api.master import MasterApi
 from cenote.api.types import AcquiredLease, ClientStats, MatchResult, PutResult
-from cenote.rpc.lane_aio import AsyncLaneClient
 from cenote.transport.base import Transport
 
+from .aio_leader import AsyncLeader
 from .buffers import AnyBuffer, Buffer, Buffers, new_bytes, writable_memory
 from .calls import Calls, PutKeywords
 from .client import Client, ClientKeywords, Registration
@@ -59,8 +57,6 @@ T = TypeVar("T")
 
 _INLINE_BYTES_MAX: Final = 256 << 10
 _CANCEL_PATIENCE_S: Final = 0.2
-_SEEK_S: Final = 1.0
-"""How long one search for the leader lasts before calls look at their deadlines."""
 
 
 class AsyncDriver:
@@ -69,9 +65,7 @@ class AsyncDriver:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._blocking = BlockingDriver(session)
-        self._lane: AsyncLaneClient | None = None
-        self._lane_target = ("", b"")
-        self._seeking: asyncio.Future[None] | None = None
+        self._leader: AsyncLeader | None = None
 
     async def run(self, call: Call, plan: Plan[T]) -> T:
         """Drive the plan to its end; grants that it leaves open are given back in any case."""
@@ -135,68 +129,10 @@ class AsyncDriver:
             request = request_type.FromString(body)
             reply: Message = getattr(master, method)(request, deadline_s)
             return reply
-        return decoded(reply_type, await self._ask_leader(master, number, body, deadline_s))
-
-    async def _ask_leader(
-        self, master: LaneMaster, number: int, body: bytes, deadline_s: float
-    ) -> bytes:
-        """As `LaneMaster.call`."""
-        until_s = time.monotonic() + deadline_s
-        for attempt in count():
-            lane = self._lane_to(master)
-            address = self._lane_target[0]
-            left_s = until_s - time.monotonic()
-            limit_s = master.attempt_s(attempt, left_s)
-            try:
-                return await lane.call(number, body, limit_s)
-            except ClientClosed:
-                if self._session.refusal is not None:
-                    raise
-                if lane is self._lane:
-                    raise Unavailable("the lane was closed meanwhile") from None
-                continue
-            except DeadlineExceeded as error:
-                if limit_s >= left_s:
-                    raise
-                failure: CenoteError = error
-            except Unavailable as error:
-                failure = error
-                if len(master.addresses) == 1:
-                    if error.maybe_executed:
-                        raise
-                    left_s = max(until_s - time.monotonic(), 0.001)
-                    return await self._in_pool([], master.call, number, body, left_s)
-            await self._find_leader(master, address, failure, until_s)
-        raise AssertionError("count() has no end")
-
-    async def _find_leader(
-        self, master: LaneMaster, address: str, failure: CenoteError, until_s: float
-    ) -> None:
-        """One thread looks for the leader, however many calls wait for it."""
-        task = self._seeking
-        if task is None:
-            seek_until_s = time.monotonic() + _SEEK_S
-            seek = self._in_pool([], master.find_leader, address, failure, seek_until_s)
-            task = self._seeking = asyncio.ensure_future(seek)
-            task.add_done_callback(self._sought)
-        left_s = until_s - time.monotonic()
-        if left_s <= 0:
-            raise failure
-        try:
-            async with asyncio.timeout(left_s):
-                await asyncio.shield(task)
-        except TimeoutError:
-            raise failure from None
-        except ClientClosed:
-            raise
-        except CenoteError:
-            if until_s <= time.monotonic():
-                raise failure from None
-
-    def _sought(self, task: asyncio.Future[None]) -> None:
-        self._seeking = None
-        if not task.cancelled():
-            task.exception()  # who waits for it knows; perhaps nobody does any more
+        leader = self._leader
+        if leader is None:
+            leader = self._leader = AsyncLeader(self._session, master)
+        return decoded(reply_type, await leader.call(number, body, deadline_s))
 
     async def _ask_many(self, step: AskMany) -> list[Message | CenoteError]:
         async def one(make: Callable[[], Message]) -> Message | CenoteError:
@@ -207,27 +143,10 @@ class AsyncDriver:
 
         return list(await asyncio.gather(*[one(make) for make in step.make]))
 
-    def _lane_to(self, master: LaneMaster) -> AsyncLaneClient:
-        """The lane to the master that the blocking stub uses now."""
-        target = (master.addresses[0], master.hello_bytes)
-        lane = self._lane
-        if lane is None or target != self._lane_target:
-            if lane is not None:
-                asyncio.get_running_loop().create_task(lane.close())
-            lane = self._lane = AsyncLaneClient(
-                target[0],
-                target[1],
-                on_hello=master.greeted,
-                connect_timeout_s=master.connect_timeout_s,
-            )
-            self._lane_target = target
-        return lane
-
     async def close(self) -> None:
         """Close the lane; its calls end with ClientClosed."""
-        lane, self._lane = self._lane, None
-        if lane is not None:
-            await lane.close()
+        if self._leader is not None:
+            await self._leader.close()
 
     async def read_cached(
         self, call: Call, digest: bytes, row: bytes, address: int, length: int

@@ -54,6 +54,11 @@ class ObjectRows:
         """`readable_rows` for one."""
         return self.segments.all_readable or bool(self.readable_rows(np.array([row]))[0])
 
+    def is_settled(self, row: int) -> bool:
+        """Whether one can be read and is known to be sealed; False where that takes a closer look,
+        as while daemons have not attached."""
+        return self.segments.all_attached and self.is_readable(row)
+
     def records_of(self, rows: Rows) -> NDArray[np.uint64]:
         """The records as words, uint64[n, 5].
 

@@ -98,11 +98,7 @@ def _put_start_one(
     low, high = command.digests[0].tolist()
     row = pool.objects.lookup_one(low, high)
     if row > 0:
-        if (
-            pool.record_of(row)[5] != namespace.incarnation
-            or not pool.is_readable(row)
-            or not pool.segments.all_attached
-        ):
+        if pool.record_of(row)[5] != namespace.incarnation or not pool.is_settled(row):
             return None
         pool.stamp_words[row] = pool.policy.take(1)
         pool.counters.put_keys += 1

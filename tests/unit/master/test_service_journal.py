@@ -27,7 +27,7 @@ JOURNALED = pb.PutOptions(durability=common_pb2.DURABILITY_JOURNALED)
 class SlowDisk(MemoryBackend):
     """Syncs are done when `let_go` is called; `broken` makes appends fail."""
 
-    shared = False  # type: ignore[assignment]
+    shared = False
 
     def __init__(self, log: MemoryLog | None = None) -> None:
         super().__init__(log)
