@@ -33,7 +33,6 @@ from .effects import (
 from .journal import SnapshotEnd, read_entries
 from .log_writer import LogWriter
 from .metadata import MetadataBackend, Opened, begin
-from .rows import RowWriter
 from .state import MasterState
 from .state_config import StateConfig
 
@@ -66,7 +65,6 @@ class Decider:
         self._state: MasterState | None = None
         self._log: LogWriter | None = None
         self._shared = backend.shared
-        self._rows = RowWriter(backend.publish)
         self._retry_at_s = 0.0
         self._inherited_until_s = 0.0
 
@@ -100,8 +98,6 @@ class Decider:
         self._state = state
         now_s = self.clock.monotonic_s()
         self._inherited_until_s = now_s + self.config.inherited_lease_wait_s
-        if self._shared:
-            self._rows.begin({"epoch": opened.epoch, **_limits(self.config)}, state.makeup())
         self._take(state.start(now_s))
         self._extend_tenure()
         self.flush()
@@ -165,7 +161,6 @@ class Decider:
                 log.add(effect)  # type: ignore[arg-type]
                 if kind is not Stored:
                     log.urgent = True
-                    self._rows.note(effect)  # type: ignore[arg-type]
 
     def refuse_unless_writable(self) -> None:
         """Raises where a new decision could not be journaled: ResourceUnavailable; where it is a
@@ -188,7 +183,6 @@ class Decider:
         now_s = self.clock.monotonic_s()
         if self._shared:
             self._extend_tenure()
-            self._rows.flush(now_s, self._pins)
         with contextlib.suppress(ResourceUnavailable, NotLeader):
             if log.refusal is not None and now_s >= self._retry_at_s:
                 self._retry_at_s = now_s + RETRY_INTERVAL_S
@@ -196,10 +190,6 @@ class Decider:
             if not log.is_full:
                 self.apply(_TICK)
                 log.flush()
-
-    def _pins(self) -> tuple[int, int]:
-        status = self.state.status(self.clock.monotonic_s())
-        return status.pinned_objects, status.pinned_bytes
 
     # ---- journal ----------------------------------------------------------------------------
 
@@ -260,12 +250,6 @@ class Decider:
                 note = _note(max(self.state.longest_lease_s(now_s), inherited_s))
         finally:
             self.backend.close(note)
-
-
-def _limits(config: StateConfig) -> dict[str, int | float]:
-    """What of the configuration concerns the whole pool."""
-    fields = dataclasses.asdict(config)
-    return {name: value for name, value in fields.items() if isinstance(value, int | float)}
 
 
 def _note(longest_lease_s: float) -> bytes:

@@ -35,7 +35,7 @@ from .pool import Pool, Rows
 from .removal import PIN_FOREVER, set_pins
 from .spans import SEGMENT_MASK, distinct, from_placed, to_placed
 
-__all__ = ["makeup", "replay", "snapshot", "start_epoch"]
+__all__ = ["replay", "snapshot", "start_epoch"]
 
 _CHUNK_ROWS = 8192
 _EPOCH_MASK = np.uint64(0xFFFF_FFFF)
@@ -255,8 +255,8 @@ def snapshot(pool: Pool) -> Iterator[DurableEffect]:
         yield effect
 
 
-def makeup(pool: Pool) -> Iterator[DurableEffect]:
-    """The part of a snapshot that tells of namespaces, nodes and segments, not of objects."""
+def _parts(pool: Pool) -> Iterator[DurableEffect]:
+    yield from _epochs(pool)
     for namespace in sorted(pool.namespaces.by_id.values(), key=lambda n: n.namespace_id):
         yield namespace.opened()
     for node in pool.nodes.by_id.values():
@@ -267,11 +267,6 @@ def makeup(pool: Pool) -> Iterator[DurableEffect]:
         yield segment.known()
         for offset, length in segment.retired:
             yield SlotsGrown(segment.segment_id, offset, length, segment.slots.total)
-
-
-def _parts(pool: Pool) -> Iterator[DurableEffect]:
-    yield from _epochs(pool)
-    yield from makeup(pool)
     rows = pool.objects.live_rows(0, pool.objects.high_water)[0]
     rows = rows[pool.namespaces.alive[pool.incarnations_of(rows)]]
     rows = rows[np.argsort(pool.stamp.take(rows), kind="stable")]

@@ -166,10 +166,6 @@ class MasterState:
         """
         return replay.snapshot(self._pool)
 
-    def makeup(self) -> Iterator[DurableEffect]:
-        """The part of `snapshot` that tells of namespaces, nodes and segments, not of objects."""
-        return replay.makeup(self._pool)
-
     @property
     def last_seq(self) -> int:
         """Last decided seq."""
