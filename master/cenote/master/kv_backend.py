@@ -70,6 +70,7 @@ class KvBackend:
         self._upkeep = Upkeep(kv, self._keys, clock, workers)
         self._candidacy: Candidacy | None = None
         self._joined = self._ready = self._closed = False
+        self._follower.on_leader = self._keeper.look_again
         self._keeper.on_change = self._on_change
         self._keeper.on_lost = self._on_lost
         self._keeper.durable_entry = lambda: self.durable_entry

@@ -8,7 +8,7 @@ taken its place, and reading begins anew with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, final
@@ -87,6 +87,8 @@ class Follower:
         self.journal_bytes = 0
         """Read behind that snapshot."""
         self.journal_values = 0
+        self.on_leader: Callable[[], None] = lambda: None
+        """Called when the row of the leader changed."""
         self.trouble: ResourceUnavailable | None = None
         """Why the service could not be read, the last time."""
 
@@ -280,7 +282,9 @@ class Follower:
         events = self._watch.poll(timeout_s)
         records: list[Record] = []
         for event in events:
-            if event.value is not None and not self._take_event(event, records):
+            if event.key == self._keys.leader:
+                self.on_leader()
+            elif event.value is not None and not self._take_event(event, records):
                 self._drop_watch()  # a gap: what is due is read by its key
                 return Followed(records)
         if self.last >= self._heard_entry:
