@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from cluster import Cluster
@@ -38,7 +38,12 @@ def pass_time(seconds: float) -> None:
 
 @contextmanager
 def shared_pool(
-    metadata: str, *, masters: int, stores: int, dram_bytes: int = 96 * MIB, **flags: object
+    metadata: str | Sequence[str],
+    *,
+    masters: int,
+    stores: int,
+    dram_bytes: int = 96 * MIB,
+    **flags: object,
 ) -> Iterator[Cluster]:
     """As `pool`, with several masters over metadata that they share."""
     named = {name.replace("_", "-"): value for name, value in flags.items()}

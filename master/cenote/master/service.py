@@ -156,6 +156,16 @@ class MasterService:
         """For the admin service."""
         return self._operations.reader
 
+    @property
+    def settings(self) -> Settings:
+        """What hello tells clients."""
+        return self._operations.settings
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other masters may stand by."""
+        return self._decider.backend.shared
+
     def set_addresses(self, addresses: tuple[str, ...]) -> None:
         """What hello tells clients, once it is known."""
         operations = self._operations
