@@ -13,7 +13,7 @@
         cluster.cli("status", "--json")                 # such a command: CompletedProcess, text
         cluster.wait_alive(2)                           # until the master sees so many nodes alive
 
-    with Cluster(masters=2, metadata=etcd.url) as cluster:  # see `etcd.py`
+    with Cluster(masters=2, metadata=etcd.url) as cluster:  # see `etcd.py`; or one URL for each
         cluster.leader()                                # the Process that leads, waited for
         cluster.lane                                    # all of them, with commas between
 
@@ -174,7 +174,7 @@ class Cluster:
         stores: int = 1,
         masters: int = 1,
         dram_bytes: int = 64 << 20,
-        metadata: str = "file",
+        metadata: str | Sequence[str] = "file",
         master_flags: Mapping[str, object] | None = None,
         store_flags: Mapping[str, object] | None = None,
         allow_tracebacks: bool = False,
@@ -214,9 +214,10 @@ class Cluster:
 
     def _start(self) -> None:
         own = {"memory": "memory:", "file": f"file:{self.directory}/metadata"}
-        metadata = own.get(self._metadata, self._metadata)
+        one = self._metadata
+        each = [own.get(one, one)] * self._master_count if isinstance(one, str) else list(one)
         for number in range(self._master_count):
-            spec = master_spec(metadata=metadata, extra=self._master_flags)
+            spec = master_spec(metadata=each[number], extra=self._master_flags)
             if self._master_count > 1:
                 spec.name = f"master{number}"
             master = Process(spec, self.directory, self._daemon_environment)
@@ -228,7 +229,7 @@ class Cluster:
             master.flags.update(
                 listen=_host_port(master.ready["lane"]), grpc=_host_port(master.ready["grpc"])
             )
-        if metadata not in own.values():
+        if each[0] not in own.values():
             self.leader()
         started = [self._new_store(self._dram_bytes, {}) for _ in range(self._store_count)]
         for store in started:

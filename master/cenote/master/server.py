@@ -27,6 +27,7 @@ from .grpc_service import MASTER_SERVICE, MasterGrpc
 from .master_metrics import TickStats, register_metrics
 from .metadata import MasterRow, MetadataBackend, open_backend
 from .operations import Settings
+from .people_rows import PeopleRows
 from .probing import Prober
 from .service import MasterService
 from .standby import Standby
@@ -243,6 +244,7 @@ class MasterServer:
     async def _lead(self, service: MasterService) -> None:
         """Tick until another master may lead."""
         tick_s = self._config.tick_s
+        rows = PeopleRows(service.decider, service.settings) if service.is_shared else None
         next_s = time.monotonic()
         refused = False
         while True:
@@ -257,6 +259,8 @@ class MasterServer:
             began_s = time.monotonic()
             service.tick()
             self._ticks.note(time.monotonic() - began_s, late_s=began_s - next_s)
+            if rows is not None:
+                rows.look()
             self._collect_when_idle(service, began_s)
             refusal = service.decider.refusal
             if (refusal is not None) != refused:

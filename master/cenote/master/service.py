@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import dataclasses
 import secrets
 from collections.abc import Awaitable, Callable, Iterator
@@ -21,6 +22,7 @@ from cenote.api.errors import (
     CenoteError,
     DeadlineExceeded,
     InvalidArgument,
+    NotLeader,
     ProtocolError,
     ResourceUnavailable,
     Unavailable,
@@ -154,6 +156,16 @@ class MasterService:
         """For the admin service."""
         return self._operations.reader
 
+    @property
+    def settings(self) -> Settings:
+        """What hello tells clients."""
+        return self._operations.settings
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other masters may stand by."""
+        return self._decider.backend.shared
+
     def set_addresses(self, addresses: tuple[str, ...]) -> None:
         """What hello tells clients, once it is known."""
         operations = self._operations
@@ -169,7 +181,8 @@ class MasterService:
 
     def note_probe(self, node_id: int, answered: bool) -> None:
         """What came of `on_probe`: no answer hides the node for all until it answers again."""
-        self._decider.apply(NodeProbed(node_id, answered))
+        with contextlib.suppress(NotLeader):  # past the tenure nothing follows from it
+            self._decider.apply(NodeProbed(node_id, answered))
 
     @property
     def epoch(self) -> int:

@@ -185,6 +185,15 @@ class MasterState:
     def object_count(self) -> int:
         return self._pool.objects.live_count
 
+    @property
+    def pinned_objects(self) -> int:
+        return self._pool.pinned_objects
+
+    @property
+    def namespaces_version(self) -> int:
+        """Rises with each namespace that is created or reset."""
+        return self._pool.namespaces.version
+
     # ---- reading ------------------------------------------------------------------------------
 
     def longest_lease_s(self, now_s: float) -> float:

@@ -306,6 +306,7 @@ def test_past_its_tenure_a_leader_says_so(log: MemoryLog) -> None:
     assert pool.statuses(pool.acquire(b"a")) == [2], "without a lease"
     with pytest.raises((TenureEnded, StaleEpoch)):
         pool.service.heartbeat(pb.HeartbeatRequest(node_id=1, epoch=1), 1.0)
+    pool.service.note_probe(1, False)  # and what a probe finds has no consequence
     # What grew since the last tick counts at once.
     backend.tenure_end_s = pool.clock.monotonic_s() + 1.0
     assert pool.put_start(b"b").puts[0] == PutStatus.GRANTED
