@@ -82,7 +82,7 @@ def test_past_its_tenure_a_leader_answers_lookups_alone(etcd: EtcdCluster) -> No
                 try:
                     client.put(f"late{time.monotonic()}", VALUE, deadline_s=0.3)
                 except DeadlineExceeded as error:
-                    return "can't prove" in str(error) or "another master" in str(error)
+                    return "can't prove" in str(error) or "does not confirm" in str(error)
                 return False
 
             wait_until(is_refused, what="writes to be refused")
