@@ -80,6 +80,8 @@ class Pool(ObjectRows):
         self.last_seq = 0
         self.started = False
         self.inherited_until_s = 0.0
+        self.gathering_until_s = 0.0
+        """Daemons that are known are expected to attach by then; see `placing`."""
         self.tenure_end_s = math.inf
         """See `tenure`."""
         self.tenure_lapsed = False

@@ -214,6 +214,7 @@ def start_epoch(pool: Pool, now_s: float) -> None:
     config = pool.config
     if pool.segments.by_id:
         pool.inherited_until_s = now_s + config.inherited_lease_wait_s
+        pool.gathering_until_s = now_s + config.gathering_s
     pool.adoption_until_s = now_s + config.adoption_window_s
     for node in pool.nodes.by_id.values():
         node.heard_s = now_s

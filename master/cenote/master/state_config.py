@@ -51,6 +51,9 @@ class StateConfig:
     """How long a node stays suspect for a host that reported it."""
     inherited_lease_wait_s: float = 0.0
     """Longest lease of the previous tenure: nothing of it is reused before. 0 for a new pool."""
+    gathering_s: float = 1.0
+    """How long into an epoch puts wait for daemons that have not attached yet, where these are
+    needed for as many replicas as are wanted."""
     adoption_window_s: float = 600.0
     """How long into an epoch daemons may bring objects that the journal missed."""
     tombstones_max: int = 200_000
