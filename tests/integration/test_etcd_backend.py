@@ -310,6 +310,27 @@ def test_a_tenure_that_is_not_confirmed_ends(etcd: EtcdCluster, masters: Masters
     wait_until(lambda: leader.tenure_end_s > end_s, TIMEOUT_S, what="the tenure to go on")
 
 
+@pytest.mark.parametrize("trouble", ["none", "killed", "stopped"])
+def test_closing_ends_soon_whatever_etcd_does(
+    etcd: EtcdCluster, masters: Masters, trouble: str
+) -> None:
+    leader, standby = masters.lead("a"), masters.join("b")
+    append(leader, 5)
+    follow_all(standby)
+    (member,) = etcd.members
+    if trouble == "killed":
+        member.kill()
+    elif trouble == "stopped":
+        member.pause()
+    leader.append(records(6, 1))
+    for backend in (leader, standby):
+        began_s = time.monotonic()
+        with contextlib.suppress(ResourceUnavailable):
+            backend.close()
+        assert time.monotonic() - began_s < 2.0
+    assert leader.durable_entry == (6 if trouble == "none" else 5)
+
+
 # ---- snapshots ----------------------------------------------------------------------------------
 
 

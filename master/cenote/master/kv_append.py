@@ -196,14 +196,21 @@ class Appender:
             future.set_exception(error)
         self._waker.wake()
 
-    def close(self, timeout_s: float) -> None:
-        """Empty the queue and end the thread. Raises ResourceUnavailable where that takes longer,
-        and NotLeader."""
+    def end(self, timeout_s: float) -> None:
+        """Take nothing more, and empty the queue as far as that goes in time."""
         if self._worker is None:
             return
         self._closing_until_s = self._clock.monotonic_s() + timeout_s
         self._waker.wake()
-        self._worker.join(timeout_s + TXN_TIMEOUT_S + 1.0)
+        self._worker.join(timeout_s)
+
+    def join(self, timeout_s: float) -> None:
+        """After `end`, once the connection is closed."""
+        if self._worker is not None:
+            self._worker.join(timeout_s)
+
+    def raise_unless_empty(self) -> None:
+        """Raises ResourceUnavailable where something that was appended is not durable."""
         if self._failure is not None:
             raise self._failure
         if self._pending:

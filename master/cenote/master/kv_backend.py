@@ -33,7 +33,9 @@ __all__ = ["TENURE_S", "KvBackend"]
 TENURE_S: Final = 1.5
 OPEN_TIMEOUT_S: Final = 10.0
 """Of a service that does not answer while what is left of the journal is read."""
-CLOSE_TIMEOUT_S: Final = 3.0
+CLOSE_TIMEOUT_S: Final = 0.8
+"""For what is queued; a daemon is to end within two seconds."""
+JOIN_TIMEOUT_S: Final = 1.0
 
 
 def _nonce() -> str:
@@ -255,18 +257,17 @@ class KvBackend:
         if self._closed:
             return
         self._closed = True
-        try:
-            try:
-                if self._ready:
-                    self._appender.close(CLOSE_TIMEOUT_S)
-                self._raise_if_lost()
-            finally:
-                if self._candidacy is not None:
-                    self._keeper.resign(note if self._ready else b"")
-        finally:
-            self._follower.close()
-            self._upkeep.close()
-            if self._compaction is not None:
-                self._compaction.stop()
-            self._keeper.close()
-            self._kv.close()
+        self._upkeep.stop()
+        if self._ready:
+            self._appender.end(CLOSE_TIMEOUT_S)
+        self._keeper.resign(note if self._ready else b"")
+        self._upkeep.leave()
+        self._follower.close()
+        self._kv.close()  # what is still under way ends now
+        for part in (self._appender, self._keeper, self._upkeep):
+            part.join(JOIN_TIMEOUT_S)
+        if self._compaction is not None:
+            self._compaction.stop()
+        self._raise_if_lost()
+        if self._ready:
+            self._appender.raise_unless_empty()

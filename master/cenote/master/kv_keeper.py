@@ -31,7 +31,7 @@ __all__ = ["Keeper"]
 
 CALL_TIMEOUT_S: Final = 2.0
 RETRY_S: Final = 0.1
-RESIGN_ATTEMPTS: Final = 3
+RESIGN_TIMEOUT_S: Final = 0.5
 _log = get_logger("cenote.master.election")
 
 
@@ -274,6 +274,7 @@ class Keeper:
         """Whoever stands by may lead at once. Best effort: where the service does not answer, they
         wait for the tenure to end."""
         fence = self.fence
+        self._closing = True
         if fence is None or self.lost is not None:
             return
         self._resigned = True
@@ -281,19 +282,18 @@ class Keeper:
         last: Operation = Put(keys.closed, note) if note else Delete(keys.closed)
         # Written anew, its revision refuses what is still under way, such as a late heartbeat.
         refuse = Put(keys.epoch, epoch_text(fence.epoch))
-        for _ in range(RESIGN_ATTEMPTS):
-            try:
-                self._kv.txn(
-                    [Modified(keys.epoch, fence.revision)],
-                    [refuse, Delete(keys.leader), Delete(keys.tenure), last],
-                    timeout_s=CALL_TIMEOUT_S / 2,
-                )
-                return
-            except ResourceUnavailable as error:
-                _log.warning("could not resign in order", why=error.message)
+        try:
+            self._kv.txn(
+                [Modified(keys.epoch, fence.revision)],
+                [refuse, Delete(keys.leader), Delete(keys.tenure), last],
+                timeout_s=RESIGN_TIMEOUT_S if self.trouble is None else RETRY_S,
+            )
+        except ResourceUnavailable as error:
+            _log.warning("could not resign in order", why=error.message)
 
-    def close(self) -> None:
+    def join(self, timeout_s: float) -> None:
+        """After `resign`, once the connection is closed."""
         self._closing = True
         self._waker.wake()
         if self._worker is not None:
-            self._worker.join(CALL_TIMEOUT_S + 1.0)
+            self._worker.join(timeout_s)

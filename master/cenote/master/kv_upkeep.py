@@ -25,6 +25,7 @@ __all__ = ["Upkeep"]
 
 STEP_S: Final = 0.5
 CALL_TIMEOUT_S: Final = 2.0
+LEAVE_TIMEOUT_S: Final = 0.3
 MASTER_TTL_S: Final = 10
 MASTER_KEEP_S: Final = 2.5
 MASTERS_S: Final = 2.0
@@ -59,6 +60,8 @@ class Upkeep:
         self._master_at_s = self._masters_at_s = self._snapshot_at_s = float("-inf")
         self._said = b""
         self._complaints: dict[str, str] = {}
+        self._answered = False
+        """Whether the service did, when it was asked last."""
         self._compact_at_s = float("inf")
         self._compact_revision = 0
         self.row = MasterRow("")
@@ -95,16 +98,23 @@ class Upkeep:
         self._snapshot_at_s = float("-inf")
         self._waker.wake()
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """Begin nothing more."""
         self._closing = True
         self._waker.wake()
-        if self._worker is not None:
-            self._worker.join(2 * CALL_TIMEOUT_S)
-        if self._lease:
+
+    def leave(self) -> None:
+        """Take away this master's row; where that fails its lease will."""
+        if self._lease and self._answered:
             try:
-                self._kv.revoke(self._lease, timeout_s=CALL_TIMEOUT_S / 4)
+                self._kv.revoke(self._lease, timeout_s=LEAVE_TIMEOUT_S)
             except ResourceUnavailable as error:
                 _log.debug("the row of this master stays for a while", why=error.message)
+
+    def join(self, timeout_s: float) -> None:
+        """After `stop`, once the connection is closed."""
+        if self._worker is not None:
+            self._worker.join(timeout_s)
 
     # ---- the thread -------------------------------------------------------------------------
 
@@ -132,7 +142,9 @@ class Upkeep:
                 return
             try:
                 job()
+                self._answered = True
             except KvUnavailable as error:
+                self._answered = False
                 _log.debug("upkeep has to wait", why=error.message)
                 self._master_at_s = min(self._master_at_s, now_s + STEP_S)
                 return  # nothing else would be answered either; the keeper says so, and louder

@@ -271,7 +271,7 @@ class MetadataBackend(Protocol):
 
     def close(self, note: bytes = b"") -> None:
         """Sync, resign, then let go. Idempotent. What was appended is then durable, or it raises
-        ResourceUnavailable or NotLeader, having let go. Ends within some seconds.
+        ResourceUnavailable or NotLeader, having let go. Ends within two seconds.
 
         The next `open`, and only that one, gets the `note`.
         """
