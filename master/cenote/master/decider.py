@@ -164,12 +164,15 @@ class Decider:
 
     def refuse_unless_writable(self) -> None:
         """Raises where a new decision could not be journaled: ResourceUnavailable; where it is a
-        service that does not answer, Unavailable, since it may in a moment; NotLeader."""
+        service that does not answer, Unavailable, since it may in a moment, and TenureEnded once it
+        has not for too long; NotLeader."""
         assert self._log is not None
         refusal = self._log.refusal
         if refusal is None:
             return
         if self._shared and isinstance(refusal, ResourceUnavailable):
+            if self.is_past_tenure:
+                raise TenureEnded(refusal.message, remedy=refusal.remedy)
             raise Unavailable(refusal.message, remedy=refusal.remedy)
         raise refusal
 
