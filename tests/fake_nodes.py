@@ -13,7 +13,7 @@ from xxhash import xxh3_64_intdigest
 from cenote.api.errors import CenoteError, GrantRevoked, Unavailable
 from cenote.api.rows import EXTENT, SEAL
 from cenote.runtime.memory import address_of
-from cenote.transport.base import Region, SealBatch, SessionIdentity
+from cenote.transport.base import ExtentArray, Region, SealBatch, Seen, SessionIdentity
 from cenote.v1 import common_pb2
 
 __all__ = ["FakeChannel", "FakeNode", "FakeTransport"]
@@ -160,10 +160,16 @@ class FakeChannel:
         assert at == len(batch.keys)
         return np.zeros(len(rows), np.uint8)
 
-    def view(self, segment: int, offset: int, length: int) -> memoryview | None:
+    def view(self, extents: ExtentArray, lease_id: int, deadline_s: float) -> Seen:
         if not self.verifies_by_lease:
-            return None
-        return memoryview(self._node.memory[offset : offset + length].data).toreadonly()
+            return Seen([None] * len(extents))
+        memory = self._node.memory
+        return Seen(
+            [
+                memoryview(memory[offset : offset + length].data).toreadonly()
+                for _, _, offset, length in extents.tolist()
+            ]
+        )
 
     def close(self) -> None:
         self.closed = True

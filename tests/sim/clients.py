@@ -284,14 +284,12 @@ def view(me: ClientProcess) -> None:
     """Memory that is seen in place stays what it is for as long as the view is open."""
     keys = sorted(set(me.some_keys(3)))
     loop = me.world.loop
-    began_s, epoch = loop.now_s, me.world.log.epoch
+    began_s = loop.now_s
     with me.sdk.view([key_bytes(k) for k in keys]) as views:
         for key, seen in zip(keys, views, strict=True):
             me.world.oracle.read(key, None if seen is None else bytes(seen), began_s)
         if me.sdk.config.deadline_s >= 1:
             loop.sleep(min(0.3, loop.dice.expovariate(1 / 0.1)))
-        if "view-restart" in me.world.known and epoch != me.world.log.epoch:
-            return
         for key, seen in zip(keys, views, strict=True):
             me.world.oracle.read(key, None if seen is None else bytes(seen), began_s)
         del seen

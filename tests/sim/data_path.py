@@ -27,11 +27,12 @@ from cenote.api.errors import (
 from cenote.transport.base import (
     ExtentArray,
     Region,
+    Seen,
     SessionIdentity,
     U8Array,
     U64Array,
 )
-from cenote.transport.claims import VOID, ClaimPage, ranges_of
+from cenote.transport.claims import RANGES_MAX, VIEW_RANGES_MAX, VOID, ClaimPage, ranges_of
 from cenote.v1 import common_pb2
 from sim.data_connection import (
     DataConnection,
@@ -388,9 +389,9 @@ class ShmChannel(SimChannel):
         world.step()
         return statuses
 
-    def _ranges(self, extents: ExtentArray) -> U64Array:
+    def _ranges(self, extents: ExtentArray, most: int = RANGES_MAX) -> U64Array:
         indexes = np.array([self._indexes[i] for i in extents["segment"].tolist()], np.uint64)
-        return ranges_of(indexes, extents["offset"], extents["length"])
+        return ranges_of(indexes, extents["offset"], extents["length"], most)
 
     def _stroke(self, until_s: float, crawl_s: float) -> None:
         """Between two pieces of a copy the process may be stopped, and the clock is looked at."""
@@ -407,11 +408,27 @@ class ShmChannel(SimChannel):
         if self._closed and not self._users:
             self._unmap()
 
-    def view(self, segment: int, offset: int, length: int) -> memoryview | None:
-        file = self._maps.get(segment)
-        if file is None or not 0 <= offset <= self._ready[segment] - length:
-            return None
-        return memoryview(cast("Any", file.data))[offset : offset + length].toreadonly()
+    def view(self, extents: ExtentArray, lease_id: int, deadline_s: float) -> Seen:
+        if self._closed:
+            raise ClientClosed("the channel is closed")
+        statuses, found = self._locate(extents, self.world.loop.now_s + deadline_s)
+        page, nothing = self._page, Seen([None] * len(extents))
+        if page is None or statuses.all():
+            return nothing
+        self.world.step()
+        ranges = self._ranges(extents[statuses == 0], VIEW_RANGES_MAX)
+        pen = page.claim_view(lease_id, ranges)
+        if pen < 0:
+            return nothing
+        self._users += 1
+        views = [p and memoryview(cast("Any", p[0].data))[p[1] : p[1] + p[2]] for p in found]
+
+        def withdraw() -> None:
+            if self.party.alive:
+                page.withdraw_view(pen)
+            self._leave()
+
+        return Seen(views, withdraw)
 
     def close(self) -> None:
         super().close()

@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).absolute().parents[1]))
 
 from sim.faults import ALL_FAULTS
-from sim.world import KNOWN, Options, Report, simulate
+from sim.world import Options, Report, simulate
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,19 +27,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--faults", default=",".join(sorted(ALL_FAULTS)))
     parser.add_argument("--without", default="", help="kinds of faults to leave out")
     parser.add_argument("--lines", type=int, default=60, help="of the trace of a failure")
-    parser.add_argument("--strict", action="store_true", help="known weaknesses count, too")
     parser.add_argument("--no-shrink", action="store_true", help="don't look for fewer faults")
     given = parser.parse_args(arguments)
     faults = frozenset(given.faults.split(",")) - frozenset(given.without.split(",")) - {""}
-    known = frozenset() if given.strict else KNOWN
     if given.seed is not None:
-        report = simulate(Options(given.seed, given.steps, faults, known=known))
+        report = simulate(Options(given.seed, given.steps, faults))
         print(told(report, given.lines))
         return bool(report.failure)
     first, _, end = given.seeds.partition(":")
     options = (
-        Options(seed, given.steps, faults, known=known)
-        for seed in range(int(first), int(end or int(first) + 1))
+        Options(seed, given.steps, faults) for seed in range(int(first), int(end or int(first) + 1))
     )
     return run_many(options, given)
 

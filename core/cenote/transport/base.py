@@ -7,8 +7,9 @@ returned (or `BufferInUse` was resolved). All implementations pass `cenote.trans
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +60,27 @@ class ItemStatus:
     STALE = 21
     REVOKED = 22
     NOT_DONE = 18
+
+
+@final
+class Seen:
+    """Extents that are looked at in place."""
+
+    __slots__ = ("_withdraw", "views")
+
+    def __init__(
+        self, views: list[memoryview | None], withdraw: Callable[[], None] | None = None
+    ) -> None:
+        self.views = views
+        """Read-only, in the order of the extents; None for what can't be seen from here."""
+        self._withdraw = withdraw
+
+    def end(self) -> None:
+        """Nobody looks there any more. Idempotent."""
+        self.views = []
+        withdraw, self._withdraw = self._withdraw, None
+        if withdraw is not None:
+            withdraw()
 
 
 class Channel(Protocol):
@@ -129,8 +151,12 @@ class Channel(Protocol):
         """Have the daemon write slots; uint8 status for each row. Idempotent."""
         ...
 
-    def view(self, segment: int, offset: int, length: int) -> memoryview | None:
-        """Read-only memory of the peer itself where it is mapped here (shm, memory), else None."""
+    def view(self, extents: ExtentArray, lease_id: int, deadline_s: float) -> Seen:
+        """Memory of the peer itself where it is mapped here (shm, memory), held by this lease.
+
+        It is claimed at the daemon until `Seen.end`: should the master be restarted meanwhile, its
+        successor knows no lease of before, but the claim. Raises as a call does.
+        """
         ...
 
     def close(self) -> None: ...

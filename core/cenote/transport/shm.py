@@ -6,8 +6,9 @@ meanwhile (the first touch of a page costs more than its copy).
 
 The daemon can't interrupt a copy. It counts this session as cut off only when it has no mapping any
 more; see `cenote.store.sessions`. What it can do is close the connection that this channel watches:
-then the channel writes no more. And it sees what is being written: each write is claimed in a page
-of this channel's own (`claims`), and does not begin where the daemon has made its grant void.
+then the channel writes no more. And it sees what is being written, or looked at in place: both are
+claimed in a page of this channel's own (`claims`), and no write begins where the daemon has made
+its grant void.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from cenote.api.errors import (
 )
 from cenote.v1 import common_pb2, store_pb2
 
-from .base import ExtentArray, Region, SealBatch, SessionIdentity, U8Array, U64Array
-from .claims import CLAIM_PAGE_BYTES, VOID, ClaimPage, ranges_of
+from .base import ExtentArray, Region, SealBatch, Seen, SessionIdentity, U8Array, U64Array
+from .claims import CLAIM_PAGE_BYTES, RANGES_MAX, VIEW_RANGES_MAX, VOID, ClaimPage, ranges_of
 from .connection import DataConnection
 from .copying import CopyTeam
 from .mapping import Mapping
@@ -108,21 +109,22 @@ class ShmChannel:
 
     # ---- mappings ---------------------------------------------------------------------------
 
-    def _map(self, deadline: float, *, writable: bool) -> None:
+    def _map(self, deadline: float, *, writable: bool, wants_claims: bool = False) -> None:
         """Ask the daemon for its segments and map those that are new. Under the lock."""
+        wants_claims = (wants_claims or writable) and self._page is None
         hello = hello_for(
             self._identity,
             self.epoch,
             writer=writable,
             want_descriptors=True,
-            has_claims=self._page is not None,
+            wants_claims=wants_claims,
         )
         connection = connect(self._path, self._name, deadline)
         keep = False
         try:
             response, descriptors = greet(connection, hello)
             try:
-                self._take_in(response, descriptors, writable)
+                self._take_in(response, descriptors, writable, wants_claims)
             finally:
                 close_all(descriptors)
             if self._watched is None and not self._closed:
@@ -134,14 +136,18 @@ class ShmChannel:
         self._asked_at = monotonic()
 
     def _take_in(
-        self, response: store_pb2.DataHelloResponse, descriptors: list[int], writable: bool
+        self,
+        response: store_pb2.DataHelloResponse,
+        descriptors: list[int],
+        writable: bool,
+        wants_claims: bool,
     ) -> None:
         held = self._writable if writable else self._readable
         mappings = {}
         page = self._page
         if response.has_claims:
             page = _page_of(descriptors.pop(), response.claims_offset)
-        elif writable and page is None:
+        elif wants_claims:
             raise ProtocolError(f"{self._name} gave no page for claims")
         for segment, descriptor in zip(response.segments, descriptors, strict=True):
             known = held.get(segment.segment_id)
@@ -159,8 +165,8 @@ class ShmChannel:
             )
         if self._closed:
             raise ClientClosed(f"the channel to {self._name} is closed")
+        self._page = page  # before the segments: who finds one finds its page
         if writable:
-            self._page = page  # before the segments: who finds one finds its page
             self._writable = mappings
         else:
             self._readable = mappings
@@ -248,11 +254,37 @@ class ShmChannel:
         if checksums is not None and some is not None:
             checksums[good] = some
 
-    def view(self, segment: int, offset: int, length: int) -> memoryview | None:
-        mapping = self._readable.get(segment)
-        if mapping is None or not 0 <= offset <= mapping.ready_bytes - length:
-            return None
-        return mapping.view[offset : offset + length]
+    def view(self, extents: ExtentArray, lease_id: int, deadline_s: float) -> Seen:
+        nothing = Seen([None] * len(extents))
+        if self._closed:
+            return nothing
+        page = self._page
+        if page is None:
+            page = self._page_for_views(monotonic() + deadline_s)
+        mappings = self._readable
+        found: list[tuple[Mapping, int, int] | None] = []
+        for segment_id, _, offset, length in extents.tolist():
+            mapping = mappings.get(segment_id)
+            fits = mapping is not None and 0 <= offset <= mapping.ready_bytes - length
+            found.append((mapping, offset, length) if mapping is not None and fits else None)
+        inside = np.array([place is not None for place in found], np.bool_)
+        if not inside.any():
+            return nothing
+        pen = page.claim_view(lease_id, _ranges(extents[inside], mappings, VIEW_RANGES_MAX))
+        if pen < 0:  # a stale lease, or too many views: to be copied
+            return nothing
+        views = [p and p[0].view[p[1] : p[1] + p[2]] for p in found]
+        return Seen(views, lambda: page.withdraw_view(pen))
+
+    def _page_for_views(self, deadline: float) -> ClaimPage:
+        """A page of claims for a channel that has not written yet."""
+        with self._mapping:
+            if self._page is None:
+                self._map(deadline, writable=False, wants_claims=True)
+            page = self._page
+        if page is None:
+            raise ClientClosed(f"the channel to {self._name} is closed")
+        return page
 
     # ---- writes -----------------------------------------------------------------------------
 
@@ -373,18 +405,18 @@ def _page_of(descriptor: int, offset: int) -> ClaimPage:
     return ClaimPage(mapping.memory, mapping)
 
 
-def _ranges(extents: ExtentArray, mappings: dict[int, Mapping]) -> U64Array:
+def _ranges(extents: ExtentArray, mappings: dict[int, Mapping], most: int = RANGES_MAX) -> U64Array:
     """What a batch is about to write, for its claim. Extents without a mapping are not written."""
     ids = extents["segment"]
     first = mappings.get(int(ids[0]))
     if first is not None and (len(ids) == 1 or bool((ids == ids[0]).all())):
-        return ranges_of(first.index, extents["offset"], extents["length"])
+        return ranges_of(first.index, extents["offset"], extents["length"], most)
     known = np.isin(ids, list(mappings))
     extents, ids = extents[known], ids[known]
     indexes = np.zeros(len(ids), np.uint64)
     for segment_id, mapping in mappings.items():
         indexes[ids == segment_id] = mapping.index
-    return ranges_of(indexes, extents["offset"], extents["length"])
+    return ranges_of(indexes, extents["offset"], extents["length"], most)
 
 
 @final

@@ -25,6 +25,7 @@ from .segments import NO_SLOT, Segment
 from .session_ops import node_cut_session
 from .sessions import SESSION_ID_BYTES, claimer, is_claimer
 from .slot_growth import instruct_growth
+from .spans import distinct
 
 __all__ = ["attach"]
 
@@ -273,6 +274,26 @@ def _withhold(pool: Pool, node: Node, fresh: list[Segment], command: Attach) -> 
                     [(segment.segment_id, NO_SLOT, at, length) for at, length in pieces], np.uint32
                 )
                 pool.orphans.add(claimer(row["session_id"].tobytes()), node.node_id, spans)
+        views = claims[(claims["segment_index"] == segment.index) & (claims["is_view"] != 0)]
+        if len(views):
+            _hold_viewed(pool, node, segment, views)
+
+
+def _hold_viewed(pool: Pool, node: Node, segment: Segment, views: NDArray[np.void]) -> None:
+    """What is looked at in place under a lease of an earlier tenure stays where it is, also when it
+    is evicted or removed, before its daemon says that nobody looks any more."""
+    rows, spans = pool.rows_in_segment(segment.segment_id)
+    live = (pool.state.take(rows) & LIVE) != 0
+    rows, spans = rows[live], spans[live]
+    first = spans[:, 2].astype(np.int64)
+    last = first + spans[:, 3]
+    for view in views:
+        start = int(view["offset"]) // UNIT_BYTES
+        end = -(-(int(view["offset"]) + int(view["length"])) // UNIT_BYTES)
+        seen = distinct(rows[(first < end) & (last > start)])
+        if len(seen):
+            hold = pool.hold(seen)
+            pool.orphans.add_hold(claimer(view["session_id"].tobytes()), hold, {node.node_id})
 
 
 def _make_usable(pool: Pool, segment: Segment, report: SegmentReport, has_contents: bool) -> None:

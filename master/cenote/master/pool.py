@@ -380,6 +380,13 @@ class Pool(ObjectRows):
             )
             self.unlink(one, GoneReason.LOST)
 
+    def hold(self, rows: Rows) -> Lease:
+        """A hold on distinct rows that is no session's: whoever asks for it ends it."""
+        counts = self.lease_count.take(rows)
+        self.leased_bytes += int(self.sizes_of(rows[counts == 0]).sum())
+        self.lease_count[rows] = counts + np.uint32(1)
+        return self.leases.give(rows, float("inf"), b"")
+
     def drop_lease(self, lease: Lease) -> None:
         """End a lease that is still in the table."""
         if self.leases.by_id.pop(lease.lease_id, None) is not None:

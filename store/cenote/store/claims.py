@@ -1,4 +1,4 @@
-"""The daemon's side of writers' claims: which ranges a session may be writing into right now.
+"""The daemon's side of claims: which ranges a session may be writing into, or looking at.
 
 See `cenote.transport.claims` for the page and the protocol. All pages lie in one file beside the
 slot tables, so that a daemon that was restarted knows them, too:
@@ -36,6 +36,10 @@ from cenote.transport.claims import (
     PEN_WORDS,
     PENS,
     RANGES_MAX,
+    VIEW_PEN_WORDS,
+    VIEW_PENS,
+    VIEW_RANGES_MAX,
+    VIEWS_WORD,
     WORD_AT,
     first_pen_word,
 )
@@ -56,7 +60,7 @@ CLAIM_PAGES_MAX: Final = 1024
 CLAIM_ROWS_MAX: Final = 65_536
 """In one attach; more are told as one range for each session and segment."""
 _MAGIC: Final = b"CENOTECL"
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 _HEAD: Final = Struct("<8sI")
 _FLOCK: Final = Struct("@hhqqi0q")
 """struct flock: type, whence, start, length, process id (0)."""
@@ -88,6 +92,11 @@ class Claim:
     session_id: bytes
     ranges: tuple[tuple[int, int, int], ...]
     """(segment index, offset, length)."""
+
+    @property
+    def is_view(self) -> bool:
+        """It is looked at, which may last; else it is written."""
+        return self.pen >= PENS
 
 
 @final
@@ -189,13 +198,14 @@ class ClaimTable:
     def _claims(self) -> list[Claim]:
         table = self._words.reshape(self.pages, _WORDS)
         first = first_pen_word(0)
-        states = table[:, first : first + PENS * PEN_WORDS : PEN_WORDS]
+        writes = table[:, first : first + PENS * PEN_WORDS : PEN_WORDS]
+        views = table[:, VIEWS_WORD : VIEWS_WORD + VIEW_PENS * VIEW_PEN_WORDS : VIEW_PEN_WORDS]
         found = []
-        for page, pen in np.argwhere(states != 0).tolist():
-            at = first_pen_word(pen)
-            words = table[page, at : at + PEN_WORDS].copy()
+        for page, pen in np.argwhere(np.hstack((writes, views)) != 0).tolist():
+            at, is_view = first_pen_word(pen), pen >= PENS
+            words = table[page, at : at + (VIEW_PEN_WORDS if is_view else PEN_WORDS)].copy()
             state = int(words[0])
-            count = min(state & 0xFF, RANGES_MAX)
+            count = min(state & 0xFF, VIEW_RANGES_MAX if is_view else RANGES_MAX)
             if not count or not self._is_held(page):
                 continue
             session_id = self._session_of(page)
@@ -207,23 +217,24 @@ class ClaimTable:
 
 def claim_rows(claims: list[Claim], sizes_bytes: dict[int, int]) -> bytes:
     """The claims as packed rows.CLAIM; `sizes_bytes` of the segments, by index."""
-    rows: list[tuple[bytes, int, int, int]] = []
+    rows: list[tuple[bytes, int, bool, int, int]] = []
     for claim in claims:
+        session_id, is_view = claim.session_id, claim.is_view
         for index, offset, length in claim.ranges:
             if index == EVERYWHERE:
-                rows += [(claim.session_id, i, 0, size) for i, size in sizes_bytes.items()]
+                rows += [(session_id, i, is_view, 0, size) for i, size in sizes_bytes.items()]
             elif index in sizes_bytes:
                 end = min(offset + length, sizes_bytes[index])
-                rows.append((claim.session_id, index, min(offset, end), max(0, end - offset)))
+                rows.append((session_id, index, is_view, min(offset, end), max(0, end - offset)))
     if len(rows) > CLAIM_ROWS_MAX:
-        widest: dict[tuple[bytes, int], tuple[int, int]] = {}
-        for session_id, index, offset, length in rows:
-            low, high = widest.get((session_id, index), (offset, offset))
-            widest[session_id, index] = min(low, offset), max(high, offset + length)
-        rows = [(s, i, low, high - low) for (s, i), (low, high) in widest.items()]
+        widest: dict[tuple[bytes, int, bool], tuple[int, int]] = {}
+        for session_id, index, is_view, offset, length in rows:
+            low, high = widest.get((session_id, index, is_view), (offset, offset))
+            widest[session_id, index, is_view] = min(low, offset), max(high, offset + length)
+        rows = [(*whose, low, high - low) for whose, (low, high) in widest.items()]
     packed = np.zeros(len(rows), CLAIM)
-    for at, (session_id, index, offset, length) in enumerate(rows):
-        packed[at] = (np.void(session_id), index, 0, offset, length)
+    for at, (session_id, index, is_view, offset, length) in enumerate(rows):
+        packed[at] = (np.void(session_id), index, is_view, offset, length)
     return packed.tobytes()
 
 

@@ -218,7 +218,7 @@ class ServedConnection:
                     descriptors.append(
                         open_marked(segment, self._session_id, writable=hello.writer)
                     )
-                if hello.writer and not hello.has_claims:
+                if hello.wants_claims:
                     page_fd, at = self._claims.open_page(self._session_id)
                     descriptors.append(page_fd)
                     introduction.claims_offset = at

@@ -153,7 +153,7 @@ def test_a_segment_that_grows_and_one_that_comes_later(far: Far) -> None:
     memory = LocalMemory(128)
     place = (1, 1 << 17, 64)
     assert far.channel.read_one(*place, memory.address, 10.0, False)[0] == 3
-    assert far.channel.view(*place) is None
+    assert far.channel.view(batch([place]), 7, 10.0).views == [None]
     far.segment.ready_bytes = 1 << 20
     later = FakeSegment(2, 1 << 16)
     later.view[:64] = b"l" * 64
@@ -164,7 +164,7 @@ def test_a_segment_that_grows_and_one_that_comes_later(far: Far) -> None:
     addresses = np.array([memory.address, memory.address + 64], np.uint64)
     wait_until(lambda: not read(extents, addresses, 10.0).any(), what="both to be found")
     assert memory.bytes.tobytes() == bytes(64) + b"l" * 64
-    assert far.channel.view(*place) is not None
+    assert far.channel.view(batch([place]), 7, 10.0).views != [None]
     assert not far.channel.write(extents, addresses, 7, 10.0).any()
     assert bytes(later.view[:64]) == b"l" * 64
     later.close()
@@ -172,7 +172,7 @@ def test_a_segment_that_grows_and_one_that_comes_later(far: Far) -> None:
 
 def test_another_incarnation_of_a_segment_is_mapped_anew(far: Far) -> None:
     memory = LocalMemory(64)
-    old_view = far.channel.view(1, 0, 1)
+    (old_view,) = far.channel.view(batch([(1, 0, 1)]), 7, 10.0).views
     assert old_view is not None
     far.segment.view[0] = 1
     fresh = FakeSegment(1, 1 << 20)
