@@ -183,6 +183,16 @@ def _claims_are_overlooked() -> contextlib.AbstractContextManager[None]:
     return _replaced(ClaimTable, "_claims", lambda table: [])
 
 
+def _views_are_overlooked() -> contextlib.AbstractContextManager[None]:
+    """A master is not told of what is looked at in place under holds of an earlier one."""
+    claims = ClaimTable._claims
+
+    def writes(table: Any) -> Any:
+        return [claim for claim in claims(table) if not claim.is_view]
+
+    return _replaced(ClaimTable, "_claims", writes)
+
+
 def _claims_end_by_themselves() -> contextlib.AbstractContextManager[None]:
     """A daemon tells of claims, and a moment later that they are over."""
     older = ClaimTable.older
@@ -283,6 +293,7 @@ MUTATIONS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     "late attaches count": _late_attaches_count,
     "grants outlive daemons": _grants_outlive_daemons,
     "claims are overlooked": _claims_are_overlooked,
+    "views are overlooked": _views_are_overlooked,
     "claims end by themselves": _claims_end_by_themselves,
     "void grants are used": _void_grants_are_used,
     "queue pairs outlive epochs": _queue_pairs_outlive_epochs,

@@ -93,6 +93,7 @@ class FakeNode:
     withdrawn: list[bytes] = field(default_factory=list)
     """Sessions whose claims are over."""
     claims: list[tuple[bytes, int, int, int]] = field(default_factory=list)
+    views: list[tuple[bytes, int, int, int]] = field(default_factory=list)
     """(session id, segment index, offset, length)."""
 
     @property
@@ -188,7 +189,14 @@ class Kit:
             node.inventory(),
             node.process_id,
             start_number=node.start_number,
-            claims=np.array([(s, i, 0, o, n) for s, i, o, n in node.claims], CLAIM),
+            claims=np.array(
+                [
+                    (session, index, is_view, offset, length)
+                    for is_view, claims in enumerate((node.claims, node.views))
+                    for session, index, offset, length in claims
+                ],
+                CLAIM,
+            ),
         )
 
     def restart_node(self, node: FakeNode) -> c.AttachReply:
