@@ -31,7 +31,7 @@ from cenote.transport.base import (
     U8Array,
     U64Array,
 )
-from cenote.transport.claims import VOID, ClaimPage, ranges_of
+from cenote.transport.claims import VOID, WORD_AT, ClaimPage, is_of_tenure, ranges_of
 from cenote.v1 import common_pb2
 from sim.data_connection import (
     DataConnection,
@@ -302,6 +302,10 @@ class ShmChannel(SimChannel):
         if watched.closed:
             farewell = watched.farewell or Unavailable("the daemon is gone")
             raise type(farewell)(farewell.message)
+
+    def proves(self, lease_id: int) -> bool:
+        page = self._page
+        return page is not None and is_of_tenure(lease_id, page._words[WORD_AT])
 
     def read(
         self, extents: ExtentArray, addresses: U64Array, deadline_s: float, checksums: Any = None

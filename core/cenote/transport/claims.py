@@ -14,6 +14,9 @@ the daemon sees the claim. The barrier that this needs between the two steps is 
 A page has several pens, for writes of several threads at once. A pen's state is 0 while it claims
 nothing, else a number that rises with each claim, times 256, plus the number of ranges. A page is
 written by one channel, but for the word and the session id.
+
+Readers look at a word, too, after they have read: a lease of an earlier tenure than the word's
+proves nothing any more (`is_of_tenure`). Theirs stands at the head of the file, at the same place.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ __all__ = [
     "WORD_AT",
     "ClaimPage",
     "first_pen_word",
+    "is_of_tenure",
     "ranges_of",
 ]
 
@@ -51,12 +55,22 @@ EVERYWHERE: Final = (1 << 32) - 1
 """As a segment index: all of all segments."""
 VOID: Final = GrantRevoked.code
 """Status of an item that is not written, since its grant is void."""
+_TENURE_SHIFT: Final = 40
+"""Ids of grants and leases begin with the epoch that they were given in."""
 _COUNT_BITS: Final = 8
 _HEAD_WORDS: Final = 8
 _OFFSET_BITS: Final = 48
 
 assert _HEAD_WORDS + PENS * PEN_WORDS <= CLAIM_PAGE_BYTES // 8
 assert RANGES_MAX * 3 < PEN_WORDS
+
+
+def is_of_tenure(lease_id: int, first_grant_id: int) -> bool:
+    """Whether this lease (0: none) was given in the tenure of that grant, or in a later one.
+
+    As long as no grant of a later tenure is valid where its bytes lie, it proves what was read.
+    """
+    return lease_id >> _TENURE_SHIFT >= first_grant_id >> _TENURE_SHIFT and lease_id != 0
 
 
 def first_pen_word(pen: int) -> int:

@@ -8,6 +8,7 @@ The daemon can't interrupt a copy. It counts this session as cut off only when i
 more; see `cenote.store.sessions`. What it can do is close the connection that this channel watches:
 then the channel writes no more. And it sees what is being written: each write is claimed in a page
 of this channel's own (`claims`), and does not begin where the daemon has made its grant void.
+Likewise a reader sees, when it has read, whether the daemon still follows the leader of its lease.
 """
 
 from __future__ import annotations
@@ -32,10 +33,18 @@ from cenote.api.errors import (
     Unavailable,
     error_from_code,
 )
+from cenote.runtime.memory import PAGE_BYTES
 from cenote.v1 import common_pb2, store_pb2
 
 from .base import ExtentArray, Region, SealBatch, SessionIdentity, U8Array, U64Array
-from .claims import CLAIM_PAGE_BYTES, VOID, ClaimPage, ranges_of
+from .claims import (
+    CLAIM_PAGE_BYTES,
+    VOID,
+    WORD_AT,
+    ClaimPage,
+    is_of_tenure,
+    ranges_of,
+)
 from .connection import DataConnection
 from .copying import CopyTeam
 from .mapping import Mapping
@@ -90,6 +99,8 @@ class ShmChannel:
         self._readable: dict[int, Mapping] = {}
         self._writable: dict[int, Mapping] = {}
         self._page: ClaimPage | None = None
+        self._head: memoryview | None = None
+        """Words of the claims' head: one names the first valid grant."""
         self._watched: DataConnection | None = None
         self._farewell: CenoteError | None = None
         self._mapping = threading.Lock()
@@ -116,6 +127,7 @@ class ShmChannel:
             writer=writable,
             want_descriptors=True,
             has_claims=self._page is not None,
+            has_head=self._head is not None,
         )
         connection = connect(self._path, self._name, deadline)
         keep = False
@@ -139,6 +151,8 @@ class ShmChannel:
         held = self._writable if writable else self._readable
         mappings = {}
         page = self._page
+        if response.has_head:
+            self._head = _head_of(descriptors.pop())
         if response.has_claims:
             page = _page_of(descriptors.pop(), response.claims_offset)
         elif writable and page is None:
@@ -188,6 +202,10 @@ class ShmChannel:
         return (_INVALID, None) if offset + length > mapping.ready_bytes else (0, mapping)
 
     # ---- reads ------------------------------------------------------------------------------
+
+    def proves(self, lease_id: int) -> bool:
+        head = self._head
+        return head is not None and is_of_tenure(lease_id, head[WORD_AT])
 
     def read_one(
         self,
@@ -348,7 +366,7 @@ class ShmChannel:
         with self._mapping:
             self._readable = {}
             self._writable = {}
-            self._page = None
+            self._page = self._head = None
             watched, self._watched = self._watched, None
         if watched is not None:
             watched.close()
@@ -360,6 +378,15 @@ def _finder(mappings: dict[int, Mapping]) -> Callable[[int], tuple[int, int] | N
         return None if mapping is None else (mapping.address, mapping.ready_bytes)
 
     return find
+
+
+def _head_of(descriptor: int) -> memoryview:
+    """Map the head of the claims; the descriptor is closed."""
+    try:
+        mapping = Mapping(descriptor, PAGE_BYTES, PAGE_BYTES, b"", writable=False)
+    finally:
+        close_all([descriptor])
+    return mapping.view.cast("Q")
 
 
 def _page_of(descriptor: int, offset: int) -> ClaimPage:

@@ -223,6 +223,9 @@ class ServedConnection:
                     descriptors.append(page_fd)
                     introduction.claims_offset = at
                     introduction.has_claims = True
+                if not hello.has_head:
+                    descriptors.append(self._claims.open_head())
+                    introduction.has_head = True
                 answer = wire.encode_hello_reply(introduction)
                 chunk = descriptors[: wire.DESCRIPTORS_PER_MESSAGE]
                 sent = socket.send_fds(self._io.sock, [answer], chunk)
