@@ -304,6 +304,12 @@ class ShmChannel(SimChannel):
             raise type(farewell)(farewell.message)
 
     def proves(self, lease_id: int) -> bool:
+        proven = self._is_of_tenure(lease_id)
+        if proven:
+            self.world.oracle.read_proven(lease_id)
+        return proven
+
+    def _is_of_tenure(self, lease_id: int) -> bool:
         page = self._page
         return page is not None and is_of_tenure(lease_id, page._words[WORD_AT])
 
@@ -318,8 +324,11 @@ class ShmChannel(SimChannel):
         self._users += 1
         try:
             statuses, found = self._locate(extents, until_s)
+            world.oracle.read_begun(found)
             for place, address in zip(found, addresses.tolist(), strict=True):
                 self._copy_out(place, address, until_s)
+                if checksums is None:  # the lease alone is to prove it
+                    world.faults.strike_read(self.party)
         finally:
             self._leave()
         sums(addresses, extents, checksums)

@@ -155,6 +155,13 @@ class EpochStarted:
 
 
 @dataclass(slots=True)
+class ViewsOpen:
+    """Somebody reads in place, for as long as it likes; or nobody does any more (durable)."""
+
+    any_open: bool
+
+
+@dataclass(slots=True)
 class InstructionsWaiting:
     """This node's long poll should be answered now (transient)."""
 
@@ -187,6 +194,7 @@ DurableEffect = (
     | SegmentGone
     | Pinned
     | EpochStarted
+    | ViewsOpen
 )
 TransientEffect = InstructionsWaiting | ViewChanged | ProbeNode
 Effect = DurableEffect | TransientEffect
@@ -202,4 +210,5 @@ DURABLE = (
     SegmentGone,
     Pinned,
     EpochStarted,
+    ViewsOpen,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .commands import Tick
-from .effects import GoneReason, Pinned
+from .effects import GoneReason, Pinned, ViewsOpen
 from .eviction import evict_ahead, sweep
 from .node_ops import lose_segment, set_node_state
 from .nodes import NodeState
@@ -15,6 +15,9 @@ from .spans import distinct
 from .timers import Timed
 
 __all__ = ["tick"]
+
+_VIEWS_PAUSE_S = 5.0
+"""A word in the journal costs the next view a wait for the disk."""
 
 
 def tick(pool: Pool, command: Tick, now_s: float) -> None:
@@ -42,7 +45,17 @@ def tick(pool: Pool, command: Tick, now_s: float) -> None:
             grow_slots(pool, entry.segment)
     moved, _ = pool.objects.compact(pool.config.tick_compact_rows_max)
     pool.counters.rows_moved += len(moved)
+    _note_views(pool, now_s)
     pool.note_time(now_s)
+
+
+def _note_views(pool: Pool, now_s: float) -> None:
+    """Once nothing has been viewed for a while, the next master need not wait for views."""
+    if pool.holds:
+        pool.viewed_s = now_s
+    elif pool.views_open and now_s >= pool.viewed_s + _VIEWS_PAUSE_S:
+        pool.views_open = False
+        pool.effects.append(ViewsOpen(False))
 
 
 def _due_rows(pool: Pool, due: Timed) -> Rows:

@@ -27,6 +27,7 @@ from .effects import (
     SegmentKnown,
     SlotsGrown,
     Stored,
+    ViewsOpen,
 )
 from .journal_layout import (
     END,
@@ -48,6 +49,7 @@ from .journal_layout import (
     KIND_SERVES,
     KIND_SNAPSHOT_END,
     KIND_STORED,
+    KIND_VIEWS,
     MERGED_ROWS_MAX,
     NAMESPACE,
     NODE,
@@ -60,6 +62,7 @@ from .journal_layout import (
     SERVES,
     STORED,
     STORED_WIDTHS,
+    VIEWS,
     Entry,
     JournalCorrupt,
     SnapshotEnd,
@@ -318,6 +321,7 @@ _DECODERS: Final[dict[int, Callable[[memoryview], Entry]]] = {
     KIND_GROWN: lambda payload: SlotsGrown(*GROWN.unpack(payload)),
     KIND_SEGMENT_GONE: lambda payload: SegmentGone(*SEGMENT_GONE.unpack(payload)),
     KIND_EPOCH: _decode_epoch,
+    KIND_VIEWS: lambda payload: ViewsOpen(bool(VIEWS.unpack(payload)[0])),
     KIND_SNAPSHOT_END: _decode_end,
 }
 

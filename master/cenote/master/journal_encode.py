@@ -25,6 +25,7 @@ from .effects import (
     SegmentKnown,
     SlotsGrown,
     Stored,
+    ViewsOpen,
 )
 from .journal_layout import (
     END,
@@ -47,6 +48,7 @@ from .journal_layout import (
     KIND_SERVES,
     KIND_SNAPSHOT_END,
     KIND_STORED,
+    KIND_VIEWS,
     NAMESPACE,
     NODE,
     PAYLOAD_BYTES_MAX,
@@ -59,6 +61,7 @@ from .journal_layout import (
     SERVES,
     STORED,
     STORED_ROW_BYTES,
+    VIEWS,
     Entry,
     SnapshotEnd,
 )
@@ -246,6 +249,10 @@ def _encode_epoch(effect: EpochStarted) -> _Parts:
     return (EPOCH.pack(effect.epoch, 0, effect.last_seq),)
 
 
+def _encode_views(effect: ViewsOpen) -> _Parts:
+    return (VIEWS.pack(effect.any_open),)
+
+
 def _encode_end(effect: SnapshotEnd) -> _Parts:
     return (END.pack(effect.covers, effect.epoch, 0),)
 
@@ -262,6 +269,7 @@ _ENCODERS: Final[dict[type[Entry], tuple[int, Callable[..., _Parts]]]] = {
     SegmentGone: (KIND_SEGMENT_GONE, _encode_segment_gone),
     Pinned: (KIND_PINNED, _encode_pinned),
     EpochStarted: (KIND_EPOCH, _encode_epoch),
+    ViewsOpen: (KIND_VIEWS, _encode_views),
     SnapshotEnd: (KIND_SNAPSHOT_END, _encode_end),
 }
 _SPLITTERS: Final[dict[type[Entry], Callable[..., Iterator[Entry]]]] = {

@@ -58,6 +58,7 @@ KIND_SEGMENT_GONE: Final = 8
 KIND_PINNED: Final = 9
 KIND_EPOCH: Final = 10
 KIND_SERVES: Final = 12
+KIND_VIEWS: Final = 13
 KIND_SNAPSHOT_END: Final = 255
 
 STORED: Final = Struct("<IIIII")  # namespace, generation, epoch, objects, extents
@@ -72,6 +73,7 @@ SEGMENT: Final = Struct("<IIIIQIII")  # id, node, index, tier, size, unit, slots
 GROWN: Final = Struct("<IIII")  # segment, offset, length, slots
 SEGMENT_GONE: Final = Struct("<I")
 EPOCH: Final = Struct("<IIQ")  # epoch, 0, last seq
+VIEWS: Final = Struct("<I")  # 1: some are open
 END: Final = Struct("<QII")  # covers, epoch, 0
 
 # Bytes of one object in each column, in the order in which the columns lie in an entry.

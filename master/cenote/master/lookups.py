@@ -14,6 +14,7 @@ from cenote.api.errors import InvalidArgument
 from cenote.api.rows import EXTENT_STRUCT, OBJECT_STRUCT, UNIT_BYTES, ObjectStatus
 
 from .commands import Acquire, AcquireReply, Digests, Exists, Piggyback, Release, Touch
+from .effects import ViewsOpen
 from .leases import Lease
 from .pool import RECORD_WORDS, Pool, Rows
 from .sessions import Session
@@ -269,11 +270,23 @@ def _lease_proven(
         pool.lease_count[rows] = counts + _ONE
         pool.leased_bytes += wanted
         ttl_s = 0.0 if command.hold else lease_ttl_s(pool, command.ttl_ms)
+        if command.hold:
+            _note_view(pool, now_s)
         lease_id = _give(pool, session, rows, now_s + ttl_s if ttl_s else float("inf"))
     if len(rows) < n:
         unleased = int(np.count_nonzero(status == ObjectStatus.UNLEASED))
         pool.counters.unleased_hits += unleased
     return status, lease_id, int(ttl_s * 1000)
+
+
+def _note_view(pool: Pool, now_s: float) -> None:
+    """Somebody will read in place, and look at no word of the daemon's afterwards: the next master,
+    who knows no lease of this tenure, must know that there are such."""
+    pool.holds += 1
+    pool.viewed_s = now_s
+    if not pool.views_open:
+        pool.views_open = True
+        pool.effects.append(ViewsOpen(True))
 
 
 def _has_repeats(rows: Rows) -> bool:

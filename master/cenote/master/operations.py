@@ -170,9 +170,11 @@ class Operations:
         prefix = len(present) if present.all() else int(np.argmin(present))
         return pb.MatchResponse(presence_bitmap=pack_bitmap(present), prefix_keys=prefix)
 
-    def acquire(self, request: pb.AcquireRequest, session: bytes = b"") -> pb.AcquireResponse:
+    def acquire(self, request: pb.AcquireRequest, session: bytes = b"") -> Reply:
         if request.HasField("piggyback"):
             self._news(request.piggyback)
+        state = self._decider.state
+        views_known = state.views_open
         reply = self._decider.apply(self.reader.acquire(request, session))
         response = pb.AcquireResponse(
             objects=reply.objects, extents=reply.extents, view_version=reply.view_version
@@ -182,6 +184,8 @@ class Operations:
             lease.lease_id = reply.lease_id
             lease.ttl_ms = reply.ttl_ms
             lease.epoch = self._decider.epoch
+        if not views_known and state.views_open:
+            return Later(response)  # the next master must know of it, whatever happens
         return response
 
     def release(self, request: pb.ReleaseRequest, _session: bytes = b"") -> pb.ReleaseResponse:

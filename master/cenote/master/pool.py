@@ -79,6 +79,13 @@ class Pool(ObjectRows):
         self.last_seq = 0
         self.started = False
         self.inherited_until_s = 0.0
+        """Views of an earlier tenure may be open until then: nothing of theirs is reused before."""
+        self.holds = 0
+        """Views that are open: leases without an end."""
+        self.views_open = False
+        """What the journal says of them: false only where there are none."""
+        self.viewed_s = 0.0
+        """When there was one last."""
         self.policy: EvictionPolicy = policy if policy is not None else LruPolicy()
         self.namespaces = Namespaces()
         self.nodes = Nodes()
@@ -390,6 +397,8 @@ class Pool(ObjectRows):
         session = self.sessions.by_id.get(lease.session_id)
         if session is not None:
             session.leases.discard(lease)
+        if lease.is_hold:
+            self.holds -= 1
         rows = lease.rows
         if isinstance(rows, int):
             count = int(self.lease_count[rows]) - 1

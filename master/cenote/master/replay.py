@@ -29,6 +29,7 @@ from .effects import (
     SegmentKnown,
     SlotsGrown,
     Stored,
+    ViewsOpen,
 )
 from .objects import LIVE
 from .pool import Pool, Rows
@@ -183,6 +184,10 @@ def _epoch(pool: Pool, effect: EpochStarted) -> None:
     pool.adoption.start(effect.epoch, effect.last_seq)
 
 
+def _views(pool: Pool, effect: ViewsOpen) -> None:
+    pool.views_open = effect.any_open
+
+
 _REPLAY: dict[type[DurableEffect], Callable[[Pool, Any], None]] = {
     Stored: _stored,
     Gone: _gone,
@@ -195,6 +200,7 @@ _REPLAY: dict[type[DurableEffect], Callable[[Pool, Any], None]] = {
     SegmentGone: _segment_gone,
     Pinned: _pinned,
     EpochStarted: _epoch,
+    ViewsOpen: _views,
 }
 
 
@@ -212,8 +218,8 @@ def start_epoch(pool: Pool, now_s: float) -> None:
     pool.started = True
     _drop_orphaned_extents(pool)
     config = pool.config
-    if pool.segments.by_id:
-        pool.inherited_until_s = now_s + config.inherited_lease_wait_s
+    if pool.views_open:
+        pool.inherited_until_s = pool.viewed_s = now_s + config.lease_ttl_max_s
     pool.adoption_until_s = now_s + config.adoption_window_s
     for node in pool.nodes.by_id.values():
         node.heard_s = now_s
@@ -259,6 +265,8 @@ def _parts(pool: Pool) -> Iterator[DurableEffect]:
     yield from _epochs(pool)
     for namespace in sorted(pool.namespaces.by_id.values(), key=lambda n: n.namespace_id):
         yield namespace.opened()
+    if pool.views_open:
+        yield ViewsOpen(True)
     for node in pool.nodes.by_id.values():
         yield node.known()
         if node.endpoints:

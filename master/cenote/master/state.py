@@ -169,9 +169,14 @@ class MasterState:
 
     # ---- reading ------------------------------------------------------------------------------
 
-    def longest_lease_s(self, now_s: float) -> float:
-        """Until the last lease has run out: 0 without leases, infinite while a hold runs."""
-        return self._pool.leases.longest_s(now_s)
+    @property
+    def views_open(self) -> bool:
+        """Whether the journal says that somebody reads in place."""
+        return self._pool.views_open
+
+    def inherited_wait_s(self, now_s: float) -> float:
+        """How long no space is given yet, for the sake of the time before this tenure."""
+        return max(0.0, self._pool.inherited_until_s - now_s)
 
     def status(self, now_s: float) -> view.PoolStatus:
         return view.status(self._pool, now_s)

@@ -302,7 +302,8 @@ class ClaimFile:
         return None if pages >= CLAIM_PAGES_MAX else self._backed(2 * pages)[PAGE_BYTES:]
 
     def _backed(self, pages: int) -> memoryview:
-        """The memory of the head and so many pages, with something behind it: no writer can meet SIGBUS."""
+        """The memory of the head and so many pages, with something behind it: nobody can meet
+        SIGBUS."""
         size = PAGE_BYTES + pages * CLAIM_PAGE_BYTES
         try:
             os.posix_fallocate(self._fd, 0, size)

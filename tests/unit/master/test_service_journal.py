@@ -316,48 +316,56 @@ def crash(log: MemoryLog) -> None:
     log.in_use = False
 
 
-def test_after_a_crash_space_is_used_only_after_the_longest_lease(log: MemoryLog) -> None:
+def test_after_a_crash_space_is_given_at_once(log: MemoryLog) -> None:
+    """Leases of before prove nothing any more: their readers see that the tenure is over."""
     pool = MasterPool(log=log)
     pool.put(*KEYS)
     inventory = inventory_of(pool.acquire(*KEYS), pool, KEYS)
     crash(log)
-    again = with_attached_node(log, inventory)
-    assert not grants(again)
-    again.clock.advance_s(9.9)
-    assert not grants(again)
-    again.clock.advance_s(0.2)
-    again.service.tick()
-    assert grants(again)
-
-
-def test_after_an_orderly_end_only_leases_that_ran_are_waited_out(log: MemoryLog) -> None:
-    pool = MasterPool(log=log)
-    pool.put(*KEYS)
-    inventory = inventory_of(pool.acquire(*KEYS), pool, KEYS)  # for 5 s
-    pool.clock.advance_s(2)
-    pool.service.close()
-    again = with_attached_node(log, inventory)
-    again.clock.advance_s(1)
-    assert not grants(again)
-    again.service.close()  # what it inherited, it leaves to the next
-    again = with_attached_node(log, inventory)
-    again.clock.advance_s(1.9)
-    assert not grants(again)
-    again.clock.advance_s(0.2)
-    again.service.tick()
-    assert grants(again)
-    again.service.close()
     assert grants(with_attached_node(log, inventory))
 
 
-def test_after_an_orderly_end_with_a_hold_the_longest_lease_is_waited_out(log: MemoryLog) -> None:
+@pytest.mark.parametrize("orderly", [True, False])
+def test_after_a_restart_views_are_waited_out(log: MemoryLog, orderly: bool) -> None:
+    """Who reads in place looks at nothing afterwards."""
     pool = MasterPool(log=log)
     pool.put(*KEYS)
     inventory = inventory_of(pool.acquire(*KEYS, hold=True), pool, KEYS)
-    pool.service.close()
-    again = with_attached_node(log, inventory)
-    again.clock.advance_s(9.9)
-    assert not grants(again)
-    again.clock.advance_s(0.2)
-    again.service.tick()
-    assert grants(again)
+    for seconds in (5.0, 9.9):  # the next one waits as long, whatever the one before has waited
+        if orderly:
+            pool.service.close()
+        else:
+            crash(log)
+        pool = with_attached_node(log, inventory)
+        pool.clock.advance_s(seconds)
+        assert not grants(pool)
+    pool.clock.advance_s(0.2)
+    pool.service.tick()
+    assert grants(pool)
+    pool.clock.advance_s(5)
+    pool.service.tick()
+    crash(log)
+    assert grants(with_attached_node(log, inventory))
+
+
+def test_views_are_noted_once_and_until_none_was_there_for_a_while(log: MemoryLog) -> None:
+    pool = MasterPool(log=log)
+    pool.put(*KEYS)
+    state = pool.service.state
+    before = pool.service.decider.backend.last_entry
+    first = pool.acquire(*KEYS[:2], hold=True)
+    second = pool.acquire(*KEYS, hold=True)
+    assert pool.service.decider.backend.last_entry == before + 1
+    for lease in (first, second):
+        pool.clock.advance_s(20)
+        pool.service.tick()
+        assert state.views_open
+        news = common_pb2.Piggyback(released_lease_ids=u64(lease.lease.lease_id))
+        pool.service.release(pb.ReleaseRequest(piggyback=news), 1.0)
+    pool.clock.advance_s(4.9)
+    pool.service.tick()
+    assert state.views_open
+    pool.clock.advance_s(0.2)
+    pool.service.tick()
+    assert not state.views_open
+    assert pool.service.decider.backend.last_entry == before + 2

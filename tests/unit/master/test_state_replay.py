@@ -111,8 +111,15 @@ def test_epochs_only_go_up(kit: Kit) -> None:
         kit.state.replay(EpochStarted(9, 9))
 
 
-def test_nothing_is_reused_before_inherited_leases_have_run_out(kit: Kit) -> None:
-    fresh = attached(kit, restarted(kit, inherited_lease_wait_s=10.0))
+def test_leases_of_an_earlier_tenure_are_not_waited_for(kit: Kit) -> None:
+    kit.acquire(1, ttl_ms=10_000)
+    fresh = attached(kit, restarted(kit)).with_session(1)
+    assert fresh.put([50]) == [GRANTED]
+
+
+def test_nothing_is_reused_before_the_views_of_an_earlier_tenure(kit: Kit) -> None:
+    kit.acquire(1, hold=True)
+    fresh = attached(kit, restarted(kit))
     assert fresh.exists(1) == [1]
     assert fresh.remove(1) == [1]
     assert fresh.put([50]) == [PutStatus.NOT_YET]
@@ -297,7 +304,7 @@ def test_tombstones_are_bounded() -> None:
 
 
 def test_a_master_without_a_past_starts_at_once() -> None:
-    state = MasterState(StateConfig(inherited_lease_wait_s=10), 1)
+    state = MasterState(StateConfig(), 1)
     effects = state.start(5.0)
     assert isinstance(effects[0], EpochStarted)
     assert state.start(6.0) == []
