@@ -59,8 +59,8 @@ class MasterConfig:
             unit="duration",
             minimum=0.1,
             maximum=600,
-            help="longest lease; a restarted master reuses no space for as long, so before a "
-            "restart that lowers it, stop for as long as the old value",
+            help="longest lease; where objects are viewed in place while the master restarts, it "
+            "gives no space for as long",
         ),
     )
     session_ttl_s: float = field(
