@@ -132,8 +132,8 @@ class Faults:
         world.loop.sleep(0.0)
 
     def strike_read(self, party: Party) -> None:
-        """A reader under a lease sleeps in the middle of a copy. Meanwhile another master, who knows
-        nothing of that lease, may give the space away."""
+        """A reader under a lease sleeps in the middle of a copy. Meanwhile another master, which
+        knows nothing of that lease, may give the space away."""
         world, dice = self._world, self._world.loop.dice
         if self._over or dice.random() > self._malice * 2 or party.name not in world.clients:
             return

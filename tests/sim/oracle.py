@@ -20,6 +20,7 @@ from cenote.master.effects import Effect, Gone, GoneReason, NamespaceOpened, Seg
 from cenote.master.pool import Pool
 from cenote.store.slot_format import SLOT_BYTES, SLOT_RECORD, STATE_SEALED
 from sim.loop import Violation
+from sim.values import BLOCK_BYTES, make_value, origin_of
 from unit.master.state_checks import check
 
 if TYPE_CHECKING:
@@ -32,26 +33,8 @@ __all__ = ["Oracle", "PutRecord"]
 
 CHECK_EVERY: Final = 40
 """Commands between two looks at everything that the master has."""
-BLOCK_BYTES: Final = 16
 Version = tuple[int, int]
 """(epoch, seq)."""
-
-
-def make_value(serial: int, key: int, client: int, size: int) -> bytes:
-    """Bytes of which each block of 16 says which put, key, client, and place it is of."""
-    count = -(-size // BLOCK_BYTES)
-    blocks = np.empty((count, 2), "<u8")
-    blocks[:, 0] = serial << 32 | key << 16 | client
-    blocks[:, 1] = np.arange(count, dtype=np.uint64) + np.uint64(size << 32)
-    return blocks.tobytes()[:size]
-
-
-def origin_of(block: bytes) -> str:
-    """Which put such a block is of, for people."""
-    if len(block) < 8 or not any(block):
-        return "nothing that was put"
-    word = int.from_bytes(block[:8], "little")
-    return f"put {word >> 32} of key {word >> 16 & 0xFFFF} by client {word & 0xFFFF}"
 
 
 @dataclass(eq=False)

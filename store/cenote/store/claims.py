@@ -39,6 +39,7 @@ from cenote.transport.claims import (
     WORD_AT,
     first_pen_word,
 )
+from cenote.v1 import store_pb2
 
 __all__ = [
     "CLAIM_PAGES_MAX",
@@ -270,13 +271,26 @@ class ClaimFile:
             raise
         return opened[0], PAGE_BYTES + page * CLAIM_PAGE_BYTES
 
-    def open_head(self) -> int:
-        """The file, for reading its head; the caller closes or passes it. Raises
-        ResourceUnavailable."""
-        try:
-            return os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise _no_descriptor(error) from error
+    def offer(
+        self,
+        session_id: bytes,
+        hello: store_pb2.DataHelloRequest,
+        answer: store_pb2.DataHelloResponse,
+        descriptors: list[int],
+    ) -> None:
+        """Append what a channel is to have of this file: a page, if it writes, and the head, for
+        reading. Raises ResourceUnavailable."""
+        if hello.writer and not hello.has_claims:
+            page_fd, answer.claims_offset = self.open_page(session_id)
+            descriptors.append(page_fd)
+            answer.has_claims = True
+        if not hello.has_head:
+            try:
+                head_fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise _no_descriptor(error) from error
+            descriptors.append(head_fd)
+            answer.has_head = True
 
     def _marked(self, page: int) -> int:
         try:

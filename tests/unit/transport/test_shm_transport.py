@@ -128,9 +128,7 @@ def test_a_lease_proves_nothing_once_the_daemon_follows_another_leader(far: Far)
 
 def test_the_word_for_readers_is_that_of_the_file_after_it_grew(far: Far) -> None:
     others = [
-        ShmTransport().connect(
-            far.node, replace(IDENTITY, session_id=b"%016d" % i), 1, 10.0
-        )
+        ShmTransport().connect(far.node, replace(IDENTITY, session_id=b"%016d" % i), 1, 10.0)
         for i in range(9)  # more pages than there are at first
     ]
     for other in others:
