@@ -37,6 +37,8 @@ class FakeNode:
     """Called before each transfer."""
     cut_sessions: set[bytes] = field(default_factory=set)
     """Sessions that this daemon takes nothing of any more."""
+    tenure_over: bool = False
+    """This daemon follows a later leader than the one that gives leases."""
     reads: int = 0
     writes: int = 0
     seals: int = 0
@@ -58,6 +60,9 @@ class FakeChannel:
     @property
     def node_id(self) -> int:
         return self._node.node_id
+
+    def proves(self, lease_id: int) -> bool:
+        return self.verifies_by_lease and lease_id != 0 and not self._node.tenure_over
 
     def _check(self) -> int:
         self._node.on_copy()

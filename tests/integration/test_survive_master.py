@@ -38,7 +38,7 @@ def check_all(client: Client, load: Load) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_calls_that_span_a_restart_of_the_master_succeed(seed: int, number: signal.Signals) -> None:
-    with pool(2, lease_ttl_s=0.5, lease_ttl_max_s=1) as cluster, ExitStack() as stack:
+    with pool(2) as cluster, ExitStack() as stack:
         load = Load(stack, cluster, seed, replicas=1, deadline_s=5.0)
         began_s = time.monotonic()
         pass_time(1.0)

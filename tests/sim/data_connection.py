@@ -255,6 +255,9 @@ class SimChannel:
 
     verifies_by_lease = False
 
+    def proves(self, lease_id: int) -> bool:
+        return False
+
     def __init__(
         self, world: World, party: Party, node: common_pb2.NodeView, identity: SessionIdentity
     ) -> None:

@@ -32,7 +32,15 @@ from cenote.transport.base import (
     U8Array,
     U64Array,
 )
-from cenote.transport.claims import RANGES_MAX, VIEW_RANGES_MAX, VOID, ClaimPage, ranges_of
+from cenote.transport.claims import (
+    RANGES_MAX,
+    VIEW_RANGES_MAX,
+    VOID,
+    WORD_AT,
+    ClaimPage,
+    is_of_tenure,
+    ranges_of,
+)
 from cenote.v1 import common_pb2
 from sim.data_connection import (
     DataConnection,
@@ -304,6 +312,16 @@ class ShmChannel(SimChannel):
             farewell = watched.farewell or Unavailable("the daemon is gone")
             raise type(farewell)(farewell.message)
 
+    def proves(self, lease_id: int) -> bool:
+        proven = self._is_of_tenure(lease_id)
+        if proven:
+            self.world.oracle.read_proven(lease_id)
+        return proven
+
+    def _is_of_tenure(self, lease_id: int) -> bool:
+        page = self._page
+        return page is not None and is_of_tenure(lease_id, page._words[WORD_AT])
+
     def read(
         self, extents: ExtentArray, addresses: U64Array, deadline_s: float, checksums: Any = None
     ) -> U8Array:
@@ -315,8 +333,11 @@ class ShmChannel(SimChannel):
         self._users += 1
         try:
             statuses, found = self._locate(extents, until_s)
+            world.oracle.read_begun(found)
             for place, address in zip(found, addresses.tolist(), strict=True):
                 self._copy_out(place, address, until_s)
+                if checksums is None:  # the lease alone is to prove it
+                    world.faults.strike_read(self.party)
         finally:
             self._leave()
         sums(addresses, extents, checksums)

@@ -131,6 +131,19 @@ class Faults:
             self._restart_soon(host, dice.uniform(2.2, 3))
         world.loop.sleep(0.0)
 
+    def strike_read(self, party: Party) -> None:
+        """A reader under a lease sleeps in the middle of a copy. Meanwhile another master, which
+        knows nothing of that lease, may give the space away."""
+        world, dice = self._world, self._world.loop.dice
+        if self._over or dice.random() > self._malice * 2 or party.name not in world.clients:
+            return
+        if not {"pause", "master-crash", "reset"} <= self._kinds:
+            return
+        self._stop_for(party, dice.uniform(0.6, 1.7))
+        world.loop.after(0.001, lambda: self._master_down(orderly=False, away_s=0.01))
+        self._later(dice.uniform(0.1, 0.3), world.reset_namespace)
+        world.loop.sleep(0.0)
+
     def strike_daemon(self, host: StoreHost) -> None:
         """Something is about to be sealed there: the daemon is another one a moment later."""
         dice = self._world.loop.dice

@@ -91,7 +91,6 @@ class SimLog(MemoryLog):
             if not isinstance(entry, SnapshotEnd):
                 state.replay(entry)
         covers = backend.last_entry
-        self.note = opened.note
         self.in_use = False
         records = list(snapshot_records(state.snapshot(), covers=covers, epoch=epoch))
         self.snapshot, self.covers, self.records = records, covers, []

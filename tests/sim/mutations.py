@@ -26,6 +26,7 @@ from cenote.store.sessions import SessionTable
 from cenote.store.slot_format import SLOT_BYTES
 from cenote.store.slots import SlotTable
 from cenote.transport.claims import ClaimPage
+from sim.data_path import ShmChannel
 from sim.one_sided import QueuePair
 
 __all__ = ["MUTATIONS", "mutated"]
@@ -276,6 +277,11 @@ def _leases_are_believed_for_ever() -> Iterator[None]:
         yield
 
 
+def _leases_outlive_tenures() -> contextlib.AbstractContextManager[None]:
+    """A reader over shared memory does not look whether its daemon follows another leader now."""
+    return _replaced(ShmChannel, "_is_of_tenure", lambda channel, lease_id: lease_id != 0)
+
+
 MUTATIONS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     "free on expiry": _free_on_expiry,
     "free unfenced": _free_unfenced,
@@ -304,6 +310,7 @@ MUTATIONS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     "locations do not end": _locations_do_not_end,
     "cached reads are not verified": _cached_reads_are_not_verified,
     "leases are believed for ever": _leases_are_believed_for_ever,
+    "leases outlive tenures": _leases_outlive_tenures,
 }
 
 

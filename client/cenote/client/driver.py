@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from cenote.api.errors import BufferInUse, CenoteError, ClientClosed, StaleEpoch, Unavailable
 from cenote.transport.base import Channel
+from cenote.transport.memory_access import checksum_at, checksums_of
 
 from .buffers import hash_pieces, new_bytes
 from .locations import LOCATION_STRUCT
@@ -271,6 +272,8 @@ class BlockingDriver:
                 part.unfenced = False
             else:
                 part.statuses = channel.read(part.extents, part.addresses, part.budget_s, sums)
+                if sums is None and not channel.proves(part.lease_id):
+                    sums = checksums_of(part.addresses, part.extents["length"])
             part.checksums = sums
         except CenoteError as error:
             part.error = self.node_error(part.node_id, channel, error)
@@ -280,8 +283,9 @@ class BlockingDriver:
         channel: Channel | None = None
         try:
             channel = self._channel_for(step)
-            by_lease = channel.verifies_by_lease and step.checksum != Checksum.ALWAYS
-            wanted = step.checksum != Checksum.NEVER and not by_lease
+            wanted = step.checksum == Checksum.ALWAYS or (
+                step.checksum == Checksum.UNLESS_LEASED and not channel.verifies_by_lease
+            )
             if step.grant_id:
                 step.unfenced = not channel.verifies_by_lease
                 if step.tail:
@@ -301,6 +305,9 @@ class BlockingDriver:
                 status, checksum = channel.read_one(
                     step.segment, step.offset, step.length, step.address, step.budget_s, wanted
                 )
+                if not wanted and not channel.proves(step.lease_id):
+                    # The master was replaced meanwhile: its leases end with its tenure.
+                    checksum, wanted = checksum_at(step.address, step.length), True
         except CenoteError as error:
             raise self.node_error(step.node_id, channel, error) from None
         return status, checksum, not wanted

@@ -100,6 +100,14 @@ class Channel(Protocol):
         """True where `verify="auto"` trusts the lease alone (shm, GPU memory)."""
         ...
 
+    def proves(self, lease_id: int) -> bool:
+        """Whether this lease alone (0: none) can prove reads that have returned.
+
+        Not once the daemon follows a later tenure than the lease's: the next leader knows no lease
+        of the one before, and may have granted their space. False where that can't be told.
+        """
+        ...
+
     def read(
         self,
         extents: ExtentArray,

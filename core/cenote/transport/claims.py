@@ -19,6 +19,9 @@ that was restarted knows no holds of before.
 A page has several pens, for writes of several threads at once. A pen's state is 0 while it claims
 nothing, else a number that rises with each claim, times 256, plus the number of ranges. A page is
 written by one channel, but for the word and the session id.
+
+Readers look at a word, too, after they have read: a lease of an earlier tenure than the word's
+proves nothing any more (`is_of_tenure`). Theirs stands at the head of the file, at the same place.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ __all__ = [
     "WORD_AT",
     "ClaimPage",
     "first_pen_word",
+    "is_of_tenure",
     "ranges_of",
 ]
 
@@ -66,16 +70,24 @@ EVERYWHERE: Final = (1 << 32) - 1
 """As a segment index: all of all segments."""
 VOID: Final = GrantRevoked.code
 """Status of an item that is not written, since its grant is void."""
+_TENURE_SHIFT: Final = 40
+"""Ids of grants and leases begin with the epoch that they were given in."""
 _COUNT_BITS: Final = 8
 _HEAD_WORDS: Final = 8
 _OFFSET_BITS: Final = 48
-_EPOCH_SHIFT: Final = 40
-"""Ids of grants and leases have the epoch above."""
 
 assert _HEAD_WORDS + PENS * PEN_WORDS <= VIEWS_WORD
 assert VIEWS_WORD + VIEW_PENS * VIEW_PEN_WORDS <= CLAIM_PAGE_BYTES // 8
 assert RANGES_MAX * 3 < PEN_WORDS
 assert VIEW_RANGES_MAX * 3 < VIEW_PEN_WORDS
+
+
+def is_of_tenure(lease_id: int, first_grant_id: int) -> bool:
+    """Whether this lease (0: none) was given in the tenure of that grant, or in a later one.
+
+    As long as no grant of a later tenure is valid where its bytes lie, it proves what was read.
+    """
+    return lease_id >> _TENURE_SHIFT >= first_grant_id >> _TENURE_SHIFT and lease_id != 0
 
 
 def first_pen_word(pen: int) -> int:
@@ -157,7 +169,7 @@ class ClaimPage:
         self._columns[at + 1 : at + 1 + 3 * count] = ranges.ravel()
         number = self._view_numbers[view] = self._view_numbers[view] + 1 & 0xFFFF_FFFF
         words[at] = number << _COUNT_BITS | count
-        if lease_id >> _EPOCH_SHIFT < words[WORD_AT] >> _EPOCH_SHIFT:
+        if not is_of_tenure(lease_id, words[WORD_AT]):
             self.withdraw_view(PENS + view)
             return -1
         return PENS + view

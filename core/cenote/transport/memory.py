@@ -31,6 +31,7 @@ from cenote.api.rows import EXTENT, SEAL
 from cenote.v1 import common_pb2
 
 from .base import ExtentArray, Region, SealBatch, Seen, SessionIdentity, U8Array, U64Array
+from .claims import is_of_tenure
 from .memory_access import MEMORY, checksum_at, copy, locate
 
 __all__ = [
@@ -242,6 +243,10 @@ class MemoryChannel:
     """See `base.Channel`."""
 
     verifies_by_lease = True
+
+    def proves(self, lease_id: int) -> bool:
+        daemon = self._network.find(self._node_id)
+        return daemon is not None and is_of_tenure(lease_id, daemon.epoch << 40)
 
     def __init__(self, network: MemoryNetwork, node_id: int, session_id: bytes, epoch: int) -> None:
         self.epoch = epoch

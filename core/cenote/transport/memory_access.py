@@ -40,6 +40,7 @@ __all__ = [
     "SLICE_COPY_BYTES_MAX",
     "breaks_between",
     "checksum_at",
+    "checksums_of",
     "copy",
     "copy_hashed",
     "groups_of",
@@ -89,6 +90,12 @@ def copy(target: int, source: int, length: int) -> None:
 def checksum_at(address: int, length: int) -> int:
     """XXH3-64 of the bytes at an address."""
     return _digest(MEMORY[address : address + length])
+
+
+def checksums_of(addresses: U64Array, lengths: U64Array) -> U64Array:
+    """XXH3-64 of each piece of memory."""
+    pieces = zip(addresses.tolist(), lengths.tolist(), strict=True)
+    return np.array([checksum_at(address, length) for address, length in pieces], np.uint64)
 
 
 def copy_hashed(target: int, source: int, length: int, deadline: float) -> int:

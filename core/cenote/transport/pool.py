@@ -36,6 +36,7 @@ def hello_for(
     writer: bool,
     want_descriptors: bool = False,
     wants_claims: bool = False,
+    has_head: bool = False,
 ) -> store_pb2.DataHelloRequest:
     """What a session says first on a data connection."""
     return store_pb2.DataHelloRequest(
@@ -47,6 +48,7 @@ def hello_for(
         writer=writer,
         want_descriptors=want_descriptors,
         wants_claims=wants_claims,
+        has_head=has_head,
     )
 
 

@@ -9,6 +9,7 @@ more; see `cenote.store.sessions`. What it can do is close the connection that t
 then the channel writes no more. And it sees what is being written, or looked at in place: both are
 claimed in a page of this channel's own (`claims`), and no write begins where the daemon has made
 its grant void.
+Likewise a reader sees, when it has read, whether the daemon still follows the leader of its lease.
 """
 
 from __future__ import annotations
@@ -33,10 +34,20 @@ from cenote.api.errors import (
     Unavailable,
     error_from_code,
 )
+from cenote.runtime.memory import PAGE_BYTES
 from cenote.v1 import common_pb2, store_pb2
 
 from .base import ExtentArray, Region, SealBatch, Seen, SessionIdentity, U8Array, U64Array
-from .claims import CLAIM_PAGE_BYTES, RANGES_MAX, VIEW_RANGES_MAX, VOID, ClaimPage, ranges_of
+from .claims import (
+    CLAIM_PAGE_BYTES,
+    RANGES_MAX,
+    VIEW_RANGES_MAX,
+    VOID,
+    WORD_AT,
+    ClaimPage,
+    is_of_tenure,
+    ranges_of,
+)
 from .connection import DataConnection
 from .copying import CopyTeam
 from .mapping import Mapping
@@ -91,6 +102,8 @@ class ShmChannel:
         self._readable: dict[int, Mapping] = {}
         self._writable: dict[int, Mapping] = {}
         self._page: ClaimPage | None = None
+        self._head: memoryview | None = None
+        """Words of the claims' head: one names the first valid grant."""
         self._watched: DataConnection | None = None
         self._farewell: CenoteError | None = None
         self._mapping = threading.Lock()
@@ -118,6 +131,7 @@ class ShmChannel:
             writer=writable,
             want_descriptors=True,
             wants_claims=wants_claims,
+            has_head=self._head is not None,
         )
         connection = connect(self._path, self._name, deadline)
         keep = False
@@ -145,6 +159,8 @@ class ShmChannel:
         held = self._writable if writable else self._readable
         mappings = {}
         page = self._page
+        if response.has_head:
+            self._head = _head_of(descriptors.pop())
         if response.has_claims:
             page = _page_of(descriptors.pop(), response.claims_offset)
         elif wants_claims:
@@ -194,6 +210,10 @@ class ShmChannel:
         return (_INVALID, None) if offset + length > mapping.ready_bytes else (0, mapping)
 
     # ---- reads ------------------------------------------------------------------------------
+
+    def proves(self, lease_id: int) -> bool:
+        head = self._head
+        return head is not None and is_of_tenure(lease_id, head[WORD_AT])
 
     def read_one(
         self,
@@ -380,7 +400,7 @@ class ShmChannel:
         with self._mapping:
             self._readable = {}
             self._writable = {}
-            self._page = None
+            self._page = self._head = None
             watched, self._watched = self._watched, None
         if watched is not None:
             watched.close()
@@ -392,6 +412,15 @@ def _finder(mappings: dict[int, Mapping]) -> Callable[[int], tuple[int, int] | N
         return None if mapping is None else (mapping.address, mapping.ready_bytes)
 
     return find
+
+
+def _head_of(descriptor: int) -> memoryview:
+    """Map the head of the claims; the descriptor is closed."""
+    try:
+        mapping = Mapping(descriptor, PAGE_BYTES, PAGE_BYTES, b"", writable=False)
+    finally:
+        close_all([descriptor])
+    return mapping.view.cast("Q")
 
 
 def _page_of(descriptor: int, offset: int) -> ClaimPage:

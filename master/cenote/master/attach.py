@@ -57,7 +57,7 @@ def attach(pool: Pool, command: Attach, now_s: float) -> AttachReply:
         gone, known_here = _reconcile(pool, segment, inventory[here], same_process)
         known[here] = known_here
         dropped += gone
-        _make_usable(pool, segment, report, bool(len(here)))
+        _make_usable(pool, segment, report)
     unknown = inventory[~known]
     adopted, stale = adopt(pool, fresh, unknown)
     _withhold(pool, node, fresh, command)
@@ -296,12 +296,11 @@ def _hold_viewed(pool: Pool, node: Node, segment: Segment, views: NDArray[np.voi
             pool.orphans.add_hold(claimer(view["session_id"].tobytes()), hold, {node.node_id})
 
 
-def _make_usable(pool: Pool, segment: Segment, report: SegmentReport, has_contents: bool) -> None:
+def _make_usable(pool: Pool, segment: Segment, report: SegmentReport) -> None:
     ready_units = report.ready_bytes // UNIT_BYTES
     if segment.allocator is not None:
         segment.grow(ready_units)
         return
-    segment.usable_from_s = 0.0 if segment.is_new and not has_contents else pool.inherited_until_s
     rows, spans = pool.rows_in_segment(segment.segment_id)
     if len(rows):
         # Newest first: where two overlap, the higher version has overwritten the other.

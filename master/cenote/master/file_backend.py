@@ -26,11 +26,9 @@ from .journal_files import (
     Listing,
     disk_error,
     journal_path,
-    leave_note,
     list_directory,
     read_epoch,
     read_snapshot,
-    take_note,
     write_epoch,
     write_snapshot,
 )
@@ -84,12 +82,11 @@ class FileBackend:
                     remedy="write a number into it that is larger than any epoch in the "
                     "master's log",
                 )
-            note = take_note(self._directory)
             write_epoch(self._directory, epoch + 1)
         except BaseException:
             self._unlock()
             raise
-        return Opened(epoch + 1, self._read(listing), note)
+        return Opened(epoch + 1, self._read(listing))
 
     def _lock(self) -> None:
         path = self._directory / "LOCK"
@@ -225,15 +222,13 @@ class FileBackend:
         write_snapshot(self._directory, records, covers)
         self._compaction.delete_covered()
 
-    def close(self, note: bytes = b"") -> None:
+    def close(self) -> None:
         if self._lock_fd < 0:
             return
-        was_ready, self._ready = self._ready, False
+        self._ready = False
         try:
             self._compaction.stop()
             self._syncer.close()
-            if note and was_ready:
-                leave_note(self._directory, note)
         finally:
             self._compaction.finish()
             self._file = None

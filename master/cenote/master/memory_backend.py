@@ -26,7 +26,6 @@ class MemoryLog:
     snapshot: list[bytes] = field(default_factory=list)
     covers: int = 0
     records: list[bytes] = field(default_factory=list)
-    note: bytes = b""
     in_use: bool = False
 
 
@@ -54,8 +53,7 @@ class MemoryBackend:
             )
         self._log.in_use = self._open = True
         self._log.epoch += 1
-        note, self._log.note = self._log.note, b""
-        return Opened(self._log.epoch, self._read(), note)
+        return Opened(self._log.epoch, self._read())
 
     def _read(self) -> Iterator[Record]:
         yield from self._log.snapshot
@@ -105,7 +103,6 @@ class MemoryBackend:
     def bytes_used(self) -> int:
         return sum(map(len, self._log.records)) + sum(map(len, self._log.snapshot))
 
-    def close(self, note: bytes = b"") -> None:
+    def close(self) -> None:
         if self._open:
-            self._log.note = note if self._ready else b""
             self._open = self._log.in_use = False

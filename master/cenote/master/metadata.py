@@ -30,8 +30,6 @@ class Opened:
     records: Iterator[Record]
     """Verified records: those of the newest snapshot, then the journal's, in order. To be read to
     the end before the first `append`. Raises JournalCorrupt where promised ones are missing."""
-    note: bytes = b""
-    """What the epoch before left with `close`; empty unless it ended in order."""
 
 
 class MetadataBackend(Protocol):
@@ -93,11 +91,8 @@ class MetadataBackend(Protocol):
         """Of journal and snapshot together."""
         ...
 
-    def close(self, note: bytes = b"") -> None:
-        """Sync, then let go. Idempotent. What was appended is then durable, or it raises.
-
-        The next `open`, and only that one, gets the `note`.
-        """
+    def close(self) -> None:
+        """Sync, then let go. Idempotent. What was appended is then durable, or it raises."""
         ...
 
 

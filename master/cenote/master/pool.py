@@ -78,7 +78,6 @@ class Pool(ObjectRows):
         self.epoch = epoch
         self.last_seq = 0
         self.started = False
-        self.inherited_until_s = 0.0
         self.policy: EvictionPolicy = policy if policy is not None else LruPolicy()
         self.namespaces = Namespaces()
         self.nodes = Nodes()
@@ -171,7 +170,7 @@ class Pool(ObjectRows):
 
     def refresh_placement(self, now_s: float) -> None:
         """Which segments are usable now, how large they are, and what share each one gets."""
-        usable = [s for s in self.segments.by_id.values() if s.is_usable(now_s)]
+        usable = [s for s in self.segments.by_id.values() if s.is_usable]
         self.placement.refresh(usable, now_s)
         self.placement_dirty = False
         config = self.config

@@ -3,7 +3,7 @@
 See `cenote.transport.claims` for the page and the protocol. All pages lie in one file beside the
 slot tables, so that a daemon that was restarted knows them, too:
 
-    0      header: magic, format
+    0      head: magic, format; at WORD_AT the word once more, for readers, who map this page alone
     4 KiB  page 0, page 1, ...    CLAIM_PAGE_BYTES each, one for each channel that writes
 
 A page is somebody's as long as a descriptor or mapping of it is left, which the kernel tells: each
@@ -43,6 +43,7 @@ from cenote.transport.claims import (
     WORD_AT,
     first_pen_word,
 )
+from cenote.v1 import store_pb2
 
 __all__ = [
     "CLAIM_PAGES_MAX",
@@ -115,7 +116,10 @@ class ClaimTable:
         *,
         grow: Callable[[int], memoryview | None] = lambda pages: None,
         barrier: Callable[[], None] = membarrier,
+        head: memoryview | None = None,
     ) -> None:
+        """`head`: a page that has the word, too."""
+        self._head = None if head is None else head.cast("B").cast("Q")
         self._use(memory)
         self._is_held = is_held
         self._grow = grow
@@ -183,6 +187,8 @@ class ClaimTable:
     def _set_words(self, first_grant_id: int) -> None:
         self._word = first_grant_id
         self._words[WORD_AT::_WORDS][: self.pages] = first_grant_id
+        if self._head is not None:
+            self._head[WORD_AT] = first_grant_id
 
     def _is_claimed(self, claim: Claim) -> bool:
         at = claim.page * _WORDS + first_pen_word(claim.pen)
@@ -250,8 +256,9 @@ class ClaimFile:
         self._fd = fd
         have = max(0, os.fstat(fd).st_size - PAGE_BYTES) // CLAIM_PAGE_BYTES
         try:
+            memory = self._backed(max(have, _FIRST_PAGES))
             self.table = ClaimTable(
-                self._backed(max(have, _FIRST_PAGES)), self._is_held, grow=self._grow
+                memory[PAGE_BYTES:], self._is_held, grow=self._grow, head=memory[:PAGE_BYTES]
             )
             os.pwrite(fd, _HEAD.pack(_MAGIC, _FORMAT), 0)
         except BaseException:
@@ -275,14 +282,32 @@ class ClaimFile:
             raise
         return opened[0], PAGE_BYTES + page * CLAIM_PAGE_BYTES
 
+    def offer(
+        self,
+        session_id: bytes,
+        hello: store_pb2.DataHelloRequest,
+        answer: store_pb2.DataHelloResponse,
+        descriptors: list[int],
+    ) -> None:
+        """Append what a channel is to have of this file: a page, if it wants one, and the head,
+        for reading. Raises ResourceUnavailable."""
+        if hello.wants_claims:
+            page_fd, answer.claims_offset = self.open_page(session_id)
+            descriptors.append(page_fd)
+            answer.has_claims = True
+        if not hello.has_head:
+            try:
+                head_fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise _no_descriptor(error) from error
+            descriptors.append(head_fd)
+            answer.has_head = True
+
     def _marked(self, page: int) -> int:
         try:
             descriptor = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
-            raise ResourceUnavailable(
-                f"a page of claims can't be opened for a client: {error}",
-                remedy="raise the daemon's limit of open files (ulimit -n), and mount /proc",
-            ) from error
+            raise _no_descriptor(error) from error
         wanted = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, page, 1, 0)
         try:
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, wanted)
@@ -299,14 +324,15 @@ class ClaimFile:
         return int(_FLOCK.unpack(answer)[0]) != fcntl.F_UNLCK
 
     def _grow(self, pages: int) -> memoryview | None:
-        return None if pages >= CLAIM_PAGES_MAX else self._backed(2 * pages)
+        return None if pages >= CLAIM_PAGES_MAX else self._backed(2 * pages)[PAGE_BYTES:]
 
     def _backed(self, pages: int) -> memoryview:
-        """The memory of so many pages, with something behind it: no writer can meet SIGBUS."""
+        """The memory of the head and so many pages, with something behind it: nobody can meet
+        SIGBUS."""
         size = PAGE_BYTES + pages * CLAIM_PAGE_BYTES
         try:
             os.posix_fallocate(self._fd, 0, size)
-            return memoryview(mmap.mmap(self._fd, size))[PAGE_BYTES:]
+            return memoryview(mmap.mmap(self._fd, size))
         except OSError as error:
             raise ResourceUnavailable(
                 f"can't get {size} bytes for writers' claims: {error.strerror}",
@@ -318,6 +344,13 @@ class ClaimFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _no_descriptor(error: OSError) -> ResourceUnavailable:
+    return ResourceUnavailable(
+        f"the claims can't be opened for a client: {error}",
+        remedy="raise the daemon's limit of open files (ulimit -n), and mount /proc",
+    )
 
 
 def survived(path: Path) -> bool:

@@ -312,6 +312,11 @@ def test_descriptors_are_not_writable_for_readers_and_come_for_hundreds_of_segme
             ),
         )
         assert answer.has_claims == writer
+        assert answer.has_head
+        head = descriptors.pop()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.pwrite(head, b"r", 0)
+        os.close(head)
         if writer:
             os.close(descriptors.pop())
         assert len(descriptors) == len(answer.segments) == 451

@@ -85,10 +85,9 @@ class Alike:
     def part(self, call: Call, verify: str) -> Part:
         """The transfer of all of them."""
         size_bytes = int(self.sizes.sum())
-        if verify == "checksum":
-            mode = Checksum.ALWAYS
-        else:
-            mode = Checksum.NEVER if verify == "lease" else Checksum.UNLESS_LEASED
+        hold = self._located.hold
+        assert hold is not None
+        mode = Checksum.ALWAYS if verify == "checksum" else Checksum.UNLESS_LEASED
         budget_s = attempt_budget_s(
             call.remaining_s(),
             size_bytes,
@@ -102,6 +101,7 @@ class Alike:
             budget_s=budget_s,
             size_bytes=size_bytes,
             checksum=mode,
+            lease_id=hold.lease_id,
         )
 
     def arrived(self, call: Call, part: Part) -> bool:

@@ -324,6 +324,7 @@ class Fetch:
             raise DeadlineExceeded("the deadline passed before the bytes were read")
         parts: list[Part] = []
         members: list[I64 | None] = []
+        hold = self._located.hold
         for node, where in groups_by_node(nodes):
             extents, addresses, owner = items.extents, items.addresses, items.owner
             if where is not None:
@@ -344,6 +345,7 @@ class Fetch:
                     budget_s=budget_s,
                     size_bytes=size_bytes,
                     checksum=self._checksum_mode(pick.rows, owner),
+                    lease_id=0 if hold is None else hold.lease_id,
                 )
             )
             members.append(where)
@@ -354,7 +356,7 @@ class Fetch:
             return Checksum.ALWAYS
         if self._leased is not None and not self._leased[rows[owner]].all():
             return Checksum.ALWAYS
-        return Checksum.NEVER if self._verify == "lease" else Checksum.UNLESS_LEASED
+        return Checksum.UNLESS_LEASED
 
     def _take_part(
         self, part: Part, where: I64, items: Items, rows: I64, done: Bools, alone: bool

@@ -177,7 +177,7 @@ def _read_row(
     if hold is None or status != ObjectStatus.LEASED or verify == "checksum":
         mode = Checksum.ALWAYS
     else:
-        mode = Checksum.NEVER if verify == "lease" else Checksum.UNLESS_LEASED
+        mode = Checksum.UNLESS_LEASED
         if hold.end_s < min(call.end_s, call.now() + transfer_s(size)):
             return None  # it is to be renewed meanwhile
     value = None
@@ -190,7 +190,16 @@ def _read_row(
         )
     budget_s = attempt_budget_s(call.remaining_s(), size, alternatives=replicas > 1)
     try:
-        item, got, by_lease = yield MoveOne(node, segment, offset, size, address, budget_s, mode)
+        item, got, by_lease = yield MoveOne(
+            node,
+            segment,
+            offset,
+            size,
+            address,
+            budget_s,
+            mode,
+            lease_id=0 if hold is None else hold.lease_id,
+        )
     except (BufferInUse, ClientClosed):
         raise
     except CenoteError as error:
