@@ -51,11 +51,7 @@ def test_bytes_say_whose_they_are(soak: Any) -> None:
             assert payload.check(flipped, 1, KEY).wrong, f"a bit at {at}"
     mixed = payload.make(1, KEY, 2, 1000)
     mixed[512:] = payload.make(1, KEY, 3, 1000)[512:]
-    assert payload.check(
-        mixed, 1, KEY
-    ).wrong == "version 2: 486 bytes differ, 512 to 999 of 1000" or (
-        payload.check(mixed, 1, KEY).wrong.startswith("version 2:")
-    )
+    assert payload.check(mixed, 1, KEY).wrong.startswith("version 2: ")
     assert payload.check(np.zeros(100, np.uint8), 1, KEY).wrong
 
 
