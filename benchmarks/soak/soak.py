@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace, seed: int, work: Path, memory: Path) -> O
     asked: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda got, _: asked.append(got))
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before_s = cpu_s()
     began_s = time.monotonic()
     pool.start()
     watch = Watch(pool, began_s, max(2.0, run_s / 400))
@@ -126,12 +126,10 @@ def run(arguments: argparse.Namespace, seed: int, work: Path, memory: Path) -> O
         last = pool.status()
     finally:
         codes = pool.end(board)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Outcome(
         seed=seed,
         ran_s=ended_s - began_s,
-        cpu_share=cpu_s / (ended_s - began_s),
+        cpu_share=(cpu_s() - before_s) / (ended_s - began_s),
         totals=board.totals(),
         late_ms_max=max(board.get(number, "late_ms_max") for number in range(board.clients)),
         chaos=chaos,
@@ -143,6 +141,12 @@ def run(arguments: argparse.Namespace, seed: int, work: Path, memory: Path) -> O
         exit_codes=codes,
         directory=work,
     )
+
+
+def cpu_s() -> float:
+    """Of this process and all that it has waited for."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def held_bytes(pool: Pool) -> dict[str, int]:
