@@ -33,7 +33,7 @@ PINNED_SIZE_MAX = 512 << 10
 LATE_S = 0.1
 LATE_MAX_S = 1.0
 """On a machine that is busy: more than this beyond the deadline is wrong."""
-BUFFERS_KEPT_MAX = 8
+IN_USE_MAX = 4
 RECENT_MAX = 40
 MIX = {
     "put": 14,
@@ -49,6 +49,12 @@ MIX = {
     "replace": 7,
     "pinned": 6,
 }
+
+
+def new_buffers() -> list[np.ndarray]:
+    """Room for a batch of the largest objects, used again and again: what is measured is the
+    memory of the client library."""
+    return list(np.empty((BATCH_MAX, payload.SIZE_MAX), np.uint8))
 
 
 class SoakClient:
@@ -74,7 +80,8 @@ class SoakClient:
         ]
         self.own = self.ledgers[number]
         self.client: Any = None
-        self.buffers_in_use: list[Any] = []
+        self.buffers = new_buffers()
+        self.buffers_in_use: list[list[np.ndarray]] = []
         self.recent: deque[tuple[int, int]] = deque(maxlen=RECENT_MAX)
 
     # ---- counting --------------------------------------------------------------------------------
@@ -116,8 +123,9 @@ class SoakClient:
             self.wrong("late", f"{kind} ended {late_s:.3f} s after its deadline")
 
     def failed(self, kind: str, error: CenoteError, well: int) -> None:
-        if isinstance(error, BufferInUse):
-            del self.buffers_in_use[:-BUFFERS_KEPT_MAX]
+        if isinstance(error, BufferInUse):  # these must be left alone for now
+            self.buffers_in_use = [*self.buffers_in_use[1 - IN_USE_MAX :], self.buffers]
+            self.buffers = new_buffers()
         self.count(f"error {error.reason}")
         text = f"{time.monotonic():.3f} client {self.number}: {kind}: {error!r}"
         if well and well == self.board.order("healthy"):
@@ -370,27 +378,16 @@ class SoakClient:
         values = self.client.get_batch(names)
         return [self.bytes_seen(v, *s, "get_batch") for v, s in zip(values, some, strict=True)]
 
-    def _buffers(self, some: list[tuple[int, int]]) -> list[np.ndarray]:
-        buffers = [np.empty(payload.SIZE_MAX, np.uint8)[: max(1, n)] for n in self._sizes(some)]
-        self.buffers_in_use.append(buffers)
-        return buffers
-
-    def _sizes(self, some: list[tuple[int, int]]) -> list[int]:
-        """Room for the largest that may come: a key's size changes with its version."""
-        return [PINNED_SIZE_MAX if key < self.pinned_keys else payload.SIZE_MAX for _, key in some]
-
     def _read_get_into(self, names: list[str], some: list[tuple[int, int]]) -> list[int]:
-        (buffer,) = self._buffers(some)
+        buffer = self.buffers[0]
         size = self.client.get_into(names[0], buffer)
-        self.buffers_in_use.pop()
         return [self.bytes_seen(None if size is None else buffer[:size], *some[0], "get_into")]
 
     def _read_get_into_batch(
         self, names: list[str], some: list[tuple[int, int]], lease: Any = None
     ) -> list[int | None]:
-        buffers = self._buffers(some)
+        buffers = self.buffers[: len(some)]
         results = self.client.get_into_batch(names, buffers, lease=lease)
-        self.buffers_in_use.pop()
         seen: list[int | None] = []
         for position, one in enumerate(some):
             error = results.error(position)
