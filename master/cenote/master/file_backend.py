@@ -19,7 +19,7 @@ from cenote.api.errors import CenoteError, InternalError, ResourceUnavailable
 from cenote.runtime.log import get_logger
 
 from .compaction import Compaction, CompactionLimits
-from .file_syncer import OpenFile, Syncer
+from .file_syncer import OpenFile, Syncer, give_back_room
 from .journal import JournalCorrupt, Record, entry_range
 from .journal_files import (
     JournalReader,
@@ -134,10 +134,13 @@ class FileBackend:
             covers = listing.snapshot.covers
         reader = JournalReader(listing.journals, covers + 1, cut_tail=True)
         yield from reader
-        # Empty ones (a start that decided nothing, a tail cut at its beginning) free their names.
+        # Empty ones (a start that decided nothing, a tail cut at its beginning) free their names,
+        # the last one of a master that was killed the room that it had reserved.
         for file in list_directory(self._directory).journals:
-            if not file.size_bytes:
-                with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError):
+                if file.size_bytes:
+                    give_back_room(file.path, file.size_bytes)
+                else:
                     os.unlink(file.path)
         self._last_entry = reader.next_entry - 1
         self._compaction.begin(list_directory(self._directory))

@@ -85,8 +85,6 @@ def remove(call: Call, keys: Sequence[bytes]) -> Plan[U8]:
     removed = []
     for part in _slices(call, keys):
         digests = digest_keys(part, call.space.seed)
-        for digest in split_digests(digests):
-            call.space.locations.forget(digest)
         request = pb.RemoveRequest(
             keys=call.key_batch(digests),
             session_id=call.state.session_id,
@@ -94,7 +92,11 @@ def remove(call: Call, keys: Sequence[bytes]) -> Plan[U8]:
             credentials=call.state.credentials,
             piggyback=call.state.piggyback(call.space),
         )
-        reply = yield from ask_master(call, "remove", request, pb.RemoveResponse)
+        try:
+            reply = yield from ask_master(call, "remove", request, pb.RemoveResponse)
+        finally:  # not before it: another thread's read may learn of them once more meanwhile
+            for digest in split_digests(digests):
+                call.space.locations.forget(digest)
         removed.append(reply.removed)
     return np.frombuffer(b"".join(removed), np.uint8)
 
