@@ -189,14 +189,16 @@ def _read_row(
             f"the buffer has {length} bytes, the object has {size}",
             remedy="pass a buffer that is large enough",
         )
-    budget_s = attempt_budget_s(call.remaining_s(), size, alternatives=replicas > 1)
+    remaining_s = call.remaining_s()
+    budget_s = attempt_budget_s(remaining_s, size, alternatives=replicas > 1)
     try:
         item, got, by_lease = yield MoveOne(node, segment, offset, size, address, budget_s, mode)
     except (BufferInUse, ClientClosed):
         raise
     except CenoteError as error:
         if node_failed(error):
-            call.node_failed(node, error, alone=replicas == 1)
+            until_s = call.end_s - remaining_s + budget_s
+            call.node_failed(node, error, alone=replicas == 1, until_s=until_s)
         return None
     if item:
         return None
