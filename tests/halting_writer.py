@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NoReturn, cast
@@ -310,9 +311,7 @@ def _child(parent_pid: int, lane: str, transport: str, path: str, spec: WriterSp
             with contextlib.suppress(EOFError, ConnectionError):  # the test is over
                 _write(lane, transport, path, spec)
             code = 0
-    except BaseException:
-        import traceback
-
+    except BaseException:  # the parent's handlers are not this process's
         traceback.print_exc()
     finally:
         os._exit(code)
