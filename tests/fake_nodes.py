@@ -35,6 +35,7 @@ class FakeNode:
     """Slot -> (key, seq, checksum)."""
     on_copy: Callable[[], None] = lambda: None
     """Called before each transfer."""
+    on_seal: Callable[[], None] = lambda: None
     cut_sessions: set[bytes] = field(default_factory=set)
     """Sessions that this daemon takes nothing of any more."""
     tenure_over: bool = False
@@ -149,6 +150,7 @@ class FakeChannel:
 
     def seal(self, batch: SealBatch, deadline_s: float) -> np.ndarray[Any, np.dtype[np.uint8]]:
         node = self._node
+        node.on_seal()
         self._check_session()
         if node.fault is not None:
             raise node.fault

@@ -15,7 +15,7 @@ from cenote.client.plan import reads, singles
 from cenote.client.plan.grants import Grant
 from cenote.client.plan.state import ClientState
 from cenote.client.session import Session
-from cenote.master import attach, commits, housekeeping, pool, session_ops
+from cenote.master import adopting, attach, commits, housekeeping, pool, session_ops
 from cenote.master.adoption import AdoptionLog
 from cenote.master.effects import Gone, GoneReason
 from cenote.master.leases import LeaseTable
@@ -235,9 +235,23 @@ def _acknowledged_unsealed() -> contextlib.AbstractContextManager[None]:
     return _replaced(BlockingDriver, "seals", seals)
 
 
-def _adopt_everything() -> contextlib.AbstractContextManager[None]:
-    """A master takes over every slot that it does not know, removed or not."""
-    return _replaced(AdoptionLog, "may_adopt", lambda *_: True)
+@contextlib.contextmanager
+def _adopt_everything() -> Iterator[None]:
+    """A master takes over every slot that it does not know, however old, removed or not."""
+
+    def everything(at: Any, slots: Any) -> Any:
+        return np.ones(len(slots), np.bool_)
+
+    with (
+        _replaced(adopting, "_newer", everything),
+        _replaced(AdoptionLog, "may_adopt", lambda *_: True),
+    ):
+        yield
+
+
+def _tombstones_are_forgotten() -> contextlib.AbstractContextManager[None]:
+    """A master does not look whether what the journal missed was removed meanwhile."""
+    return _replaced(AdoptionLog, "removed", lambda *_: None)
 
 
 def _unfenced_is_forgotten() -> contextlib.AbstractContextManager[None]:
@@ -306,6 +320,7 @@ MUTATIONS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     "nothing is cancelled": _nothing_is_cancelled,
     "acknowledged unsealed": _acknowledged_unsealed,
     "adopt everything": _adopt_everything,
+    "tombstones are forgotten": _tombstones_are_forgotten,
     "unfenced is forgotten": _unfenced_is_forgotten,
     "locations do not end": _locations_do_not_end,
     "cached reads are not verified": _cached_reads_are_not_verified,

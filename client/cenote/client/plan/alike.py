@@ -37,7 +37,7 @@ count_nonzero: Final = np.count_nonzero
 class Alike:
     """Such a batch, found under a lease."""
 
-    __slots__ = ("_addresses", "_checksums", "_located", "node", "sizes")
+    __slots__ = ("_addresses", "_checksums", "_located", "_until_s", "node", "sizes")
 
     def __init__(
         self,
@@ -94,6 +94,7 @@ class Alike:
             alternatives=False,
             last=self.node in call.last_tries,
         )
+        self._until_s = call.now() + budget_s
         return Part(
             self.node,
             self._located.extents,
@@ -111,7 +112,7 @@ class Alike:
             if isinstance(error, BufferInUse | ClientClosed):
                 raise error
             if node_failed(error):
-                call.node_failed(self.node, error, alone=True)
+                call.node_failed(self.node, error, alone=True, until_s=self._until_s)
             return False
         if part.statuses is None or count_nonzero(part.statuses):
             return False

@@ -14,7 +14,7 @@ from .budgets import PROBE_WAIT_S, ask_again, backoff_s
 from .state import Call
 from .steps import Ask, Pause, Plan, RefreshView, Reopen
 
-__all__ = ["ask_master", "hidden_after_report", "reopening", "report_stalled"]
+__all__ = ["ask_master", "hidden_after_report", "reopening", "report_stalled", "too_late"]
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
@@ -34,7 +34,7 @@ def ask_master(call: Call, method: str, request: Message, reply_type: type[M]) -
     while True:
         remaining_s = call.remaining_s()
         if remaining_s <= 0:
-            raise _too_late(method, last)
+            raise too_late(method, last)
         try:
             reply: M = yield Ask(method, request, remaining_s)
             return reply
@@ -44,7 +44,7 @@ def ask_master(call: Call, method: str, request: Message, reply_type: type[M]) -
                 raise
             last = error
             if call.remaining_s() <= 0:
-                raise _too_late(method, last) from error
+                raise too_late(method, last) from error
             yield Reopen(call.remaining_s(), session_too=True)
         except CenoteError as error:
             if not ask_again(error):
@@ -54,7 +54,7 @@ def ask_master(call: Call, method: str, request: Message, reply_type: type[M]) -
             call.state.counters.retries += 1
             pause_s = backoff_s(attempt)
             if call.remaining_s() <= pause_s:
-                raise _too_late(method, last) from error
+                raise too_late(method, last) from error
             yield Pause(pause_s)
 
 
@@ -77,7 +77,8 @@ def report_stalled(call: Call, node_ids: set[int]) -> Plan[None]:
     yield Pause(max(0.0, min(PROBE_WAIT_S, call.remaining_s())))
 
 
-def _too_late(method: str, last: CenoteError | None) -> CenoteError:
+def too_late(method: str, last: CenoteError | None) -> CenoteError:
+    """What a call ends with whose deadline passed, and what failed last in it."""
     if last is None:
         return DeadlineExceeded(f"the deadline passed before {method} was sent")
     late = DeadlineExceeded(f"{method} found nobody to answer before the deadline: {last.message}")

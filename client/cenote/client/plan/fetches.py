@@ -87,6 +87,7 @@ class Fetch:
         "_located",
         "_placement",
         "_state",
+        "_until_s",
         "_verify",
         "cacheable",
         "failed",
@@ -117,6 +118,8 @@ class Fetch:
         self._placement: Placement | None = None
         self._cut = False
         """A daemon cut this session off."""
+        self._until_s = 0.0
+        """When the transfers under way are to be done."""
         self.failed: list[tuple[I64, CenoteError]] = []
         self.misread: dict[int, tuple[int, int, int]] = {}
         """Rows that arrived whole from a fresh location, with the wrong checksum -> (node, segment,
@@ -349,6 +352,7 @@ class Fetch:
                 )
             )
             members.append(where)
+        self._until_s = self._call.now() + sum(part.budget_s for part in parts)
         return parts, members
 
     def _checksum_mode(self, rows: I64, owner: I64) -> int:
@@ -390,7 +394,7 @@ class Fetch:
             self._state[rows[items.owner[where]]] = _AGAIN
         elif node_failed(error):
             # The rows stay open: next replica.
-            self._call.node_failed(part.node_id, error, alone=alone)
+            self._call.node_failed(part.node_id, error, alone=alone, until_s=self._until_s)
             if self._call.remaining_s() <= 0:
                 raise error
         else:

@@ -34,7 +34,7 @@ from cenote.client.locations import LOCATION_STRUCT
 from cenote.v1 import master_pb2 as pb
 
 from .alike import CACHED_BYTES_MAX
-from .asking import ask_master
+from .asking import ask_master, too_late
 from .budgets import (
     LEASE_SHARE,
     ask_again,
@@ -94,9 +94,10 @@ def ask_packed(
         reply: M = yield AskRaw(method, body, call.remaining_s())
         return reply
     except CenoteError as error:
-        may_help = ask_again(error) or isinstance(error, SessionUnknown)
-        if not may_help or call.remaining_s() <= 0:
+        if not (ask_again(error) or isinstance(error, SessionUnknown)):
             raise
+        if call.remaining_s() <= 0:
+            raise too_late(method, error) from error
         # The same request, with the same id: if it was executed, this asks for its reply.
         return (yield from ask_master(call, method, request_type.FromString(body), reply_type))
 
@@ -188,7 +189,8 @@ def _read_row(
             f"the buffer has {length} bytes, the object has {size}",
             remedy="pass a buffer that is large enough",
         )
-    budget_s = attempt_budget_s(call.remaining_s(), size, alternatives=replicas > 1)
+    remaining_s = call.remaining_s()
+    budget_s = attempt_budget_s(remaining_s, size, alternatives=replicas > 1)
     try:
         item, got, by_lease = yield MoveOne(
             node,
@@ -204,7 +206,8 @@ def _read_row(
         raise
     except CenoteError as error:
         if node_failed(error):
-            call.node_failed(node, error, alone=replicas == 1)
+            until_s = call.end_s - remaining_s + budget_s
+            call.node_failed(node, error, alone=replicas == 1, until_s=until_s)
         return None
     if item:
         return None
