@@ -18,7 +18,7 @@ from cenote.api.errors import (
     ProtocolError,
     Unavailable,
 )
-from cenote.rpc import lane_socket
+from cenote.rpc import lane_connect, lane_socket
 from cenote.rpc.frames import HEADER, REPLY, pack_error, pack_frame
 from cenote.rpc.lane_client import LaneClient
 from promptness import ends_within
@@ -242,7 +242,7 @@ def test_a_server_that_dies_before_it_hears_hello(
     lane: LaneThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was connected can't be written to any more: the same as no connection."""
-    connect = lane_socket.connect_socket
+    connect = lane_connect.connect_socket
     gone = 2
 
     def dead_at_first(*arguments: Any) -> socket.socket:
