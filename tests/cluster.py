@@ -13,6 +13,10 @@
         cluster.cli("status", "--json")                 # such a command: CompletedProcess, text
         cluster.wait_alive(2)                           # until the master sees so many nodes alive
 
+    with Cluster(masters=2, metadata=etcd.url) as cluster:  # see `etcd.py`; or one URL for each
+        cluster.leader()                                # the Process that leads, waited for
+        cluster.lane                                    # all of them, with commas between
+
 `Process`: name, pid, is_running, exit_code, ready (fields of the readiness line), log_text(),
 start(), wait_ready(), stop(), kill(), restart(), pause(), resume(), wait_exit().
 
@@ -73,6 +77,10 @@ class Process:
     @property
     def is_running(self) -> bool:
         return self._daemon.is_running
+
+    @property
+    def is_paused(self) -> bool:
+        return self._paused
 
     @property
     def exit_code(self) -> int | None:
@@ -142,6 +150,7 @@ class Process:
     def pause(self) -> None:
         """SIGSTOP."""
         self.send_signal(signal.SIGSTOP)
+        self._paused = True
 
         def is_stopped() -> bool:
             stat = Path(f"/proc/{self.pid}/stat").read_text()
@@ -151,6 +160,7 @@ class Process:
 
     def resume(self) -> None:
         """SIGCONT."""
+        self._paused = False
         self.send_signal(signal.SIGCONT)
 
 
@@ -162,14 +172,16 @@ class Cluster:
         self,
         *,
         stores: int = 1,
+        masters: int = 1,
         dram_bytes: int = 64 << 20,
-        metadata: str = "file",
+        metadata: str | Sequence[str] = "file",
         master_flags: Mapping[str, object] | None = None,
         store_flags: Mapping[str, object] | None = None,
         allow_tracebacks: bool = False,
         ready_timeout_s: float = READY_TIMEOUT_S,
     ) -> None:
         self._store_count = stores
+        self._master_count = masters
         self._dram_bytes = dram_bytes
         self._metadata = metadata
         self._master_flags = dict(master_flags or {})
@@ -183,7 +195,7 @@ class Cluster:
         self.dram_directory = Path()
         """Segments, in memory."""
         self.stores: list[Process] = []
-        self._master: Process | None = None
+        self.masters: list[Process] = []
 
     # ---- life --------------------------------------------------------------------------------
 
@@ -201,13 +213,24 @@ class Cluster:
         return self
 
     def _start(self) -> None:
-        metadata = "memory:" if self._metadata == "memory" else f"file:{self.directory}/metadata"
-        spec = master_spec(metadata=metadata, extra=self._master_flags)
-        self._master = Process(spec, self.directory, self._daemon_environment)
-        self.master.start()
-        self.master.wait_ready(self._ready_timeout_s)
-        # The same ports after a restart, so that everybody finds it again.
-        self.master.flags.update(self._pinned_ports())
+        own = {"memory": "memory:", "file": f"file:{self.directory}/metadata"}
+        one = self._metadata
+        each = [own.get(one, one)] * self._master_count if isinstance(one, str) else list(one)
+        for number in range(self._master_count):
+            spec = master_spec(metadata=each[number], extra=self._master_flags)
+            if self._master_count > 1:
+                spec.name = f"master{number}"
+            master = Process(spec, self.directory, self._daemon_environment)
+            self.masters.append(master)
+            master.start()
+        for master in self.masters:
+            master.wait_ready(self._ready_timeout_s)
+            # The same ports after a restart, so that everybody finds it again.
+            master.flags.update(
+                listen=_host_port(master.ready["lane"]), grpc=_host_port(master.ready["grpc"])
+            )
+        if each[0] not in own.values():
+            self.leader()
         started = [self._new_store(self._dram_bytes, {}) for _ in range(self._store_count)]
         for store in started:
             store.wait_ready(self._ready_timeout_s)
@@ -255,26 +278,49 @@ class Cluster:
 
     @property
     def master(self) -> Process:
-        assert self._master is not None, "the cluster was not started"
-        return self._master
+        """The only one."""
+        (master,) = self.masters
+        return master
+
+    def leader(self, timeout_s: float = 20.0) -> Process:
+        """The master that leads; waits until one does."""
+
+        def find() -> Process | None:
+            for master in self.masters:
+                if master.is_running and not master.is_paused and self.role_of(master) == "leader":
+                    return master
+            return None
+
+        found = wait_until(find, timeout_s, what="a master to lead")
+        assert found is not None
+        return found
+
+    def role_of(self, master: Process) -> str:
+        """`leader`, `standby`, or empty where it does not answer."""
+        import grpc
+
+        from cenote.v1 import admin_pb2, admin_pb2_grpc
+
+        with grpc.insecure_channel(_host_port(master.ready["grpc"])) as channel:
+            stub = admin_pb2_grpc.AdminServiceStub(channel)  # type: ignore[no-untyped-call]
+            with contextlib.suppress(grpc.RpcError):
+                return str(stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=1.0).role)
+        return ""
 
     @property
     def processes(self) -> list[Process]:
-        """The master, where it was started, and all stores."""
-        return [*([] if self._master is None else [self._master]), *self.stores]
+        """The masters, where they were started, and all stores."""
+        return [*self.masters, *self.stores]
 
     @property
     def lane(self) -> str:
-        """Address of the master's lane."""
-        return _host_port(self.master.ready["lane"])
+        """Address of the master's lane, or of all masters' with commas between."""
+        return ",".join(_host_port(master.ready["lane"]) for master in self.masters)
 
     @property
     def grpc(self) -> str:
-        """Address of the master's gRPC server."""
-        return _host_port(self.master.ready["grpc"])
-
-    def _pinned_ports(self) -> dict[str, object]:
-        return {"listen": self.lane, "grpc": self.grpc}
+        """Address of the master's gRPC server, or of all masters' with commas between."""
+        return ",".join(_host_port(master.ready["grpc"]) for master in self.masters)
 
     def add_store(
         self,
@@ -325,17 +371,14 @@ class Cluster:
 
     def wait_alive(self, count: int, timeout_s: float = 10.0) -> None:
         """Until the master sees exactly so many nodes alive."""
-        import grpc
+        from cenote.api.errors import CenoteError
+        from cenote.cli.connect import Admin
 
-        from cenote.v1 import admin_pb2, admin_pb2_grpc
-
-        with grpc.insecure_channel(self.grpc) as channel:
-            stub = admin_pb2_grpc.AdminServiceStub(channel)  # type: ignore[no-untyped-call]
+        with Admin(self.grpc.split(","), deadline_s=timeout_s) as admin:
 
             def alive() -> bool:
-                with contextlib.suppress(grpc.RpcError):  # a master that is just being restarted
-                    status = stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=timeout_s)
-                    return bool(status.nodes_alive == count)
+                with contextlib.suppress(CenoteError):  # a master that is just being restarted
+                    return admin.status().nodes_alive == count
                 return False
 
             wait_until(alive, timeout_s, what=f"{count} live nodes")

@@ -72,7 +72,7 @@ class FakeLink:
             master.hellos += 1
             leads = master.leader is None
             return pb.HelloResponse(
-                epoch=master.epoch, is_leader=leads, leader=master.leader or "here"
+                epoch=master.epoch, is_leader=leads, leader_addresses=[master.leader or "here"]
             )
 
     def attach(self, request: pb.AttachRequest, deadline_s: float) -> pb.AttachResponse:

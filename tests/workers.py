@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from cluster import Cluster
@@ -12,7 +12,17 @@ from payloads import payload_of
 from remote import Remote
 from waiting import wait_until
 
-__all__ = ["DEADLINE_S", "TRANSPORTS", "Load", "check_back_to_normal", "pass_time", "pool", "reads"]
+__all__ = [
+    "DEADLINE_S",
+    "TRANSPORTS",
+    "Load",
+    "check_back_to_normal",
+    "pass_time",
+    "pool",
+    "reads",
+    "shared_pool",
+    "writes",
+]
 
 MIB = 1 << 20
 BASE = {f"base{i}": 1 + i * 997 % 60_000 for i in range(300)}
@@ -24,6 +34,26 @@ def pass_time(seconds: float) -> None:
     """Let the load go on for so long."""
     until_s = time.monotonic() + seconds
     wait_until(lambda: time.monotonic() >= until_s, seconds + 1, what="time to pass")
+
+
+@contextmanager
+def shared_pool(
+    metadata: str | Sequence[str],
+    *,
+    masters: int,
+    stores: int,
+    dram_bytes: int = 96 * MIB,
+    **flags: object,
+) -> Iterator[Cluster]:
+    """As `pool`, with several masters over metadata that they share."""
+    named = {name.replace("_", "-"): value for name, value in flags.items()}
+    with Cluster(
+        stores=0, masters=masters, dram_bytes=dram_bytes, metadata=metadata, master_flags=named
+    ) as cluster:
+        for i in range(stores):
+            cluster.add_store(flags={"failure-domain": f"domain{i}"})
+        cluster.wait_alive(stores)
+        yield cluster
 
 
 @contextmanager
@@ -95,6 +125,10 @@ class Load:
 
     def removed(self) -> list[str]:
         return [key for report in self.reports for key in report.removed]
+
+
+def writes(samples: list[Sample]) -> list[Sample]:
+    return [s for s in samples if s[2].startswith("put")]
 
 
 def reads(samples: list[Sample]) -> list[Sample]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from pathlib import Path
@@ -10,40 +14,86 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cenote.api.errors import InternalError, ResourceUnavailable
+from cenote.api.errors import InternalError, NotLeader, ResourceUnavailable
 from cenote.master.effects import SegmentGone
+from cenote.master.etcd import EtcdKv
 from cenote.master.file_backend import FileBackend
-from cenote.master.journal import Entry, RecordWriter, SnapshotEnd, read_entries, snapshot_records
+from cenote.master.journal import (
+    Entry,
+    Record,
+    RecordWriter,
+    SnapshotEnd,
+    read_entries,
+    snapshot_records,
+)
+from cenote.master.kv_backend import KvBackend
 from cenote.master.memory_backend import MemoryBackend, MemoryLog
-from cenote.master.metadata import MetadataBackend
+from cenote.master.metadata import MasterRow, MetadataBackend, begin
+from etcd import EtcdCluster
+from kv_model import KvModel, ModelKv
 
 Maker = Callable[[], MetadataBackend]
 TIMEOUT_S = 10.0
 
 
-@pytest.fixture(params=["memory", "file"])
-def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Maker]:
-    """Makes backends over one and the same log; those that a test leaves open are closed."""
-    made: list[MetadataBackend] = []
-    log = MemoryLog()
+TENURE_S = 0.4
 
-    def maker() -> MetadataBackend:
-        if request.param == "memory":
-            backend: MetadataBackend = MemoryBackend(log)
-        else:
-            backend = FileBackend(tmp_path / "journal", rotate_bytes=2000)
-        made.append(backend)
+
+class Factory:
+    """Makes backends over one and the same log; those that a test leaves open are closed."""
+
+    def __init__(self, make: Maker) -> None:
+        self._make = make
+        self.made: list[MetadataBackend] = []
+
+    def __call__(self) -> MetadataBackend:
+        backend = self._make()
+        self.made.append(backend)
         return backend
 
-    yield maker
-    for backend in made:
-        backend.close()
+    def close(self) -> None:
+        for backend in self.made:
+            with contextlib.suppress(NotLeader):
+                backend.close()
+
+
+@pytest.fixture(scope="session")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    with EtcdCluster(tmp_path_factory.mktemp("etcd")) as cluster:
+        yield cluster
+
+
+def maker_of(kind: str, directory: Path, etcd: EtcdCluster | None) -> Maker:
+    """All that it makes are of the same log."""
+    if kind == "memory":
+        log = MemoryLog()
+        return lambda: MemoryBackend(log)
+    if kind == "file":
+        return lambda: FileBackend(directory / "journal", rotate_bytes=2000)
+    if kind == "model":
+        service, lock = KvModel(), threading.Condition(threading.RLock())
+        return lambda: KvBackend(
+            ModelKv(service, lock), name="model:", prefix="/p", tenure_s=TENURE_S
+        )
+    assert etcd is not None
+    options = etcd.options(f"/{uuid.uuid4().hex}")
+    return lambda: KvBackend(
+        EtcdKv(options), name=options.url, prefix=options.prefix, tenure_s=TENURE_S
+    )
+
+
+@pytest.fixture(params=["memory", "file", "model", "etcd"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Factory]:
+    etcd = request.getfixturevalue("etcd") if request.param == "etcd" else None
+    factory = Factory(maker_of(request.param, tmp_path, etcd))
+    yield factory
+    factory.close()
 
 
 def opened(make: Maker) -> tuple[MetadataBackend, int, list[Entry]]:
     """A backend that is ready for appends, its epoch, and what it gave back."""
     backend = make()
-    found = backend.open()
+    found = begin(backend)
     return backend, found.epoch, list(read_entries(found.records))
 
 
@@ -65,7 +115,7 @@ def test_a_new_log_is_empty_and_in_epoch_one(make: Maker) -> None:
     backend, epoch, entries = opened(make)
     assert (epoch, entries, backend.last_entry, backend.durable_entry) == (1, [], 0, 0)
     assert backend.refusal is None
-    assert backend.name.split(":")[0] in ("memory", "file")
+    assert backend.name.split(":")[0] in ("memory", "file", "model", "etcd")
 
 
 def test_epochs_rise_with_every_start(make: Maker) -> None:
@@ -95,15 +145,35 @@ def test_what_was_appended_survives_without_close(make: Maker, tmp_path: Path) -
     backend.append(records(1, 5))
     if isinstance(backend, MemoryBackend):
         pytest.skip("memory: ends with the process")
+    if backend.shared:
+        backend.sync(5).result(TIMEOUT_S)
+        standby = make()
+        standby.join(MasterRow("standby"))
+        assert numbers(list(read_entries(followed(standby)))) == [1, 2, 3, 4, 5]
+        return
     copied = tmp_path / "copy"
     copied.mkdir()
     for path in (tmp_path / "journal").iterdir():
         (copied / path.name).write_bytes(path.read_bytes())
     other = FileBackend(copied)
     try:
-        assert numbers(list(read_entries(other.open().records))) == [1, 2, 3, 4, 5]
+        assert numbers(list(read_entries(begin(other).records))) == [1, 2, 3, 4, 5]
     finally:
         other.close()
+
+
+def followed(backend: MetadataBackend) -> list[Record]:
+    """All that a standby is given until it has caught up."""
+    found: list[Record] = []
+    end_s = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < end_s:
+        step = backend.follow(0.2)
+        if step.anew:
+            found = []
+        found += step.records
+        if step.caught_up:
+            return found
+    raise AssertionError(f"{backend.name} does not catch up: {backend.refusal}")
 
 
 def test_only_the_next_entry_can_be_appended(make: Maker) -> None:
@@ -118,7 +188,7 @@ def test_only_the_next_entry_can_be_appended(make: Maker) -> None:
 
 def test_appending_needs_the_journal_read_to_its_end(make: Maker) -> None:
     backend = make()
-    found = backend.open()
+    found = begin(backend)
     with pytest.raises(InternalError):
         backend.append(records(1, 1))
     assert list(found.records) == []
@@ -144,10 +214,10 @@ def test_only_one_master_at_a_time(make: Maker) -> None:
     first, _, _ = opened(make)
     second = make()
     with pytest.raises(ResourceUnavailable, match="in use") as caught:
-        second.open()
+        begin(second, timeout_s=2 * TENURE_S)
     assert caught.value.remedy
     first.close()
-    assert second.open().epoch == 2
+    assert begin(second).epoch == 2
 
 
 def test_sync_means_durable(make: Maker) -> None:
@@ -191,7 +261,8 @@ def test_a_snapshot_replaces_what_it_covers(make: Maker) -> None:
     used = backend.bytes_used
     snapshot = snapshot_records([SegmentGone(1000)], covers=150, epoch=1)
     backend.install_snapshot(snapshot, 150)
-    assert 0 < backend.bytes_used < used
+    if not backend.shared:  # etcd's database does not shrink
+        assert 0 < backend.bytes_used < used
     backend.append(records(201, 1))
     backend.close()
     backend, _, entries = opened(make)
@@ -230,6 +301,7 @@ def test_any_sequence_keeps_the_log(
     makers: tuple[Maker, ...] = (
         lambda: MemoryBackend(log),
         lambda: FileBackend(directory, rotate_bytes=300),
+        maker_of("model", directory, None),
     )
     for make in makers:
         backend, _, _ = opened(make)

@@ -22,6 +22,7 @@ from cenote.master.compaction import CompactionLimits
 from cenote.master.compactor import compact
 from cenote.master.file_backend import FileBackend
 from cenote.master.journal_files import list_directory
+from cenote.master.metadata import begin
 from cenote.v1 import master_pb2 as pb
 from master_pool import MIB, MasterPool
 from waiting import wait_until
@@ -85,7 +86,7 @@ def opened(directory: Path, limits: CompactionLimits) -> Iterator[FileBackend]:
     with contextlib.closing(
         FileBackend(directory, rotate_bytes=ROTATE_BYTES, compaction=limits)
     ) as backend:
-        list(backend.open().records)
+        list(begin(backend).records)
         yield backend
 
 

@@ -25,6 +25,7 @@ from cenote.master.journal import (
     snapshot_records,
 )
 from cenote.master.journal_files import list_directory
+from cenote.master.metadata import begin
 from waiting import wait_until
 
 TIMEOUT_S = 10.0
@@ -44,7 +45,7 @@ def write_journal(
 ) -> None:
     """A directory with entries 1 to `count`. `promised`: each was durable before the next."""
     backend = FileBackend(directory, rotate_bytes=rotate_bytes)
-    for _ in backend.open().records:
+    for _ in begin(backend).records:
         pass
     for number in range(1, count + 1):
         backend.append(entry_records(number, 1, number - 1 if promised else 0))
@@ -54,7 +55,7 @@ def write_journal(
 def read_back(directory: Path) -> list[int]:
     backend = FileBackend(directory)
     try:
-        entries = list(read_entries(backend.open().records))
+        entries = list(read_entries(begin(backend).records))
         assert backend.append(entry_records(backend.last_entry + 1, 1)) > 0
     finally:
         backend.close()
@@ -150,7 +151,7 @@ def flip_byte(path: Path, position: int) -> None:
 def test_a_damaged_snapshot_refuses_to_start(tmp_path: Path) -> None:
     write_journal(tmp_path, 9, promised=True, rotate_bytes=100)
     backend = FileBackend(tmp_path)
-    list(backend.open().records)
+    list(begin(backend).records)
     content = [SegmentGone(number) for number in range(1, 6)]
     backend.install_snapshot(snapshot_records(content, covers=5, epoch=1), 5)
     backend.close()
@@ -169,7 +170,7 @@ def test_leftovers_of_a_crash_are_removed(tmp_path: Path) -> None:
     write_journal(tmp_path, 9, promised=True, rotate_bytes=100)
     before = {file.path: file.path.read_bytes() for file in list_directory(tmp_path).journals}
     backend = FileBackend(tmp_path)
-    list(backend.open().records)
+    list(begin(backend).records)
     content = [SegmentGone(number) for number in range(1, 6)]
     backend.install_snapshot(snapshot_records(content, covers=5, epoch=1), 5)
     backend.close()
@@ -197,7 +198,7 @@ def test_without_its_epoch_a_journal_is_not_started(tmp_path: Path, content: byt
     assert "larger than any epoch" in caught.value.remedy
     path.write_bytes(b"41\n")
     backend = FileBackend(tmp_path)
-    assert backend.open().epoch == 42
+    assert begin(backend).epoch == 42
     backend.close()
 
 
@@ -206,16 +207,16 @@ def test_without_its_epoch_a_journal_is_not_started(tmp_path: Path, content: byt
 
 def test_a_second_master_learns_the_pid_of_the_first(tmp_path: Path) -> None:
     first = FileBackend(tmp_path)
-    first.open()
+    begin(first)
     with pytest.raises(ResourceUnavailable, match=f"pid {os.getpid()}"):
-        FileBackend(tmp_path).open()
+        begin(FileBackend(tmp_path))
     first.close()
 
 
 def test_a_directory_that_cannot_be_made_is_a_typed_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ResourceUnavailable, match="can't open"):
-        FileBackend(tmp_path / "file" / "journal").open()
+        begin(FileBackend(tmp_path / "file" / "journal"))
 
 
 # ---- full and failing disks -----------------------------------------------------------------
@@ -243,7 +244,7 @@ def disk() -> FaultyDisk:
 @pytest.fixture
 def backend(tmp_path: Path, disk: FaultyDisk) -> Iterator[FileBackend]:
     backend = FileBackend(tmp_path, pwrite=disk.pwrite)
-    list(backend.open().records)
+    list(begin(backend).records)
     yield backend
     backend.close()
 
@@ -293,7 +294,7 @@ def test_no_room_ahead_refuses_until_there_is(
     monkeypatch.setattr(file_syncer, "reserve", reserve)
     monkeypatch.setattr(file_syncer, "RETRY_INTERVAL_S", 0.01)
     backend = FileBackend(tmp_path)
-    list(backend.open().records)
+    list(begin(backend).records)
     backend.append(entry_records(1, 1))
     refusal = wait_until(lambda: backend.refusal, what="a refusal")
     assert isinstance(refusal, ResourceUnavailable)
@@ -310,7 +311,7 @@ def test_a_failed_sync_is_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     backend = FileBackend(tmp_path)
-    list(backend.open().records)
+    list(begin(backend).records)
     backend.append(entry_records(1, 1))
     backend.sync(1).result(TIMEOUT_S)
     monkeypatch.setattr(os, "fdatasync", fail)
@@ -331,7 +332,7 @@ def test_a_failed_sync_is_final(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_reserved_room_is_given_back(tmp_path: Path) -> None:
     backend = FileBackend(tmp_path, rotate_bytes=300)
-    list(backend.open().records)
+    list(begin(backend).records)
     for number in range(1, 10):
         backend.append(entry_records(number, 1))
         backend.sync(number).result(TIMEOUT_S)
@@ -348,9 +349,10 @@ from pathlib import Path
 from cenote.master.effects import SegmentGone
 from cenote.master.file_backend import FileBackend
 from cenote.master.journal import RecordWriter
+from cenote.master.metadata import begin
 
 backend = FileBackend(Path(sys.argv[1]), rotate_bytes=4000)
-opened = backend.open()
+opened = begin(backend)
 for _ in opened.records:
     pass
 writer = RecordWriter(opened.epoch, backend.last_entry + 1)
@@ -375,12 +377,12 @@ def test_what_a_killed_process_acknowledged_is_there(tmp_path: Path) -> None:
                 if acknowledged >= wanted:
                     break
             with pytest.raises(ResourceUnavailable, match=f"pid {child.pid}"):
-                FileBackend(tmp_path).open()
+                begin(FileBackend(tmp_path))
             child.send_signal(signal.SIGKILL)
             lines = child.stdout.read().split()
             acknowledged = int(lines[-1]) if lines else acknowledged
         backend = FileBackend(tmp_path)
-        entries = list(read_entries(backend.open().records))
+        entries = list(read_entries(begin(backend).records))
         for file in list_directory(tmp_path).journals:  # the room that it had reserved is free
             assert file.path.stat().st_blocks * 512 <= 8192
         backend.close()

@@ -26,6 +26,7 @@ from cenote.api.errors import CenoteError, NamespaceNotFound
 from cenote.master.effects import SegmentGone
 from cenote.master.file_backend import FileBackend
 from cenote.master.journal import RecordWriter
+from cenote.master.metadata import begin
 from cenote.rpc.grpc_util import typed_error
 from cenote.rpc.lane_client import LaneClient
 from cenote.transport import wire
@@ -166,7 +167,7 @@ def test_a_stopped_master_ends_in_time_and_comes_back(cluster: Cluster) -> None:
 def test_a_signal_while_the_journal_is_replayed_ends_it_in_time(tmp_path: Path) -> None:
     directory = tmp_path / "metadata"
     backend = FileBackend(directory)
-    list(backend.open().records)
+    list(begin(backend).records)
     writer = RecordWriter(1, 1)
     for _ in range(100):
         records = []

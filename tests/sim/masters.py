@@ -23,6 +23,7 @@ from cenote.master.commands import ResetNamespace
 from cenote.master.effects import EpochStarted
 from cenote.master.journal import SnapshotEnd, entry_range, read_entries, snapshot_records
 from cenote.master.memory_backend import MemoryBackend, MemoryLog
+from cenote.master.metadata import begin
 from cenote.master.operations import Later, Settings
 from cenote.master.service import MasterService
 from cenote.master.state import MasterState
@@ -83,7 +84,7 @@ class SimLog(MemoryLog):
         state = MasterState(StateConfig(), epoch=0)
         epoch = 0
         backend = MemoryBackend(self)
-        opened = backend.open()
+        opened = begin(backend)
         self.epoch -= 1
         for entry in read_entries(opened.records, verified=True):
             if isinstance(entry, SnapshotEnd | EpochStarted):
@@ -91,7 +92,7 @@ class SimLog(MemoryLog):
             if not isinstance(entry, SnapshotEnd):
                 state.replay(entry)
         covers = backend.last_entry
-        self.in_use = False
+        self.leader = None
         records = list(snapshot_records(state.snapshot(), covers=covers, epoch=epoch))
         self.snapshot, self.covers, self.records = records, covers, []
 

@@ -192,7 +192,7 @@ class World:
             master.service.close()
         self.loop.note(MASTER, "stops" if orderly else "is killed")
         self.loop.kill(master.party)
-        self.log.in_use = False
+        self.log.leader = None
         self.master = None
         for signal in list(master.open_calls):
             error = Unavailable("the master is gone")

@@ -41,8 +41,8 @@ def show_status(admin: Admin, *, as_json: bool) -> None:
     reply = admin.status()
     if as_json:
         print_json(
-            {f.name: getattr(reply, f.name) for f in reply.DESCRIPTOR.fields}
-            | {"hit_rate": _hit_rate(reply)}
+            {f.name: getattr(reply, f.name) for f in reply.DESCRIPTOR.fields if f.name != "masters"}
+            | {"hit_rate": _hit_rate(reply), "masters": [_master(m) for m in reply.masters]}
         )
         return
     print_pairs(_status_pairs(reply))
@@ -66,11 +66,57 @@ def _hit_rate(reply: admin_pb2.GetStatusResponse) -> float | None:
     return reply.acquired_hits / reply.acquired_keys if reply.acquired_keys else None
 
 
+def _master(master: admin_pb2.MasterInfo) -> dict[str, Any]:
+    return {
+        "name": master.name,
+        "role": master.role,
+        "addresses": list(master.addresses),
+        "grpc": master.grpc,
+    }
+
+
+def _masters(reply: admin_pb2.GetStatusResponse) -> str | None:
+    """All masters by role; None where there is only the one that answers."""
+    if len(reply.masters) < 2 and reply.role == "leader":
+        return None
+    ordered = sorted(reply.masters, key=lambda master: (master.role != "leader", master.name))
+    return ", ".join(f"{master.name} ({master.role})" for master in ordered) or "none is known"
+
+
+def _journal_state(reply: admin_pb2.GetStatusResponse) -> str | None:
+    """How far the metadata service is behind, and whether it takes writes."""
+    if reply.writes_refused:
+        return f"takes no writes: {reply.writes_refused}"
+    if reply.backlog_age_s >= 0.1:
+        return f"{reply.backlog_entries} decisions behind, for {reply.backlog_age_s:.1f} s"
+    return None
+
+
+def _standby_pairs(reply: admin_pb2.GetStatusResponse) -> list[tuple[str, str | int | None]]:
+    from cenote.runtime.units import format_duration, format_size
+
+    leader = f"epoch {reply.epoch}" if reply.epoch else "nobody leads that it knows of"
+    return [
+        ("cluster", f"{reply.cluster_name}, asked a {reply.role}, {leader}"),
+        ("masters", _masters(reply)),
+        ("version", reply.server_version or None),
+        ("up", format_duration(reply.uptime_s)),
+        (
+            "metadata",
+            f"{reply.metadata_backend}, {format_size(reply.journal_bytes)} of journal, followed"
+            f" to entry {reply.last_entry}",
+        ),
+        ("journal", _journal_state(reply)),
+    ]
+
+
 def _status_pairs(reply: admin_pb2.GetStatusResponse) -> list[tuple[str, str | int | None]]:
     from cenote.runtime.units import format_duration, format_size
 
     from .output import counted
 
+    if reply.role != "leader":
+        return _standby_pairs(reply)
     rate = _hit_rate(reply)
     held = [
         (f"{format_size(reply.leased_bytes)} in {counted(reply.leases, 'lease')}", reply.leases),
@@ -81,6 +127,7 @@ def _status_pairs(reply: admin_pb2.GetStatusResponse) -> list[tuple[str, str | i
     ]
     return [
         ("cluster", f"{reply.cluster_name}, {reply.role}, epoch {reply.epoch}"),
+        ("masters", _masters(reply)),
         ("version", reply.server_version or None),
         ("up", format_duration(reply.uptime_s)),
         ("nodes", f"{reply.nodes_alive} of {reply.nodes_total} alive"),
@@ -107,6 +154,7 @@ def _status_pairs(reply: admin_pb2.GetStatusResponse) -> list[tuple[str, str | i
             f"{reply.metadata_backend}, {format_size(reply.metadata_memory_bytes)} in memory,"
             f" {format_size(reply.journal_bytes)} of journal",
         ),
+        ("journal", _journal_state(reply)),
     ]
 
 

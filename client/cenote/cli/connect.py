@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast, final
 
@@ -13,6 +14,7 @@ from cenote.api.errors import (
     DeadlineExceeded,
     InvalidArgument,
     NamespaceNotFound,
+    NotLeader,
     Unavailable,
 )
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from cenote.client import Client
     from cenote.v1 import admin_pb2, common_pb2, store_pb2
 
-__all__ = ["Admin", "grpc_address_of", "list_slots", "open_admin", "open_client"]
+__all__ = ["Admin", "grpc_addresses_of", "list_slots", "open_admin", "open_client"]
 
 _GRPC_PORT_DEFAULT: Final = 5111
 _LOOKUP: Final = re.compile(
@@ -33,13 +35,20 @@ _NO_MASTER: Final = "start a pool with `cenote up`, or say where it is: --master
 M = TypeVar("M", bound="Message")
 
 
-def grpc_address_of(master: str, grpc: str | None) -> str:
-    """`grpc`, or by convention the port after that of the master's lane. Raises InvalidArgument."""
+def grpc_addresses_of(master: str, grpc: str | None) -> list[str]:
+    """Those in `grpc`, or by convention the ports after those of the masters' lanes.
+
+    Raises InvalidArgument.
+    """
+    if grpc:
+        return grpc.split(",")
+    return list(dict.fromkeys(map(_grpc_address_of, master.split(","))))
+
+
+def _grpc_address_of(master: str) -> str:
     from cenote.rpc.address import parse_address
 
-    if grpc:
-        return grpc
-    address = parse_address(master.partition(",")[0])
+    address = parse_address(master)
     if address.path:
         return f"127.0.0.1:{_GRPC_PORT_DEFAULT}"
     host = f"[{address.host}]" if ":" in address.host else address.host
@@ -48,7 +57,7 @@ def grpc_address_of(master: str, grpc: str | None) -> str:
 
 def open_admin(master: str, grpc: str | None, deadline_s: float) -> Admin:
     """The master's administration, by the options of a command."""
-    return Admin(grpc_address_of(master, grpc), deadline_s=deadline_s)
+    return Admin(grpc_addresses_of(master, grpc), deadline_s=deadline_s)
 
 
 def _channel(address: str) -> Any:
@@ -62,37 +71,85 @@ def _channel(address: str) -> Any:
 
 @final
 class Admin:
-    """The master's AdminService. A context manager; every call ends within `deadline_s`."""
+    """The leader's AdminService. A context manager; every call ends within `deadline_s`.
 
-    def __init__(self, address: str, *, deadline_s: float = 5.0) -> None:
-        from cenote.v1 import admin_pb2_grpc
+    Of several masters those that do not lead, or do not answer, are passed over.
+    """
 
-        self.address = address
+    def __init__(self, addresses: Sequence[str], *, deadline_s: float = 5.0) -> None:
+        self._addresses = list(addresses)
         self._deadline_s = deadline_s
-        self._channel = _channel(address)
-        make_stub: Any = admin_pb2_grpc.AdminServiceStub
-        self._stub = make_stub(self._channel)
+        self._channels: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._channel.close()
+        for channel in self._channels.values():
+            channel.close()
 
-    def _call(self, method: str, request: Message) -> Any:
+    @property
+    def address(self) -> str:
+        """The one that answered last."""
+        return self._addresses[0]
+
+    def _ask(self, address: str, method: str, request: Message, deadline_s: float) -> Any:
         import grpc
 
+        from cenote.v1 import admin_pb2_grpc
+
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = _channel(address)
+        make_stub: Any = admin_pb2_grpc.AdminServiceStub
         try:
-            return getattr(self._stub, method)(request, timeout=self._deadline_s)
+            return getattr(make_stub(channel), method)(request, timeout=deadline_s)
         except grpc.RpcError as error:
-            raise _typed(error, f"the master's gRPC address {self.address}", _NO_MASTER) from error
+            raise _typed(error, f"the master's gRPC address {address}", _NO_MASTER) from error
+
+    def _call(self, method: str, request: Message) -> Any:
+        """The leader's answer. Raises what the last master raised that was asked in vain."""
+        until_s = time.monotonic() + self._deadline_s
+        todo = list(self._addresses)
+        asked: set[str] = set()
+        failure: CenoteError | None = None
+        while todo:
+            address = todo.pop(0)
+            left_s = until_s - time.monotonic()
+            if address in asked or left_s <= 0:
+                continue
+            asked.add(address)
+            share_s = left_s if not todo else max(left_s / (1 + len(todo)), min(left_s, 0.5))
+            try:
+                reply = self._ask(address, method, request, share_s)
+            except NotLeader as error:
+                todo[:0] = [_grpc_address_of(leader) for leader in error.addresses]
+                failure = error
+            except (Unavailable, DeadlineExceeded) as error:
+                failure = failure or error
+            else:
+                self._addresses = [address, *(a for a in self._addresses if a != address)]
+                return reply
+        assert failure is not None
+        raise failure
 
     def status(self) -> admin_pb2.GetStatusResponse:
-        """What the master says of the pool as a whole."""
+        """What the leader says of the pool as a whole; where none is found, a standby."""
         from cenote.v1 import admin_pb2
 
-        reply = self._call("GetStatus", admin_pb2.GetStatusRequest())
-        return cast("admin_pb2.GetStatusResponse", reply)
+        request = admin_pb2.GetStatusRequest()
+        reply: admin_pb2.GetStatusResponse = self._call("GetStatus", request)
+        if reply.role == "leader":
+            return reply
+        known = [master.grpc for master in reply.masters if master.role == "leader"]
+        for address in dict.fromkeys((*known, *self._addresses[1:])):
+            try:
+                other = self._ask(address, "GetStatus", request, min(self._deadline_s, 1.0))
+            except (Unavailable, DeadlineExceeded):
+                continue
+            if other.role == "leader":
+                return cast("admin_pb2.GetStatusResponse", other)
+        return reply
 
     def nodes(self) -> Sequence[admin_pb2.NodeStatus]:
         """All store daemons that the master knows, by name."""

@@ -11,7 +11,6 @@ was granted is given back.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from types import TracebackType
@@ -21,13 +20,13 @@ import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import NDArray
 
-from cenote.api.errors import CenoteError, ClientClosed, Unavailable
+from cenote.api.errors import CenoteError
 from cenote.api.keys import Key, KeySequence, digest_key, encode_key, encode_keys
 from cenote.api.master import MasterApi
 from cenote.api.types import AcquiredLease, ClientStats, MatchResult, PutResult
-from cenote.rpc.lane_aio import AsyncLaneClient
 from cenote.transport.base import Transport
 
+from .aio_leader import AsyncLeader
 from .buffers import AnyBuffer, Buffer, Buffers, new_bytes, writable_memory
 from .calls import Calls, PutKeywords
 from .client import Client, ClientKeywords, Registration
@@ -66,8 +65,7 @@ class AsyncDriver:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._blocking = BlockingDriver(session)
-        self._lane: AsyncLaneClient | None = None
-        self._lane_target = ("", b"")
+        self._leader: AsyncLeader | None = None
 
     async def run(self, call: Call, plan: Plan[T]) -> T:
         """Drive the plan to its end; grants that it leaves open are given back in any case."""
@@ -131,20 +129,10 @@ class AsyncDriver:
             request = request_type.FromString(body)
             reply: Message = getattr(master, method)(request, deadline_s)
             return reply
-        until_s = time.monotonic() + deadline_s
-        try:
-            answer = await self._lane_to(master).call(number, body, deadline_s)
-        except ClientClosed:
-            if self._session.refusal is not None:
-                raise
-            raise Unavailable("the lane was closed meanwhile") from None
-        except Unavailable as error:
-            # The blocking stub knows how to follow the leader; the next call goes where it went.
-            left_s = until_s - time.monotonic()
-            if error.maybe_executed and len(master.addresses) == 1:
-                raise
-            answer = await self._in_pool([], master.call, number, body, max(left_s, 0.001))
-        return decoded(reply_type, answer)
+        leader = self._leader
+        if leader is None:
+            leader = self._leader = AsyncLeader(self._session, master)
+        return decoded(reply_type, await leader.call(number, body, deadline_s))
 
     async def _ask_many(self, step: AskMany) -> list[Message | CenoteError]:
         async def one(make: Callable[[], Message]) -> Message | CenoteError:
@@ -155,27 +143,10 @@ class AsyncDriver:
 
         return list(await asyncio.gather(*[one(make) for make in step.make]))
 
-    def _lane_to(self, master: LaneMaster) -> AsyncLaneClient:
-        """The lane to the master that the blocking stub uses now."""
-        target = (master.addresses[0], master.hello_bytes)
-        lane = self._lane
-        if lane is None or target != self._lane_target:
-            if lane is not None:
-                asyncio.get_running_loop().create_task(lane.close())
-            lane = self._lane = AsyncLaneClient(
-                target[0],
-                target[1],
-                on_hello=master.greeted,
-                connect_timeout_s=master.connect_timeout_s,
-            )
-            self._lane_target = target
-        return lane
-
     async def close(self) -> None:
         """Close the lane; its calls end with ClientClosed."""
-        lane, self._lane = self._lane, None
-        if lane is not None:
-            await lane.close()
+        if self._leader is not None:
+            await self._leader.close()
 
     async def read_cached(
         self, call: Call, digest: bytes, row: bytes, address: int, length: int

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from cenote.api.errors import CenoteError, ClientClosed, NotLeader, ProtocolError, Unavailable
+from cenote.api.errors import (
+    CenoteError,
+    ClientClosed,
+    DeadlineExceeded,
+    NotLeader,
+    ProtocolError,
+    TenureEnded,
+    Unavailable,
+)
 from cenote.rpc.address import parse_address
 from cenote.rpc.lane_client import SPIN_POLLS_DEFAULT, LaneClient
+from cenote.rpc.lane_socket import LaneSocket, NotSent
 from cenote.v1 import master_pb2 as pb
+
+from .masters import HELLO_S, Masters, seek_pause_s
 
 __all__ = ["METHODS", "LaneMaster", "decoded"]
 
@@ -62,17 +75,21 @@ METHODS: Final[dict[str, tuple[int, type[Message], type[Message]]]] = {
     "drain": (pb.MASTER_METHOD_DRAIN, pb.DrainRequest, pb.DrainResponse),
 }
 
-_CONNECT_TIMEOUT_S: Final = 0.3  # to one of several masters
 _LONE_CONNECT_TIMEOUT_S: Final = 60.0  # to the only one: the call's deadline ends it earlier
-_FOLLOWS_MAX: Final = 4
+_ATTEMPT_S: Final = 0.5
+"""How long one of several masters may leave a request unanswered, before it is made sure that it
+still leads; doubled each time. A stopped master looks like a slow one."""
 
 
 class LaneMaster:
     """`cenote.api.master.MasterApi` for any number of threads.
 
-    `addresses` are tried in turn; an answer of `NotLeader` is followed to the leader that it names.
-    The hello (whose session the connections belong to) is sent on every connection that is made;
-    `on_hello` gets each reply.
+    `addresses` are those of all masters: requests go to the one that leads. It is looked for when
+    it says that it does not lead (and then whom it names is asked first), when its connection
+    breaks, and when it leaves a request unanswered for a moment; the request is then sent again,
+    and the same id keeps it from being decided twice. All of it is within the call's deadline. The
+    hello (whose session the connections belong to) is sent on every connection that is made;
+    `on_hello` gets each leader's reply.
     """
 
     def __init__(
@@ -86,28 +103,33 @@ class LaneMaster:
     ) -> None:
         for address in addresses:
             parse_address(address)  # a typing mistake shows now
-        self._addresses = list(dict.fromkeys(addresses))
+        self._masters = Masters(addresses)
         self._hello = hello.SerializeToString()
         self._on_hello = on_hello
         self._connections_max = connections_max
         self._spin_polls = spin_polls
         self._lock = threading.Lock()
-        self._closed = False
+        """Of replacing the lane: held for moments."""
+        self._seeking = threading.Lock()
+        """One thread looks for the leader, the others wait for what it finds."""
+        self._closed = threading.Event()
         self._said: pb.HelloResponse | None = None
         self._hellos = 0
-        self._lane = self._make_lane(self._addresses[0])
-        self.call_lane = self._lane.call
-        """`LaneClient.call` of the present leader: bytes in, bytes out, no retry."""
+        self._lane: LaneClient
+        self.call_lane: Callable[[int, bytes, float], bytes]
+        """`call`; where there is one master only, without a detour."""
+        self._replace_lane()
 
-    def _make_lane(self, address: str) -> LaneClient:
-        return LaneClient(
-            address,
+    def _replace_lane(self) -> None:
+        self._lane = LaneClient(
+            self._masters.known[0],
             self._hello,
             on_hello=self.greeted,
             connections_max=self._connections_max,
             connect_timeout_s=self.connect_timeout_s,
             spin_polls=self._spin_polls,
         )
+        self.call_lane = self._lane.call if self._masters.is_lone else self.call
 
     @property
     def hello_bytes(self) -> bytes:
@@ -115,10 +137,16 @@ class LaneMaster:
         return self._hello
 
     def greeted(self, body: bytes) -> None:
-        """The reply to a connection's hello. Raises NotLeader on a standby."""
+        """The reply to a connection's hello. Raises NotLeader on a standby and an old leader."""
         reply = decoded(pb.HelloResponse, body)
-        if not reply.is_leader:
-            raise NotLeader("this master is a standby", leader=reply.leader)
+        masters = self._masters
+        if not masters.accepts(reply):
+            if reply.is_leader:
+                raise NotLeader(f"this master led until epoch {masters.epoch} began")
+            raise NotLeader(
+                "this master is a standby", addresses=reply.leader_addresses, epoch=reply.epoch
+            )
+        masters.followed(reply)
         self._said = reply
         self._hellos += 1
         if self._on_hello is not None:
@@ -127,12 +155,12 @@ class LaneMaster:
     @property
     def connect_timeout_s(self) -> float:
         """How long one address is tried before the next."""
-        return _LONE_CONNECT_TIMEOUT_S if len(self._addresses) == 1 else _CONNECT_TIMEOUT_S
+        return _LONE_CONNECT_TIMEOUT_S if self._masters.is_lone else HELLO_S
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """All known masters, the present one first."""
-        return tuple(self._addresses)
+        return tuple(self._masters.known)
 
     @property
     def connections(self) -> int:
@@ -140,7 +168,7 @@ class LaneMaster:
 
     def close(self) -> None:
         """End all calls with ClientClosed and close all sockets."""
-        self._closed = True
+        self._closed.set()
         self._lane.close()
 
     # ---- calls -------------------------------------------------------------------------------
@@ -148,54 +176,158 @@ class LaneMaster:
     def call(self, method: int, body: bytes, deadline_s: float) -> bytes:
         """One request to whoever leads. Raises what the master raises, and `LaneClient.call`."""
         until_s = time.monotonic() + deadline_s
-        tries = max(len(self._addresses), _FOLLOWS_MAX)
-        while True:
+        for attempt in count():
             lane = self._lane
+            left_s = until_s - time.monotonic()
+            limit_s = self.attempt_s(attempt, left_s)
             try:
-                return lane.call(method, body, until_s - time.monotonic())
-            except NotLeader as error:
-                tries -= 1
-                if not tries or not self._follow(lane, error.leader):
+                return lane.call(method, body, limit_s)
+            except DeadlineExceeded as error:
+                if limit_s >= left_s:
                     raise
+                failure: CenoteError = error
             except ClientClosed:
                 # Closed under us because another thread moved on to another master?
-                if self._closed or lane is self._lane:
+                if self._closed.is_set() or lane is self._lane:
                     raise
-            except Unavailable:
-                tries -= 1
-                if not tries or not self._follow(lane, ""):
+                continue
+            except Unavailable as error:
+                failure = error
+                if self._masters.is_lone and not self._names_another(error):
                     raise
+            self._find_leader(lane, failure, until_s)
+        raise AssertionError("count() has no end")
 
-    def _follow(self, lane: LaneClient, leader: str) -> bool:
-        """Go to `leader`, or to the next address; False where there is no other."""
-        with self._lock:
-            if self._closed:
-                return False
-            if lane is not self._lane:
-                return True  # another thread did
-            if leader and leader != self._addresses[0]:
-                parse_address(leader)
-                rest = [address for address in self._addresses if address != leader]
-                self._addresses = [leader, *rest]
-            elif len(self._addresses) > 1:
-                self._addresses = [*self._addresses[1:], self._addresses[0]]
-            else:
-                return False
-            self._replace_lane()
+    def attempt_s(self, attempt: int, left_s: float) -> float:
+        """How long to wait for an answer in the `attempt`-th try, from 0, of a call that has
+        `left_s`."""
+        if self._masters.is_lone:
+            return left_s
+        return min(left_s, _ATTEMPT_S * 2.0 ** min(attempt, 10))
+
+    def _names_another(self, error: CenoteError) -> bool:
+        return isinstance(error, NotLeader) and any(
+            address != self._masters.known[0] for address in error.addresses
+        )
+
+    # ---- the leader ----------------------------------------------------------------------------
+
+    def find_leader(self, address: str, failure: CenoteError, until_s: float) -> None:
+        """Look for the leader, if it still is the one at `address` that `failure` came from.
+
+        Raises `failure` where none is found until `until_s`.
+        """
+        lane = self._lane
+        if self._masters.known[0] == address:
+            self._find_leader(lane, failure, until_s)
+
+    def _find_leader(self, lane: LaneClient, failure: CenoteError, until_s: float) -> None:
+        """Go to whoever leads, in place of `lane`, whose last call ended with `failure`.
+
+        Returns also where it still is the same master, or another thread has found it. Raises
+        `failure` at the end of the time, and ClientClosed.
+        """
+        if not self._seeking.acquire(timeout=max(0.0, until_s - time.monotonic())):
+            raise failure
+        try:
+            hints = failure.addresses if isinstance(failure, NotLeader) else ()
+            past_tenure = isinstance(failure, TenureEnded)
+            for attempt in count(1):
+                if lane is not self._lane:
+                    return  # another thread did
+                found = self._ask_around(hints, until_s, past_tenure=past_tenure)
+                if found:
+                    still = found == self._masters.known[0]
+                    self._go_to(found)
+                    if still and not isinstance(failure, DeadlineExceeded):
+                        self._closed.wait(seek_pause_s(attempt, random.random()))
+                    return
+                hints = ()
+                pause_s = seek_pause_s(attempt, random.random())
+                if time.monotonic() + pause_s >= until_s:
+                    raise failure
+                if self._closed.wait(pause_s):
+                    raise ClientClosed()
+        finally:
+            self._seeking.release()
+
+    def _ask_around(self, hints: Iterable[str], until_s: float, *, past_tenure: bool) -> str:
+        """One round of hellos: the address of a leader, "" where none was found.
+
+        `past_tenure`: one that is past its tenure is of no use now.
+        """
+        masters = self._masters
+        todo = masters.in_order(hints)
+        asked: set[str] = set()
+        second_best = ""
+        while todo:
+            address = todo.pop(0)
+            now_s = time.monotonic()
+            if address in asked or now_s >= until_s or self._closed.is_set():
+                continue
+            asked.add(address)
+            reply = self._hello_to(address, min(until_s, now_s + masters.patience_s(address)))
+            if reply is None:
+                masters.silent(address)
+                continue
+            masters.heard(address)
+            if not reply.is_leader and reply.epoch >= masters.epoch:
+                todo[:0] = reply.leader_addresses
+            elif masters.accepts(reply):
+                if not reply.past_tenure:
+                    return address
+                second_best = second_best or address
+        return "" if past_tenure else second_best
+
+    def _hello_to(self, address: str, until_s: float) -> pb.HelloResponse | None:
+        """What this master says of itself; None where it does not answer."""
+        try:
+            lane = LaneSocket.open(
+                parse_address(address),
+                self._hello,
+                until_s,
+                spin_polls=0,
+                clock=time.monotonic,
+                cancelled=self._closed.is_set,
+            )
+        except NotLeader as error:  # a hello may be refused instead of answered
+            return pb.HelloResponse(epoch=error.epoch, leader_addresses=error.addresses)
+        except (CenoteError, NotSent):
+            return None
         lane.close()
-        return True
+        return decoded(pb.HelloResponse, lane.hello_reply)
 
-    def _replace_lane(self) -> None:
-        self._lane = self._make_lane(self._addresses[0])
-        self.call_lane = self._lane.call
+    def _go_to(self, address: str) -> None:
+        with self._lock:
+            if self._closed.is_set():
+                raise ClientClosed()
+            if address == self._masters.known[0]:
+                return
+            old = self._lane
+            self._masters.choose(address)
+            self._replace_lane()
+        old.close()
 
     def call_many(
         self, method: str, requests: Sequence[Message], deadline_s: float
     ) -> list[Message | CenoteError]:
-        """Requests of one method, pipelined: a reply or an error for each."""
+        """Requests of one method, pipelined: a reply or an error for each. Of several masters the
+        present one is asked, for a moment."""
         number, _, reply_type = METHODS[method]
         bodies = [request.SerializeToString() for request in requests]
-        answers = self._lane.call_many(number, bodies, deadline_s)
+        lane = self._lane
+        try:
+            answers = lane.call_many(number, bodies, self.attempt_s(1, deadline_s))
+        except ClientClosed as error:
+            if self._closed.is_set() or lane is self._lane:
+                raise
+            moved = Unavailable("another master leads now")
+            moved.maybe_executed = error.maybe_executed
+            return [moved for _ in bodies]
+        except (Unavailable, DeadlineExceeded) as error:
+            if self._masters.is_lone:
+                raise
+            return [error for _ in bodies]
         return [
             answer if isinstance(answer, CenoteError) else decoded(reply_type, answer)
             for answer in answers
@@ -211,7 +343,7 @@ class LaneMaster:
         """Say hello anew, on new connections. `request` replaces what was said before."""
         body = request.SerializeToString()
         with self._lock:
-            if self._closed:
+            if self._closed.is_set():
                 raise ClientClosed()
             old = None
             if self._hellos or body != self._hello:

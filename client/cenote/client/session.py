@@ -208,7 +208,9 @@ class Session:
                 self._hello, max(0.001, deadline_s - (time.monotonic() - began_s))
             )
             if not reply.is_leader:
-                raise NotLeader("this master is a standby", leader=reply.leader)
+                raise NotLeader(
+                    "this master is a standby", addresses=reply.leader_addresses, epoch=reply.epoch
+                )
             self._greeted(reply)
             self._hello_s = time.monotonic()
         finally:

@@ -6,6 +6,7 @@ call may succeed when it is sent again. `message` says what happened; `remedy` s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "SessionUnknown",
     "StaleEpoch",
     "StaleLocation",
+    "TenureEnded",
     "Unauthenticated",
     "Unavailable",
     "error_from_code",
@@ -211,13 +213,33 @@ class Unavailable(CenoteError):
 
 
 class NotLeader(Unavailable):
-    """This master is not the leader; `leader` is its address where known."""
+    """This master is not the leader. `addresses` are those of the leader, and `epoch` is its
+    tenure, where they are known."""
 
     code = 19
 
-    def __init__(self, message: str = "", *, remedy: str | None = None, leader: str = "") -> None:
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        remedy: str | None = None,
+        addresses: Sequence[str] = (),
+        epoch: int = 0,
+    ) -> None:
         super().__init__(message, remedy=remedy)
-        self.leader = leader
+        self.addresses = tuple(addresses)
+        self.epoch = epoch
+
+
+class TenureEnded(NotLeader):
+    """This master was the leader, and can't prove any more that it still is: it can't reach its
+    metadata service. It answers lookups and refuses all that would change something."""
+
+    code = 33
+    default_remedy = (
+        "clients look for another leader by themselves; check that the masters reach their metadata"
+        " service (etcd), `cenote status` shows it"
+    )
 
 
 class StaleEpoch(CenoteError):

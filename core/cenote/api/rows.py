@@ -46,8 +46,9 @@ class PutStatus(IntEnum):
     """The same key stands earlier in this very batch; that position decides."""
     INVALID = 8
     NOT_YET = 9
-    """There will be room in a moment: a master that was just restarted waits for its daemons, and
-    until nobody can hold a lease of the time before."""
+    """There will be room in a moment: a master that has just begun to lead waits for its daemons,
+    and until nobody can hold a lease of the time before. Or the key is known, but not yet whether
+    it was sealed: its daemon has not attached yet."""
 
 
 class CommitStatus(IntEnum):

@@ -30,6 +30,7 @@ from cenote.api.errors import (
     NotLeader,
     ProtocolError,
     ProtocolVersionMismatch,
+    TenureEnded,
     Unavailable,
     error_from_code,
 )
@@ -155,6 +156,7 @@ def check_header(length: int, kind: int, flags: int, body_bytes_max: int, head: 
 # --- errors -------------------------------------------------------------------------------------
 
 _MAYBE_EXECUTED: Final = "maybe_executed"
+_LEADER_ADDRESSES_MAX: Final = 8
 _TRISTATE: Final[dict[str, bool | None]] = {"1": True, "0": False}
 
 
@@ -163,7 +165,7 @@ def _extra_of_already_exists(error: AlreadyExists) -> str:
 
 
 def _extra_of_not_leader(error: NotLeader) -> str:
-    return error.leader
+    return " ".join((str(error.epoch), *error.addresses))
 
 
 def _extra_of_maybe_executed(error: CenoteError) -> str:
@@ -179,7 +181,9 @@ def _set_same_bytes(error: AlreadyExists, extra: str) -> None:
 
 
 def _set_leader(error: NotLeader, extra: str) -> None:
-    error.leader = extra
+    epoch, *addresses = extra.split()[: 1 + _LEADER_ADDRESSES_MAX] or ["0"]
+    error.epoch = int(epoch) if epoch.isascii() and epoch.isdigit() and len(epoch) < 20 else 0
+    error.addresses = tuple(addresses)
 
 
 # What an error class carries besides message and remedy: how to write it as text, how to read it.
@@ -187,6 +191,7 @@ _EXTRAS: Final[dict[type[CenoteError], tuple[Callable[..., str], Callable[..., N
     AlreadyExists: (_extra_of_already_exists, _set_same_bytes),
     DeadlineExceeded: (_extra_of_maybe_executed, _set_maybe_executed),
     NotLeader: (_extra_of_not_leader, _set_leader),
+    TenureEnded: (_extra_of_not_leader, _set_leader),
     Unavailable: (_extra_of_maybe_executed, _set_maybe_executed),
 }
 

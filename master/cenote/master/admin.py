@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import secrets
+import time
 from typing import Any, Final, final
 
 from cenote.api.codec import pack_u32
@@ -11,7 +13,9 @@ from cenote.v1 import admin_pb2 as pb
 from cenote.v1 import master_pb2
 
 from .commands import ResetNamespace
+from .front import LEADER, STANDBY, Front
 from .grpc_service import deadline_of
+from .metadata import ALONE
 from .requests import check_text
 from .service import MasterService
 from .views import namespace_message, node_message, segment_message
@@ -19,32 +23,67 @@ from .views import namespace_message, node_message, segment_message
 __all__ = ["ADMIN_SERVICE", "AdminGrpc"]
 
 ADMIN_SERVICE: Final = "cenote.v1.AdminService"
-ROLE_LEADER: Final = "leader"
 
 
 @final
 class AdminGrpc:
     """The servicer. Methods raise CenoteError."""
 
-    def __init__(self, service: MasterService, *, version: str, cluster_name: str) -> None:
-        self._service = service
+    def __init__(self, front: Front, *, version: str, cluster_name: str) -> None:
+        self._front = front
         self._version = version
         self._cluster_name = cluster_name
-        self._started_s = service.decider.clock.monotonic_s()
+
+    @property
+    def _service(self) -> MasterService:
+        """Raises NotLeader on a standby."""
+        return self._front.service()
 
     def _now_s(self) -> float:
         return self._service.decider.clock.monotonic_s()
 
-    async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
-        backend = self._service.decider.backend
-        status = self._service.state.status(self._now_s())
-        counters = status.counters
+    def _about_this_master(self) -> pb.GetStatusResponse:
+        front, backend = self._front, self._front.backend
+        leader = backend.leader
+        refusal = backend.refusal
+        backlog = backend.backlog
+        left_s = backend.tenure_end_s - time.monotonic()
         return pb.GetStatusResponse(
             cluster_name=self._cluster_name,
-            epoch=status.epoch,
-            role=ROLE_LEADER,
+            epoch=0 if leader is None else leader.epoch,
+            role=front.role,
             metadata_backend=backend.name,
-            uptime_s=self._now_s() - self._started_s,
+            uptime_s=time.monotonic() - front.started_s,
+            journal_bytes=backend.bytes_used,
+            server_version=self._version,
+            masters=[
+                pb.MasterInfo(
+                    name=row.name,
+                    addresses=row.addresses,
+                    grpc=row.grpc,
+                    role=LEADER if leader is not None and row.name == leader.row.name else STANDBY,
+                )
+                for row in backend.masters
+                if row is not ALONE
+            ],
+            backlog_entries=backlog.entries,
+            backlog_bytes=backlog.size_bytes,
+            backlog_age_s=backlog.age_s,
+            tenure_left_s=max(0.0, left_s) if math.isfinite(left_s) else 0.0,
+            writes_refused="" if refusal is None else str(refusal),
+            last_entry=backend.last_entry,
+        )
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
+        reply = self._about_this_master()
+        service = self._front.leading
+        if service is None:
+            return reply
+        status = service.state.status(self._now_s())
+        counters = status.counters
+        refusal = service.decider.refusal
+        about_pool = pb.GetStatusResponse(
+            epoch=status.epoch,
             objects=status.objects,
             capacity_bytes=status.capacity_bytes,
             used_bytes=status.used_bytes,
@@ -60,17 +99,18 @@ class AdminGrpc:
             nodes_alive=status.nodes_alive,
             nodes_total=status.nodes_total,
             metadata_memory_bytes=status.metadata_memory_bytes,
-            journal_bytes=backend.bytes_used,
             last_seq=status.last_seq,
             pinned_objects=status.pinned_objects,
-            server_version=self._version,
             acquired_keys=counters.acquired_keys,
             acquired_hits=counters.acquired_hits,
             lost_objects=counters.lost,
             damaged_replicas=counters.damaged,
             broken_slots=status.broken_slots,
             unverified_slots=status.unverified_slots,
+            writes_refused="" if refusal is None else str(refusal),
         )
+        reply.MergeFrom(about_pool)
+        return reply
 
     async def ListNodes(self, request: pb.ListNodesRequest, context: Any) -> pb.ListNodesResponse:
         nodes = self._service.state.nodes(self._now_s())

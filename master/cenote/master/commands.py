@@ -432,6 +432,13 @@ class NodeProbed:
 
 
 @dataclass(slots=True)
+class ExtendTenure:
+    """Until `end_s`, on the clock of `now_s`, nobody else can be the leader."""
+
+    end_s: float
+
+
+@dataclass(slots=True)
 class Tick:
     """Housekeeping, every 10-50 ms: leases and sessions that ran out, eviction ahead of need,
     sweep of reset namespaces, nodes that fell silent, compaction; each step bounded."""
@@ -459,6 +466,7 @@ Command = (
     | Detach
     | ReportFailure
     | NodeProbed
+    | ExtendTenure
     | Tick
     | Piggyback
 )

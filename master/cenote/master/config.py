@@ -9,6 +9,7 @@ from typing import Final, Literal
 from cenote.api.errors import ConfigError
 from cenote.runtime.config import option
 
+from .metadata import MetadataOptions
 from .state_config import StateConfig
 
 __all__ = ["ENV_PREFIX", "MasterConfig", "host_and_port"]
@@ -41,7 +42,29 @@ class MasterConfig:
     )
     metadata: str = field(
         default="file:~/.local/state/cenote/master",
-        metadata=option(help="where the journal is kept: file:DIR, or memory: to keep none"),
+        metadata=option(
+            help="where the journal is kept: file:DIR, etcd://host:2379,host:2379/prefix to have "
+            "standbys, or memory: to keep none"
+        ),
+    )
+    tenure_s: float = field(
+        default=1.5,
+        metadata=option(
+            unit="duration",
+            minimum=0.3,
+            maximum=60,
+            help="with etcd: how long a master leads after etcd last confirmed it, and how long a "
+            "standby waits before it takes over",
+        ),
+    )
+    etcd_ca: str = field(
+        default="", metadata=option(help="file with the CA that signed etcd's certificate")
+    )
+    etcd_cert: str = field(default="", metadata=option(help="our certificate for etcd"))
+    etcd_key: str = field(default="", metadata=option(help="the key of --etcd-cert"))
+    etcd_user: str = field(default="", metadata=option(help="name to log in to etcd with"))
+    etcd_password: str = field(
+        default="", repr=False, metadata=option(help="better in the environment or a file")
     )
     cluster_name: str = field(default="cenote", metadata=option(help="shown by `cenote status`"))
     advertise: tuple[str, ...] = field(
@@ -139,6 +162,17 @@ class MasterConfig:
                 f"--node-dead-s {self.node_dead_s:g} is less than two heartbeats",
                 remedy="raise it, or lower --heartbeat-s",
             )
+
+    def metadata_options(self) -> MetadataOptions:
+        """What the metadata backend may need besides its URL."""
+        return MetadataOptions(
+            tenure_s=self.tenure_s,
+            etcd_ca=self.etcd_ca,
+            etcd_cert=self.etcd_cert,
+            etcd_key=self.etcd_key,
+            etcd_user=self.etcd_user,
+            etcd_password=self.etcd_password,
+        )
 
     def state_config(self) -> StateConfig:
         """The part that the state decides by."""

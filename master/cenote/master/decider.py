@@ -10,10 +10,17 @@ from typing import Any, Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from cenote.api.errors import CenoteError, InternalError, ResourceUnavailable
+from cenote.api.errors import (
+    CenoteError,
+    InternalError,
+    NotLeader,
+    ResourceUnavailable,
+    TenureEnded,
+    Unavailable,
+)
 from cenote.runtime.clock import Clock
 
-from .commands import Command, Exists, Tick
+from .commands import Command, Exists, ExtendTenure, Tick
 from .effects import (
     Effect,
     InstructionsWaiting,
@@ -23,7 +30,7 @@ from .effects import (
 )
 from .journal import SnapshotEnd, read_entries
 from .log_writer import LogWriter
-from .metadata import MetadataBackend
+from .metadata import MetadataBackend, Opened, begin
 from .state import MasterState
 from .state_config import StateConfig
 
@@ -55,18 +62,27 @@ class Decider:
         self.replayed_entries = 0
         self._state: MasterState | None = None
         self._log: LogWriter | None = None
+        self._shared = backend.shared
         self._retry_at_s = 0.0
 
     # ---- start ------------------------------------------------------------------------------
 
-    def load(self) -> Iterator[None]:
+    def load(
+        self, opened: Opened | None = None, followed: MasterState | None = None
+    ) -> Iterator[None]:
         """Open the backend and replay it, yielding after each batch of effects.
 
-        Raises ResourceUnavailable, JournalCorrupt, StaleEpoch.
+        `opened`: the epoch of a backend that was campaigned for and opened, with `followed`, what
+        was replayed before that. Raises ResourceUnavailable, JournalCorrupt, StaleEpoch, NotLeader.
         """
-        opened = self.backend.open()
+        if opened is None:
+            opened = begin(self.backend)
         self.epoch = opened.epoch
-        state = MasterState(self.config, opened.epoch)
+        if followed is None or opened.anew:
+            state = MasterState(self.config, opened.epoch)
+        else:
+            state = followed
+            state.take_up(self.config, opened.epoch)
         for entry in read_entries(opened.records, verified=True):
             if not isinstance(entry, SnapshotEnd):
                 state.replay(entry)
@@ -75,6 +91,7 @@ class Decider:
         self._log = LogWriter(self.backend, opened.epoch)
         self._state = state
         self._take(state.start(self.clock.monotonic_s()))
+        self._extend_tenure()
         self.flush()
 
     @property
@@ -90,10 +107,32 @@ class Decider:
         """Decide, and take the decision down; `flush` before anybody hears of it."""
         state = self._state
         assert state is not None
-        reply, effects = state.apply(command, self.clock.monotonic_s())
+        try:
+            reply, effects = state.apply(command, self.clock.monotonic_s())
+        except TenureEnded:
+            if not self._extend_tenure():  # it may have grown since the last tick
+                raise
+            reply, effects = state.apply(command, self.clock.monotonic_s())
         if effects:
             self._take(effects)
         return reply
+
+    def _extend_tenure(self) -> bool:
+        """Have the state know how long this master may decide; whether that is longer than now."""
+        end_s = self.backend.tenure_end_s
+        now_s = self.clock.monotonic_s()
+        self.state.apply(ExtendTenure(end_s), now_s)
+        return now_s < end_s
+
+    @property
+    def is_past_tenure(self) -> bool:
+        """Whether another master may lead by now."""
+        return self._shared and self.clock.monotonic_s() >= self.backend.tenure_end_s
+
+    @property
+    def lost(self) -> NotLeader | None:
+        """That this master leads no more: nothing of what it holds counts."""
+        return self.backend.lost
 
     def exists(self, command: Exists) -> NDArray[np.uint8]:
         """`apply` for the one command that changes nothing."""
@@ -116,11 +155,15 @@ class Decider:
                     log.urgent = True
 
     def refuse_unless_writable(self) -> None:
-        """Raises ResourceUnavailable where a new decision could not be journaled."""
+        """Raises where a new decision could not be journaled: ResourceUnavailable; where it is a
+        service that does not answer, Unavailable, since it may in a moment; NotLeader."""
         assert self._log is not None
         refusal = self._log.refusal
-        if refusal is not None:
-            raise refusal
+        if refusal is None:
+            return
+        if self._shared and isinstance(refusal, ResourceUnavailable):
+            raise Unavailable(refusal.message, remedy=refusal.remedy)
+        raise refusal
 
     def tick(self) -> None:
         """Housekeeping; what it decided is journaled as far as the journal takes it.
@@ -130,7 +173,9 @@ class Decider:
         log = self._log
         assert log is not None
         now_s = self.clock.monotonic_s()
-        with contextlib.suppress(ResourceUnavailable):
+        if self._shared:
+            self._extend_tenure()
+        with contextlib.suppress(ResourceUnavailable, NotLeader):
             if log.refusal is not None and now_s >= self._retry_at_s:
                 self._retry_at_s = now_s + RETRY_INTERVAL_S
                 log.retry()
@@ -157,6 +202,26 @@ class Decider:
         log = self._log
         if log is not None and log.urgent:
             log.flush()
+
+    @property
+    def unsettled_entry(self) -> int:
+        """An entry that must be durable before space is given away: what freed some of it is not
+        known to outlive this process. 0 where there is none, and always with `file:`, for which
+        it is enough that it was appended.
+
+        A successor that has not heard of an eviction takes the object for present, while somebody
+        writes over it.
+        """
+        log = self._log
+        if not self._shared or log is None:
+            return 0
+        if log.urgent:
+            log.flush()
+        return log.urgent_entry if log.urgent_entry > self.backend.durable_entry else 0
+
+    def sync_to(self, entry: int) -> Future[None]:
+        """Done when everything up to `entry` is durable; 0: everything decided so far."""
+        return self.backend.sync(entry) if entry else self.sync()
 
     def sync(self) -> Future[None]:
         """Flush; done when everything decided so far survives a power failure."""

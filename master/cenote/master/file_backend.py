@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final, final
 
-from cenote.api.errors import CenoteError, InternalError, ResourceUnavailable
+from cenote.api.errors import CenoteError, InternalError, NotLeader, ResourceUnavailable
 from cenote.runtime.log import get_logger
 
 from .compaction import Compaction, CompactionLimits
@@ -32,7 +33,7 @@ from .journal_files import (
     write_epoch,
     write_snapshot,
 )
-from .metadata import Opened
+from .metadata import ALONE, Backlog, Followed, Leader, MasterRow, Opened
 
 __all__ = ["FileBackend"]
 
@@ -57,9 +58,12 @@ class FileBackend:
         self._rotate_bytes = rotate_bytes
         self._pwrite = pwrite
         self._lock_fd = -1
+        self._row = ALONE
+        self._epoch = 0
         self._last_entry = 0
         self._ready = False
         self._file: OpenFile | None = None
+        self._listing = Listing((), (), ())
         self._compaction = Compaction(directory, compaction or CompactionLimits())
         self._syncer = Syncer(directory, self._compaction.step)
 
@@ -67,16 +71,51 @@ class FileBackend:
     def name(self) -> str:
         return f"file:{self._directory}"
 
+    # ---- one master: nobody stands by -------------------------------------------------------
+
+    def join(self, row: MasterRow) -> None:
+        self._row = row
+
+    @property
+    def shared(self) -> bool:
+        return False
+
+    @property
+    def leader(self) -> Leader | None:
+        return Leader(self._epoch, self._row) if self._epoch else None
+
+    @property
+    def masters(self) -> Sequence[MasterRow]:
+        return (self._row,)
+
+    def follow(self, timeout_s: float) -> Followed:
+        return Followed(caught_up=True)
+
+    @property
+    def vacant(self) -> bool:
+        return not self._epoch
+
+    @property
+    def tenure_end_s(self) -> float:
+        return math.inf if self._epoch else -math.inf
+
+    @property
+    def lost(self) -> NotLeader | None:
+        return None
+
+    def publish(self, rows: Mapping[str, str | None]) -> None:
+        pass
+
     # ---- opening ----------------------------------------------------------------------------
 
-    def open(self) -> Opened:
+    def campaign(self, timeout_s: float) -> bool:
         if self._lock_fd >= 0:
             raise InternalError(f"{self.name} is open already")
         self._lock()
         try:
-            listing = self._clean(list_directory(self._directory))
+            self._listing = self._clean(list_directory(self._directory))
             epoch = read_epoch(self._directory)
-            if not epoch and (listing.journals or listing.snapshots):
+            if not epoch and (self._listing.journals or self._listing.snapshots):
                 raise JournalCorrupt(
                     f"{self._directory / 'epoch'} is missing",
                     remedy="write a number into it that is larger than any epoch in the "
@@ -86,7 +125,13 @@ class FileBackend:
         except BaseException:
             self._unlock()
             raise
-        return Opened(epoch + 1, self._read(listing))
+        self._epoch = epoch + 1
+        return True
+
+    def open(self) -> Opened:
+        if not self._epoch:
+            raise InternalError(f"{self.name} was not campaigned for")
+        return Opened(self._epoch, self._read(self._listing))
 
     def _lock(self) -> None:
         path = self._directory / "LOCK"
@@ -156,6 +201,10 @@ class FileBackend:
     @property
     def durable_entry(self) -> int:
         return self._syncer.durable
+
+    @property
+    def backlog(self) -> Backlog:
+        return self._syncer.backlog
 
     @property
     def refusal(self) -> CenoteError | None:
@@ -235,4 +284,5 @@ class FileBackend:
         finally:
             self._compaction.finish()
             self._file = None
+            self._epoch = 0
             self._unlock()

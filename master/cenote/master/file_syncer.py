@@ -23,6 +23,7 @@ from cenote.api.errors import CenoteError, InternalError, ResourceUnavailable
 from cenote.runtime.log import get_logger
 
 from .journal_files import disk_error, fsync_directory
+from .metadata import Backlog
 
 __all__ = ["OpenFile", "Syncer", "give_back_room"]
 
@@ -114,6 +115,12 @@ class Syncer:
     def durable(self) -> int:
         """Newest entry that survives a power failure."""
         return self._durable
+
+    @property
+    def backlog(self) -> Backlog:
+        """Written and not durable yet; its bytes are not counted."""
+        entries = max(self._written - self._durable, 0)
+        return Backlog(entries, 0, time.monotonic() - self._synced_at_s if entries else 0.0)
 
     def start(self, durable: int) -> None:
         """Begin; everything up to entry `durable` was read from the disk."""

@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 
 from cenote.v1 import master_pb2 as pb
 
-from .service import MasterService
+from .front import Front
 
 __all__ = ["MASTER_SERVICE", "MasterGrpc", "deadline_of"]
 
@@ -27,12 +27,12 @@ def deadline_of(context: Any) -> float:
 class MasterGrpc:
     """The servicer; its methods (`Hello`, `Exists`, ...) are made below, one like the other."""
 
-    def __init__(self, service: MasterService) -> None:
-        self._service = service
+    def __init__(self, front: Front) -> None:
+        self._front = front
 
     async def serve(self, request: Message, context: Any) -> Message:
         """Any method: the request's type tells which. Raises CenoteError."""
-        return await self._service.call(request, deadline_of(context))
+        return await self._front.call(request, deadline_of(context))
 
 
 for _method in pb.DESCRIPTOR.services_by_name["MasterService"].methods:

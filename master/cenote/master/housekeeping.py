@@ -12,6 +12,7 @@ from .segments import GROW_ALWAYS
 from .session_ops import abandon_session
 from .slot_growth import grow_slots
 from .spans import distinct
+from .tenure import resume
 from .timers import Timed
 
 __all__ = ["tick"]
@@ -19,8 +20,12 @@ __all__ = ["tick"]
 
 def tick(pool: Pool, command: Tick, now_s: float) -> None:
     """Leases and sessions that ran out, silent nodes, pins and objects whose time is over,
-    sweeping,
-    eviction ahead of need, slots, compaction."""
+    sweeping, eviction ahead of need, slots, compaction. Past the tenure nothing of it."""
+    if now_s >= pool.tenure_end_s:
+        pool.tenure_lapsed = True
+        return
+    if pool.tenure_lapsed:
+        resume(pool, now_s)
     limit = pool.config.tick_expire_max
     ended = pool.leases.due(now_s, limit)
     pool.counters.leases_expired += len(ended)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Final, final
 
-from cenote.api.errors import CenoteError, InternalError, ResourceUnavailable
+from cenote.api.errors import CenoteError, InternalError, NotLeader, ResourceUnavailable
 
 from .effects import DurableEffect
 from .journal import RecordWriter
@@ -36,6 +36,8 @@ class LogWriter:
         """Whether `flush` has anything to do."""
         self.urgent = False
         """Whether replies must wait for it: set by whoever adds."""
+        self.urgent_entry = 0
+        """The newest entry, at the least, that was urgent when it was appended."""
 
     @property
     def refusal(self) -> CenoteError | None:
@@ -90,6 +92,9 @@ class LogWriter:
             records = [*self._kept, *records]
         try:
             self._backend.append(records)
+        except NotLeader as error:  # for good: another master decides now
+            self._broken = error
+            raise
         except CenoteError as error:
             self._kept = records
             self._kept_bytes = sum(map(len, records))
@@ -100,6 +105,8 @@ class LogWriter:
         self._kept = []
         self._kept_bytes = 0
         self._failure = None
+        if self.urgent:
+            self.urgent_entry = self._backend.last_entry
         self.dirty = self.urgent = False
 
     def sync(self) -> Future[None]:

@@ -18,6 +18,7 @@ from .leases import Lease
 from .pool import RECORD_WORDS, Pool, Rows
 from .sessions import Session
 from .spans import SEGMENT_MASK
+from .tenure import check_tenure
 
 __all__ = [
     "acquire",
@@ -108,6 +109,8 @@ def _acquire(pool: Pool, command: Acquire, session: Session, now_s: float) -> Ac
     incarnation = pool.namespaces.check(command.namespace_id, command.generation).incarnation
     digests = command.digests
     n = len(digests)
+    if now_s >= pool.tenure_end_s:
+        _without_leases(pool, command, now_s)
     pool.counters.acquired_keys += n
     session.expires_s = now_s + pool.config.session_ttl_s
     if pool.placement_dirty:
@@ -177,7 +180,7 @@ def _acquire_one(
         status = int(given[0])
     else:
         status = 1
-        ttl_s = lease_ttl_s(pool, command.ttl_ms)
+        ttl_s = lease_ttl_s(pool, command.ttl_ms, now_s)
         ttl_ms = int(ttl_s * 1000)
         count = pool.lease_words[row]
         pool.lease_words[row] = count + 1
@@ -197,12 +200,21 @@ def _acquire_one(
     return AcquireReply(objects, extents, lease_id, ttl_ms, pool.view_version)
 
 
+def _without_leases(pool: Pool, command: Acquire, now_s: float) -> None:
+    """Another master may lead: locations are told, which readers prove by checksum."""
+    if command.hold:
+        check_tenure(pool, now_s)
+    command.lease = False
+
+
 # ---- leases ---------------------------------------------------------------------------------
 
 
-def lease_ttl_s(pool: Pool, ttl_ms: int) -> float:
+def lease_ttl_s(pool: Pool, ttl_ms: int, now_s: float) -> float:
+    """No lease outlives the tenure."""
     config = pool.config
-    return min(ttl_ms / 1000, config.lease_ttl_max_s) if ttl_ms else config.lease_ttl_default_s
+    ttl_s = min(ttl_ms / 1000, config.lease_ttl_max_s) if ttl_ms else config.lease_ttl_default_s
+    return min(ttl_s, pool.tenure_end_s - now_s)
 
 
 def _give(pool: Pool, session: Session, rows: int | Rows, deadline_s: float) -> int:
@@ -268,7 +280,7 @@ def _lease_proven(
     if len(rows):
         pool.lease_count[rows] = counts + _ONE
         pool.leased_bytes += wanted
-        ttl_s = 0.0 if command.hold else lease_ttl_s(pool, command.ttl_ms)
+        ttl_s = 0.0 if command.hold else lease_ttl_s(pool, command.ttl_ms, now_s)
         lease_id = _give(pool, session, rows, now_s + ttl_s if ttl_s else float("inf"))
     if len(rows) < n:
         unleased = int(np.count_nonzero(status == ObjectStatus.UNLEASED))

@@ -11,7 +11,7 @@ from cenote.runtime.metrics import Histogram, Metrics
 from cenote.v1 import master_pb2 as pb
 
 from .counters import Counters
-from .service import MasterService
+from .front import Front
 
 __all__ = ["TickStats", "register_metrics"]
 
@@ -41,42 +41,39 @@ class TickStats:
             self.histogram.observe(took_s)
 
 
-def register_metrics(
-    metrics: Metrics, service: MasterService, lane: LaneStats, ticks: TickStats
-) -> None:
-    """Make the master's metrics."""
-    state, decider = service.state, service.decider
+def register_metrics(metrics: Metrics, front: Front, lane: LaneStats, ticks: TickStats) -> None:
+    """Make the master's metrics. Those of the pool are 0 on a standby, and begin anew with each
+    tenure."""
 
     def attribute(source: object, name: str) -> Callable[[], float]:
         return lambda: float(getattr(source, name))
 
+    def counter(name: str) -> Callable[[], float]:
+        def read() -> float:
+            service = front.leading
+            return 0.0 if service is None else float(getattr(service.state.counters, name))
+
+        return read
+
     for field in fields(Counters):
-        metrics.gauge(
-            f"cenote_master_{field.name}",
-            "Since start.",
-            attribute(state.counters, field.name),
-        )
+        metrics.gauge(f"cenote_master_{field.name}", "Since start.", counter(field.name))
     for field in fields(LaneStats):
         metrics.gauge(
             f"cenote_master_lane_{field.name}", "Of the lane.", attribute(lane, field.name)
         )
 
     def calls(number: int) -> Callable[[], float]:
-        return lambda: float(service.calls[number])
+        def read() -> float:
+            service = front.leading
+            return 0.0 if service is None else float(service.calls[number])
+
+        return read
 
     for name, number in pb.MasterMethod.items():
         if number:
             method = name.removeprefix("MASTER_METHOD_").lower()
             metrics.gauge("cenote_master_calls", "Calls since start.", calls(number), method=method)
-    metrics.gauge("cenote_master_epoch", "The leader's tenure.", lambda: float(decider.epoch))
-    metrics.gauge(
-        "cenote_master_journal_bytes", "Journal and snapshot.", lambda: decider.backend.bytes_used
-    )
-    metrics.gauge(
-        "cenote_master_writes_refused",
-        "1 while the journal takes no writes.",
-        lambda: float(decider.refusal is not None),
-    )
+    _register_roles(metrics, front)
     metrics.gauge(
         "cenote_master_tick_late_seconds_max",
         "How late a tick came at most: how long the loop was busy.",
@@ -89,4 +86,35 @@ def register_metrics(
     )
     ticks.histogram = metrics.histogram(
         "cenote_master_tick_seconds", "Duration of a tick.", TICK_BOUNDS_S
+    )
+
+
+def _register_roles(metrics: Metrics, front: Front) -> None:
+    def refused() -> float:
+        service = front.leading
+        return float(service is not None and service.decider.refusal is not None)
+
+    def epoch() -> float:
+        leader = front.backend.leader
+        return 0.0 if leader is None else float(leader.epoch)
+
+    metrics.gauge("cenote_master_epoch", "The leader's tenure.", epoch)
+    metrics.gauge(
+        "cenote_master_is_leader",
+        "1 where this master leads, 0 where it stands by.",
+        lambda: float(front.leading is not None),
+    )
+    metrics.gauge(
+        "cenote_master_journal_bytes", "Journal and snapshot.", lambda: front.backend.bytes_used
+    )
+    metrics.gauge("cenote_master_writes_refused", "1 while the journal takes no writes.", refused)
+    metrics.gauge(
+        "cenote_master_backlog_bytes",
+        "Decided and not yet durable; 0 with `file:`.",
+        lambda: float(front.backend.backlog.size_bytes),
+    )
+    metrics.gauge(
+        "cenote_master_backlog_age_seconds",
+        "Of the oldest decision that is not yet durable.",
+        lambda: front.backend.backlog.age_s,
     )

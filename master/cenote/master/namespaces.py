@@ -67,12 +67,24 @@ def _shown(fingerprint: bytes) -> str:
 class Namespaces:
     """All namespaces. Columns are indexed by incarnation; number 0 is nobody's."""
 
-    __slots__ = ("_ids_max", "alive", "by_id", "by_name", "count", "objects", "owner", "units")
+    __slots__ = (
+        "_ids_max",
+        "alive",
+        "by_id",
+        "by_name",
+        "count",
+        "objects",
+        "owner",
+        "units",
+        "version",
+    )
 
     def __init__(self) -> None:
         self.by_name: dict[str, Namespace] = {}
         self.by_id: dict[int, Namespace] = {}
         self._ids_max = 0
+        self.version = 0
+        """Rises with each that appears or moves on."""
         self.count = 1
         """Incarnations so far, number 0 included."""
         self.alive: NDArray[np.bool_] = np.zeros(16, np.bool_)
@@ -148,6 +160,7 @@ class Namespaces:
         )
         self.by_name[opened.name] = namespace
         self.by_id[opened.namespace_id] = namespace
+        self.version += 1
         self._ids_max = max(self._ids_max, opened.namespace_id)
         return namespace
 

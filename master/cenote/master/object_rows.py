@@ -54,6 +54,11 @@ class ObjectRows:
         """`readable_rows` for one."""
         return self.segments.all_readable or bool(self.readable_rows(np.array([row]))[0])
 
+    def is_settled(self, row: int) -> bool:
+        """Whether one can be read and is known to be sealed; False where that takes a closer look,
+        as while daemons have not attached."""
+        return self.segments.all_attached and self.is_readable(row)
+
     def records_of(self, rows: Rows) -> NDArray[np.uint64]:
         """The records as words, uint64[n, 5].
 
@@ -84,15 +89,26 @@ class ObjectRows:
         """Which rows have a whole replica on nodes that are not dead."""
         if self.segments.all_readable:
             return np.ones(len(rows), np.bool_)
+        return self._rows_in(rows, self.segments.readable)
+
+    def settled_rows(self, rows: Rows) -> NDArray[np.bool_]:
+        """Which rows have a whole replica on nodes that attached to this epoch: these are sealed,
+        or on their way. Of the others the journal tells, and not whether they were sealed."""
+        if self.segments.all_attached:
+            return np.ones(len(rows), np.bool_)
+        return self._rows_in(rows, self.segments.attached)
+
+    def _rows_in(self, rows: Rows, segments: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which rows have a whole replica in these segments, a mask by id."""
         words = self.record_flat.take(rows * RECORD_WORDS + 4)
-        readable: NDArray[np.bool_] = self.segments.readable[
+        there: NDArray[np.bool_] = segments[
             self.extent_flat.take(rows * 2) & np.uint64(SEGMENT_MASK)
         ]
         several = np.flatnonzero(((words >> np.uint64(32)) & np.uint64(0xFFFF)) != 1)
         if len(several):
             counts, spans = self.spans_of(rows[several])
-            readable[several] = self._has_whole_replica(counts, spans)
-        return readable
+            there[several] = self._has_whole_replica(counts, spans, segments)
+        return there
 
     def verified_rows(self, rows: Rows) -> NDArray[np.bool_]:
         """Of which rows a lease proves every replica."""
@@ -102,11 +118,14 @@ class ObjectRows:
         found[np.repeat(np.arange(len(rows)), counts)[~proven]] = False
         return found
 
-    def _has_whole_replica(self, counts: NDArray[np.int64], spans: Spans) -> NDArray[np.bool_]:
+    @staticmethod
+    def _has_whole_replica(
+        counts: NDArray[np.int64], spans: Spans, segments: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
         owner = np.repeat(np.arange(len(counts)), counts)
         replica = (spans[:, 0] >> 16) & 0xFF
         pair = owner * 256 + replica
-        up = self.segments.readable[segments_of(spans)]
+        up = segments[segments_of(spans)]
         pairs, at = np.unique(pair, return_inverse=True)
         whole = np.ones(len(pairs), np.bool_)
         whole[at[~up]] = False

@@ -37,11 +37,13 @@ CLEAR_SLOTS_MAX: Final = 400_000
 class Later:
     """A reply that has to wait.
 
-    Without `again`, until all decisions so far are durable. With it, until the node has something
-    to do, which `again` then tells, or until `wait_s` have passed.
+    Without `again`, until all decisions so far are durable, or those up to `entry` where that is
+    not 0. With it, until the node has something to do, which `again` then tells, or until `wait_s`
+    have passed.
     """
 
     reply: Message
+    entry: int = 0
     node_id: int = 0
     wait_s: float = 0.0
     again: Callable[[], Message] | None = None
@@ -76,6 +78,7 @@ class Operations:
         self.reader = RequestReader(self._seed_of, int(config.lease_ttl_max_s * 1000))
         self._attaches = AttachCollector()
         self._views = ViewCache(decider)
+        self._shared = decider.backend.shared
         self._heartbeat_wait_s_max = config.node_dead_s / 3
 
     def _seed_of(self, namespace_id: int, generation: int) -> int:
@@ -105,8 +108,9 @@ class Operations:
             batch_keys_max=BATCH_KEYS_MAX,
             cluster_name=settings.cluster_name,
             is_leader=True,
-            leader=settings.addresses[0] if settings.addresses else "",
+            leader_addresses=settings.addresses,
             server_version=settings.server_version,
+            past_tenure=self._decider.is_past_tenure,
         )
 
     def renew_session(
@@ -194,13 +198,13 @@ class Operations:
 
     # ---- writes -----------------------------------------------------------------------------
 
-    def put_start(self, request: pb.PutStartRequest, session: bytes = b"") -> pb.PutStartResponse:
+    def put_start(self, request: pb.PutStartRequest, session: bytes = b"") -> Reply:
         if request.HasField("piggyback"):
             self._news(request.piggyback)
         decider = self._decider
         decider.refuse_unless_writable()
         reply = decider.apply(self.reader.put_start(request, session))
-        return pb.PutStartResponse(
+        response = pb.PutStartResponse(
             puts=reply.puts,
             extents=reply.extents,
             grant_id=reply.grant_id,
@@ -209,6 +213,9 @@ class Operations:
             spare_grant_id=reply.spare_grant_id,
             spare_extents=reply.spare_extents,
         )
+        if self._shared and (entry := decider.unsettled_entry):
+            return Later(response, entry)
+        return response
 
     def put_commit(self, request: pb.PutCommitRequest, session: bytes = b"") -> Reply:
         if request.HasField("piggyback"):
@@ -282,6 +289,8 @@ class Operations:
     def heartbeat(self, request: pb.HeartbeatRequest, _session: bytes = b"") -> Reply:
         reply: HeartbeatReply = self._decider.apply(heartbeat_command(request))
         response = self._instructions(reply)
+        if response.instructions and self._shared and (entry := self._decider.unsettled_entry):
+            return Later(response, entry)  # space may be given up for slots
         if response.instructions or not request.wait_ms:
             return response
         wait_s = min(request.wait_ms / 1000, self._heartbeat_wait_s_max)
@@ -299,7 +308,7 @@ class Operations:
             )
             return self._instructions(self._decider.apply(heartbeat_command(later, held=True)))
 
-        return Later(response, request.node_id, wait_s, again)
+        return Later(response, 0, request.node_id, wait_s, again)
 
     def _instructions(self, reply: HeartbeatReply) -> pb.HeartbeatResponse:
         return pb.HeartbeatResponse(

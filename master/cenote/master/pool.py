@@ -18,6 +18,7 @@ counts and emit the durable effects; which rows they are called for is decided e
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 
 import numpy as np
@@ -78,6 +79,10 @@ class Pool(ObjectRows):
         self.epoch = epoch
         self.last_seq = 0
         self.started = False
+        self.tenure_end_s = math.inf
+        """See `tenure`."""
+        self.tenure_lapsed = False
+        """It had ended when time was looked at last."""
         self.policy: EvictionPolicy = policy if policy is not None else LruPolicy()
         self.namespaces = Namespaces()
         self.nodes = Nodes()
@@ -120,6 +125,13 @@ class Pool(ObjectRows):
         self.pin_tag = 1
         self.now_s = 0.0
         self._stamp_times: list[tuple[int, float]] = []
+
+    def take_up(self, config: StateConfig, epoch: int) -> None:
+        """What was replayed so far was followed as a standby: this epoch is to begin upon it."""
+        self.config = config
+        self.epoch = epoch
+        self.leases = LeaseTable((epoch & 0xFFFFFF) << 40 | 1)
+        self.grants = GrantTable((epoch & 0xFFFFFF) << 40 | 1)
 
     # ---- age and size -------------------------------------------------------------------------
 

@@ -98,7 +98,7 @@ def _put_start_one(
     low, high = command.digests[0].tolist()
     row = pool.objects.lookup_one(low, high)
     if row > 0:
-        if pool.record_of(row)[5] != namespace.incarnation or not pool.is_readable(row):
+        if pool.record_of(row)[5] != namespace.incarnation or not pool.is_settled(row):
             return None
         pool.stamp_words[row] = pool.policy.take(1)
         pool.counters.put_keys += 1
@@ -176,16 +176,16 @@ def _put_start_many(
     rows = pool.objects.lookup(command.digests)
     present = hits(pool, rows, namespace.incarnation)
     todo = _touch_present(pool, command, rows, present)
+    if not pool.segments.all_attached:
+        _withhold_unsettled(pool, rows, present, puts)
     left = rows if todo is None else rows.take(todo)
     if len(left) and int(left.max()) >= 0:
         links = -1  # hidden objects stand where these will: commit has to look again
     keys = _Keys(command, todo)
     refused = _refusals(pool, session, keys)
     if refused is not None:
-        status = np.zeros(n, np.uint8)
         at = np.arange(n) if todo is None else todo
-        status[at] = refused
-        puts["status"] = status
+        puts["status"][at] = refused
         todo = at[refused == 0]
         keys = _Keys(command, todo)
     if not len(keys.units):
@@ -249,6 +249,16 @@ def _touch_present(
     known = rows[present]
     pool.stamp[known] = pool.policy.fresh(count, command.chain)
     return (~present).nonzero()[0]
+
+
+def _withhold_unsettled(
+    pool: Pool, rows: Rows, present: NDArray[np.bool_], puts: NDArray[np.void]
+) -> None:
+    """What is known from the journal alone may be dropped when its daemon attaches, in a moment: to
+    say that it exists would acknowledge it. Its writer is to ask again."""
+    at = np.flatnonzero(present)
+    unsettled = at[~pool.settled_rows(rows[at])]
+    puts["status"][unsettled] = PutStatus.NOT_YET
 
 
 def _refusals(pool: Pool, session: Session, keys: _Keys) -> NDArray[np.uint8] | None:

@@ -13,6 +13,7 @@ from .lookups import check_digests
 from .namespaces import Namespace
 from .pool import Pool, Rows
 from .spans import distinct
+from .tenure import check_tenure
 
 __all__ = [
     "PIN_FOREVER",
@@ -128,6 +129,8 @@ def open_namespace(pool: Pool, command: OpenNamespace, now_s: float) -> Namespac
 
     Raises FingerprintMismatch, NamespaceNotFound, InvalidArgument, ResourceUnavailable.
     """
+    if command.create and command.name not in pool.namespaces.by_name:
+        check_tenure(pool, now_s)
     namespace, created = pool.namespaces.open(
         command.name,
         command.fingerprint,

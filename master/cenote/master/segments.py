@@ -313,8 +313,10 @@ class Segments:
 
     __slots__ = (
         "_ids_max",
+        "all_attached",
         "all_readable",
         "all_verified",
+        "attached",
         "by_id",
         "by_incarnation",
         "drops",
@@ -335,6 +337,10 @@ class Segments:
         self.verified: NDArray[np.bool_] = np.ones(SEGMENT_IDS_MAX + 1, np.bool_)
         """Whether a lease proves what is read in it."""
         self.all_verified = True
+        self.attached: NDArray[np.bool_] = np.zeros(SEGMENT_IDS_MAX + 1, np.bool_)
+        """Whether its daemon has attached to this epoch: until then, what the journal says is there
+        may be decided and not sealed, and will be dropped."""
+        self.all_attached = True
 
     def new_id(self) -> int:
         """Raises ResourceUnavailable when all numbers were used."""
@@ -369,11 +375,14 @@ class Segments:
         """After a node's state or the set of segments changed."""
         self.readable[:] = False
         self.verified[:] = True
-        self.all_readable = self.all_verified = True
+        self.attached[:] = False
+        self.all_readable = self.all_verified = self.all_attached = True
         for segment_id, segment in self.by_id.items():
             readable = segment.node.is_readable
             self.readable[segment_id] = readable
             self.all_readable &= readable
+            self.attached[segment_id] = segment.node.attached
+            self.all_attached &= segment.node.attached
             if segment.index in segment.node.unverified:
                 self.verified[segment_id] = self.all_verified = False
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final, final
 
-from cenote.api.errors import CenoteError
+from cenote.api.errors import CenoteError, NotLeader, ResourceUnavailable
 from cenote.rpc.grpc_util import GrpcServer
 from cenote.rpc.lane_server import LaneLimits, LaneServer
 from cenote.runtime.log import get_logger
@@ -19,12 +22,15 @@ from cenote.v1 import admin_pb2_grpc, common_pb2, master_pb2_grpc
 
 from .admin import ADMIN_SERVICE, AdminGrpc
 from .config import MasterConfig, host_and_port
+from .front import STANDBY, Front
 from .grpc_service import MASTER_SERVICE, MasterGrpc
 from .master_metrics import TickStats, register_metrics
-from .metadata import MetadataBackend, open_backend
+from .metadata import MasterRow, MetadataBackend, open_backend
 from .operations import Settings
+from .people_rows import PeopleRows
 from .probing import Prober
 from .service import MasterService
+from .standby import Standby
 
 __all__ = ["MasterServer"]
 
@@ -32,6 +38,8 @@ LOAD_SLICE_S: Final = 0.02
 """Of a replay, between two looks at whether to stop."""
 LATE_S: Final = 0.25
 HEAR_S: Final = 0.05
+RETRY_S: Final = 0.2
+"""After a campaign that was won in vain."""
 GC_INTERVAL_S: Final = 30.0
 GC_IDLE_CALLS_MAX: Final = 4
 """Calls since the last tick, at most, for a collection to begin."""
@@ -42,29 +50,44 @@ _log = get_logger("cenote.master")
 
 @final
 class MasterServer:
-    """`start`, `wait` and `stop` are for `cenote.runtime.harness.run_daemon`."""
+    """`start`, `wait` and `stop` are for `cenote.runtime.harness.run_daemon`.
+
+    With metadata of its own a master leads from the start. With shared metadata it stands by until
+    nobody leads, leads until it is told that its tenure is over, and then begins anew.
+    """
 
     def __init__(
-        self, config: MasterConfig, *, version: str = "", backend: MetadataBackend | None = None
+        self,
+        config: MasterConfig,
+        *,
+        version: str = "",
+        make_backend: Callable[[], MetadataBackend] | None = None,
     ) -> None:
-        """`backend` instead of the one that the configuration names."""
+        """`make_backend` instead of what the configuration names."""
         self._config = config
         self._version = version
-        self._backend = backend
-        self.service: MasterService | None = None
+        self._make_backend = make_backend or partial(
+            open_backend, config.metadata, config.metadata_options()
+        )
+        self.front: Front | None = None
         self.lane: LaneServer | None = None
         self._grpc: GrpcServer | None = None
         self._metrics_server: MetricsServer | None = None
         self._prober: Prober | None = None
+        self._standby: Standby | None = None
+        self._campaigning: asyncio.Future[MasterService | None] | None = None
+        self._row = MasterRow("")
         self._ticks = TickStats()
         self._gc_at_s = 0.0
 
     # ---- start ------------------------------------------------------------------------------
 
     async def start(self) -> Mapping[str, object]:
-        """Replay the journal, then listen. Raises ResourceUnavailable, ConfigError."""
+        """Listen; before that replay the journal, where no other master can lead.
+
+        Raises ResourceUnavailable, ConfigError.
+        """
         config = self._config
-        backend = self._backend or open_backend(config.metadata)
         settings = Settings(
             cluster_name=config.cluster_name,
             server_version=self._version,
@@ -72,18 +95,22 @@ class MasterServer:
             location_ttl_ms=int(config.location_ttl_s * 1000),
             heartbeat_interval_ms=int(config.heartbeat_s * 1000),
         )
-        service = MasterService(backend, config.state_config(), settings)
-        self.service = service
-        await self._load(service)
-        self._prober = Prober(
-            lambda node_id: service.endpoint_of(node_id, common_pb2.TRANSPORT_KIND_TCP),
-            service.note_probe,
-        )
-        service.decider.on_probe = self._prober.probe
-        _rest_after_load()
-        fields = await self._listen(service)
-        _log.info("ready", epoch=service.epoch, metadata=backend.name, **fields)
-        return {**fields, "epoch": service.epoch}
+        backend = self._make_backend()
+        front = self.front = Front(backend, settings)
+        if not backend.shared:
+            service = MasterService(backend, config.state_config(), settings)
+            front.opening = service
+            await self._load(service)
+            self._begin_to_lead(service)
+        fields = await self._listen(front)
+        if backend.shared:
+            self._row = self._own_row(fields)
+            backend.join(self._row)
+            _log.info("ready to stand by", metadata=backend.name, **fields)
+            return {**fields, "role": STANDBY}
+        epoch = front.service().epoch
+        _log.info("ready", epoch=epoch, metadata=backend.name, **fields)
+        return {**fields, "epoch": epoch}
 
     async def _load(self, service: MasterService) -> None:
         started_s = last_s = time.monotonic()
@@ -95,24 +122,34 @@ class MasterServer:
         _log.info(
             "journal replayed",
             entries=service.decider.replayed_entries,
-            objects=service.state.status(time.monotonic()).objects,
+            objects=service.state.object_count,
             seconds=round(time.monotonic() - started_s, 3),
         )
 
-    async def _listen(self, service: MasterService) -> dict[str, object]:
+    def _own_row(self, fields: Mapping[str, object]) -> MasterRow:
+        assert self.front is not None
+        addresses = tuple(self.front.settings.addresses)
+        return MasterRow(
+            addresses[0],
+            addresses,
+            str(fields.get("grpc", "")),
+            {"version": self._version, "pid": os.getpid(), "host": socket.gethostname()},
+        )
+
+    async def _listen(self, front: Front) -> dict[str, object]:
         config = self._config
         self.lane = LaneServer(
-            service.dispatch,
-            service.lane_hello,
-            before_flush=service.flush_urgent,
-            after_flush=service.flush,
+            front.dispatch,
+            front.lane_hello,
+            before_flush=front.flush_urgent,
+            after_flush=front.flush,
             limits=LaneLimits(connections_max=config.connections_max, spin_s=config.spin_s),
         )
         host, port = await self.lane.listen_tcp(*host_and_port(config.listen, "listen"))
         fields: dict[str, object] = {"lane": f"tcp://{_joined(host, port)}"}
         if not config.advertise:
             known_as = socket.gethostname() if host in _WILDCARDS else host
-            service.set_addresses((_joined(known_as, port),))
+            front.set_addresses((_joined(known_as, port),))
         if not host.startswith("127.") and host != "::1":
             _log.warning("the lane is open to the network, and asks nobody for a proof", host=host)
         if config.socket:
@@ -122,12 +159,12 @@ class MasterServer:
             self._grpc = GrpcServer()
             self._grpc.add_service(
                 master_pb2_grpc.add_MasterServiceServicer_to_server,
-                MasterGrpc(service),
+                MasterGrpc(front),
                 MASTER_SERVICE,
             )
             self._grpc.add_service(
                 admin_pb2_grpc.add_AdminServiceServicer_to_server,
-                AdminGrpc(service, version=self._version, cluster_name=config.cluster_name),
+                AdminGrpc(front, version=self._version, cluster_name=config.cluster_name),
                 ADMIN_SERVICE,
             )
             grpc_host, _ = host_and_port(config.grpc, "grpc")
@@ -135,7 +172,7 @@ class MasterServer:
             await self._grpc.start()
         if config.metrics_listen:
             metrics = Metrics()
-            register_metrics(metrics, service, self.lane.stats, self._ticks)
+            register_metrics(metrics, front, self.lane.stats, self._ticks)
             metrics_host, metrics_port = host_and_port(config.metrics_listen, "metrics-listen")
             self._metrics_server = MetricsServer(metrics, metrics_port, metrics_host)
             fields["metrics"] = f"http://{_joined(metrics_host, self._metrics_server.port)}/metrics"
@@ -144,16 +181,77 @@ class MasterServer:
     # ---- work -------------------------------------------------------------------------------
 
     async def wait(self) -> None:
-        """Tick until cancelled. A tick that raises is a bug, and ends the master: its state may be
-        wrong, and a restart builds it anew from what was journaled."""
-        service = self.service
-        assert service is not None
+        """Stand by and lead, by turns, until cancelled; with metadata of its own, lead.
+
+        A tick that raises is a bug, and ends the master: its state may be wrong, and a restart
+        builds it anew from what was journaled.
+        """
+        front = self.front
+        assert front is not None
+        while True:
+            if front.leading is None:
+                await self._stand_by(front)
+            await self._lead(front.service())
+            await self._step_down(front)
+
+    async def _stand_by(self, front: Front) -> None:
+        """Until this master leads."""
+        while True:
+            standby = self._standby = Standby(front.backend, self._config.state_config())
+            run = asyncio.to_thread(self._campaign, standby, front.settings)
+            self._campaigning = asyncio.ensure_future(run)
+            try:
+                service = await asyncio.shield(self._campaigning)
+            except (NotLeader, ResourceUnavailable) as error:
+                _log.warning("could not begin to lead", why=str(error))
+                await self._renew_backend(front)
+                await asyncio.sleep(RETRY_S)
+                continue
+            finally:
+                standby.stop()
+            assert service is not None, "only the end of the process stops a standby"
+            self._standby = self._campaigning = None
+            self._begin_to_lead(service)
+            _log.info(
+                "leads",
+                epoch=service.epoch,
+                entries=service.decider.replayed_entries,
+                objects=service.state.object_count,
+            )
+            return
+
+    def _campaign(self, standby: Standby, settings: Settings) -> MasterService | None:
+        """In a thread: follow until nobody leads, win, and replay what is left."""
+        won = standby.run()
+        if won is None:
+            return None
+        service = MasterService(standby.backend, self._config.state_config(), settings)
+        for _ in service.load(won.opened, won.followed):
+            pass
+        return service
+
+    def _begin_to_lead(self, service: MasterService) -> None:
+        front = self.front
+        assert front is not None
+        self._prober = Prober(
+            lambda node_id: service.endpoint_of(node_id, common_pb2.TRANSPORT_KIND_TCP),
+            service.note_probe,
+        )
+        service.decider.on_probe = self._prober.probe
+        _rest_after_load()
+        front.leading = service
+
+    async def _lead(self, service: MasterService) -> None:
+        """Tick until another master may lead."""
         tick_s = self._config.tick_s
+        rows = PeopleRows(service.decider, service.settings) if service.is_shared else None
         next_s = time.monotonic()
         refused = False
         while True:
             next_s = max(next_s + tick_s, time.monotonic())
             await asyncio.sleep(next_s - time.monotonic())
+            if service.decider.lost is not None:
+                return
             if time.monotonic() - next_s > LATE_S:
                 # The loop was busy (a large attach), or the machine asleep: hear what was sent
                 # meanwhile before anybody is taken for silent.
@@ -161,7 +259,9 @@ class MasterServer:
             began_s = time.monotonic()
             service.tick()
             self._ticks.note(time.monotonic() - began_s, late_s=began_s - next_s)
-            self._collect_when_idle(began_s)
+            if rows is not None:
+                rows.look()
+            self._collect_when_idle(service, began_s)
             refusal = service.decider.refusal
             if (refusal is not None) != refused:
                 refused = refusal is not None
@@ -170,11 +270,34 @@ class MasterServer:
                 else:
                     _log.info("writes are taken again")
 
-    def _collect_when_idle(self, now_s: float) -> None:
+    async def _step_down(self, front: Front) -> None:
+        """Another master may lead: nothing of what was decided here counts unless it is in the
+        journal. The state is given up, a new one follows that."""
+        service = front.service()
+        _log.warning("leads no more", epoch=service.epoch, why=str(service.decider.lost))
+        front.leading = None
+        service.release_waiting()
+        if self._prober is not None:
+            self._prober.close()
+            self._prober = None
+        del service
+        gc.unfreeze()
+        gc.enable()
+        await self._renew_backend(front)
+
+    async def _renew_backend(self, front: Front) -> None:
+        old = front.backend
+        with contextlib.suppress(CenoteError):  # lost, or out of reach: it has let go all the same
+            await asyncio.to_thread(old.close)
+        gc.collect()
+        backend = self._make_backend()
+        backend.join(self._row)
+        front.backend = backend
+
+    def _collect_when_idle(self, service: MasterService, now_s: float) -> None:
         """The collector is off while the master works; its little work is done when idle, or when
         much was allocated and not freed."""
-        assert self.service is not None
-        calls = sum(self.service.calls)
+        calls = sum(service.calls)
         idle = calls - self._ticks.calls <= GC_IDLE_CALLS_MAX
         self._ticks.calls = calls
         if now_s >= self._gc_at_s and (idle or gc.get_count()[0] > GC_OBJECTS_MAX):
@@ -188,9 +311,12 @@ class MasterServer:
 
     async def stop(self) -> None:
         """Stop listening, answer what is under way, sync the journal. Within about a second."""
-        service = self.service
+        front = self.front
+        service = None if front is None else front.leading or front.opening
         if service is not None:
             service.release_waiting()
+        if self._standby is not None:
+            self._standby.stop()
         if self._prober is not None:
             self._prober.close()
         closing = []
@@ -202,12 +328,19 @@ class MasterServer:
             await asyncio.gather(*closing)
         if self._metrics_server is not None:
             await asyncio.to_thread(self._metrics_server.close)
-        if service is not None:
-            try:
-                await asyncio.to_thread(service.close)
-            except CenoteError as error:
-                _log.error("the journal could not be closed in order", error=str(error))
-                raise
+        if front is not None:
+            await self._close_metadata(front, service)
+
+    async def _close_metadata(self, front: Front, service: MasterService | None) -> None:
+        """Resign, where this master leads: another one may begin at once."""
+        if service is None and self._campaigning is not None:
+            with contextlib.suppress(CenoteError):
+                service = await self._campaigning  # it may have won just now
+        try:
+            await asyncio.to_thread(front.backend.close if service is None else service.close)
+        except CenoteError as error:
+            _log.error("the journal could not be closed in order", error=str(error))
+            raise
 
 
 def _joined(host: str, port: int) -> str:

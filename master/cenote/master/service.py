@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import dataclasses
 import secrets
 from collections.abc import Awaitable, Callable, Iterator
@@ -21,7 +22,10 @@ from cenote.api.errors import (
     CenoteError,
     DeadlineExceeded,
     InvalidArgument,
+    NotLeader,
     ProtocolError,
+    ResourceUnavailable,
+    Unavailable,
 )
 from cenote.rpc.lane_server import LaneConnection
 from cenote.runtime.clock import SYSTEM_CLOCK, Clock
@@ -30,7 +34,7 @@ from cenote.v1 import master_pb2 as pb
 from .commands import NodeProbed
 from .decider import Decider
 from .longpoll import LongPolls
-from .metadata import MetadataBackend
+from .metadata import MetadataBackend, Opened
 from .operations import Later, Operations, Settings
 from .requests import RequestReader
 from .state import MasterState
@@ -105,12 +109,15 @@ class MasterService:
 
     # ---- life -------------------------------------------------------------------------------
 
-    def load(self) -> Iterator[None]:
-        """Start an epoch and replay the journal, yielding after each batch of effects.
+    def load(
+        self, opened: Opened | None = None, followed: MasterState | None = None
+    ) -> Iterator[None]:
+        """Start an epoch and replay the journal, yielding after each batch of effects; see
+        `Decider.load`.
 
-        Raises ResourceUnavailable and JournalCorrupt.
+        Raises ResourceUnavailable, JournalCorrupt, NotLeader.
         """
-        yield from self._decider.load()
+        yield from self._decider.load(opened, followed)
 
     def tick(self) -> None:
         """Housekeeping, bounded: leases, sessions, eviction ahead of need."""
@@ -149,6 +156,16 @@ class MasterService:
         """For the admin service."""
         return self._operations.reader
 
+    @property
+    def settings(self) -> Settings:
+        """What hello tells clients."""
+        return self._operations.settings
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other masters may stand by."""
+        return self._decider.backend.shared
+
     def set_addresses(self, addresses: tuple[str, ...]) -> None:
         """What hello tells clients, once it is known."""
         operations = self._operations
@@ -164,7 +181,8 @@ class MasterService:
 
     def note_probe(self, node_id: int, answered: bool) -> None:
         """What came of `on_probe`: no answer hides the node for all until it answers again."""
-        self._decider.apply(NodeProbed(node_id, answered))
+        with contextlib.suppress(NotLeader):  # past the tenure nothing follows from it
+            self._decider.apply(NodeProbed(node_id, answered))
 
     @property
     def epoch(self) -> int:
@@ -209,16 +227,25 @@ class MasterService:
 
     def _serialized_later(self, later: Later, deadline_s: float) -> bytes | Awaitable[bytes]:
         if later.again is None:
-            durable = self._decider.sync()
+            durable = self._decider.sync_to(later.entry)
             if durable.done():
                 durable.result()
                 return later.reply.SerializeToString()
             return self._when_durable(durable, later.reply)
         return self._when_woken(later, deadline_s)
 
-    @staticmethod
-    async def _when_durable(durable: concurrent.futures.Future[None], reply: Message) -> bytes:
-        await asyncio.wrap_future(durable)  # the lane server ends it at the deadline
+    async def _when_durable(
+        self, durable: concurrent.futures.Future[None], reply: Message
+    ) -> bytes:
+        try:
+            await asyncio.wrap_future(durable)  # the lane server ends it at the deadline
+        except ResourceUnavailable as error:
+            if not self._decider.backend.shared:
+                raise
+            # A service that may answer in a moment: whoever asks again has the same decision.
+            later = Unavailable(error.message, remedy=error.remedy)
+            later.maybe_executed = True
+            raise later from error
         return reply.SerializeToString()
 
     async def _when_woken(self, later: Later, deadline_s: float) -> bytes:
@@ -233,6 +260,9 @@ class MasterService:
         assert later.again is not None
         wait_s = min(later.wait_s, deadline_s - _REPLY_SLACK_S)
         if wait_s > 0 and await self.polls.wait(later.node_id, wait_s):
+            entry = self._decider.unsettled_entry
+            if entry:
+                await asyncio.wrap_future(self._decider.sync_to(entry))
             return later.again()
         return later.reply
 
@@ -253,7 +283,7 @@ class MasterService:
             return answer
         try:
             async with asyncio.timeout(deadline_s):
-                await asyncio.wrap_future(self._decider.sync())
+                await asyncio.wrap_future(self._decider.sync_to(reply.entry))
         except TimeoutError:
             raise _not_confirmed(deadline_s) from None
         return reply.reply
@@ -278,7 +308,7 @@ class MasterService:
         if reply.again is not None:
             self._decider.flush()
             return cast(M, reply.reply)
-        durable = self._decider.sync()
+        durable = self._decider.sync_to(reply.entry)
         try:
             durable.result(deadline_s)
         except concurrent.futures.TimeoutError:

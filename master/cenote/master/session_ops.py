@@ -44,7 +44,7 @@ def renew_session(pool: Pool, command: RenewSession, now_s: float) -> RenewSessi
     session.expires_s = now_s + pool.config.session_ttl_s
     if len(command.cancelled_request_ids):
         _cancel(pool, session, command.cancelled_request_ids.tolist())
-    deadline_s = now_s + lease_ttl_s(pool, command.lease_ttl_ms)
+    deadline_s = now_s + lease_ttl_s(pool, command.lease_ttl_ms, now_s)
     renew = pool.leases.renew
     lost = [lease_id for lease_id in command.lease_ids.tolist() if not renew(lease_id, deadline_s)]
     return RenewSessionReply(pool.view_version, np.array(lost, np.uint64))

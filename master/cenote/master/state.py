@@ -11,6 +11,7 @@ This file says which command goes where. What it does to an object goes through 
     puts placing  put_start                             node_ops      heartbeats, detach, failures
     commits       put_commit, put_abort                 spares        space granted ahead of need
     removal       remove, pins, namespace reset         housekeeping  the tick
+    tenure        until when anything may be decided
     eviction      which space is made free, when        replay        rebuilding, snapshots
 
 A command that raises (a subclass of `CenoteError`) has changed nothing.
@@ -37,6 +38,7 @@ from . import (
     removal,
     replay,
     session_ops,
+    tenure,
     view,
 )
 from . import commands as c
@@ -88,6 +90,7 @@ class MasterState:
             c.ReportFailure: node_ops.report_failure,
             c.NodeProbed: node_ops.node_probed,
             c.Tick: housekeeping.tick,
+            c.ExtendTenure: tenure.extend_tenure,
             c.Piggyback: lookups.piggyback,
         }
         self._operations = {kind: partial(run, pool) for kind, run in operations.items()}
@@ -103,9 +106,12 @@ class MasterState:
         pool = self._pool
         if not pool.started:
             replay.start_epoch(pool, now_s)
+        kind = type(command)
+        if now_s >= pool.tenure_end_s and kind in tenure.DECISIONS:
+            tenure.check_tenure(pool, now_s)
         pool.changes += 1
         pool.now_s = now_s
-        reply = self._operations[type(command)](command, now_s)
+        reply = self._operations[kind](command, now_s)
         return reply, self.take_effects()
 
     def take_effects(self) -> list[Effect]:
@@ -123,10 +129,12 @@ class MasterState:
         return lookups.acquire(self._pool, command, now_s)
 
     def put_start(self, command: c.PutStart, now_s: float) -> c.PutStartReply:
+        tenure.check_tenure(self._pool, now_s)
         self._pool.changes += 1
         return put_calls.put_start(self._pool, command, now_s)
 
     def put_commit(self, command: c.PutCommit, now_s: float) -> c.PutCommitReply:
+        tenure.check_tenure(self._pool, now_s)
         self._pool.changes += 1
         return put_calls.put_commit(self._pool, command, now_s)
 
@@ -139,6 +147,12 @@ class MasterState:
     def replay(self, effect: DurableEffect) -> None:
         """Apply a durable effect of an earlier tenure (or of a snapshot)."""
         replay.replay(self._pool, effect)
+
+    def take_up(self, config: StateConfig, epoch: int) -> None:
+        """Go on from what was replayed as a standby, in this epoch; then `replay` and `start`."""
+        self.config = config
+        self.epoch = epoch
+        self._pool.take_up(config, epoch)
 
     def start(self, now_s: float) -> list[Effect]:
         """Begin the epoch: EpochStarted is the first effect. Raises StaleEpoch."""
@@ -166,6 +180,19 @@ class MasterState:
     def view_version(self) -> int:
         """Rises with every change of nodes or segments, over restarts, too."""
         return self._pool.view_version
+
+    @property
+    def object_count(self) -> int:
+        return self._pool.objects.live_count
+
+    @property
+    def pinned_objects(self) -> int:
+        return self._pool.pinned_objects
+
+    @property
+    def namespaces_version(self) -> int:
+        """Rises with each namespace that is created or reset."""
+        return self._pool.namespaces.version
 
     # ---- reading ------------------------------------------------------------------------------
 

@@ -69,7 +69,7 @@ class HelloRequest(_message.Message):
     def __init__(self, credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., session_id: _Optional[bytes] = ..., client_name: _Optional[str] = ..., boot_id: _Optional[str] = ..., process_id: _Optional[int] = ..., observer: bool = ...) -> None: ...
 
 class HelloResponse(_message.Message):
-    __slots__ = ("epoch", "session_ttl_ms", "cluster_view", "shard_map", "location_ttl_ms", "lease_ttl_max_ms", "batch_keys_max", "cluster_name", "is_leader", "leader", "server_version")
+    __slots__ = ("epoch", "session_ttl_ms", "cluster_view", "shard_map", "location_ttl_ms", "lease_ttl_max_ms", "batch_keys_max", "cluster_name", "is_leader", "server_version", "leader_addresses", "past_tenure")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SESSION_TTL_MS_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_VIEW_FIELD_NUMBER: _ClassVar[int]
@@ -79,8 +79,9 @@ class HelloResponse(_message.Message):
     BATCH_KEYS_MAX_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_NAME_FIELD_NUMBER: _ClassVar[int]
     IS_LEADER_FIELD_NUMBER: _ClassVar[int]
-    LEADER_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LEADER_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    PAST_TENURE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     session_ttl_ms: int
     cluster_view: _common_pb2.ClusterView
@@ -90,9 +91,10 @@ class HelloResponse(_message.Message):
     batch_keys_max: int
     cluster_name: str
     is_leader: bool
-    leader: str
     server_version: str
-    def __init__(self, epoch: _Optional[int] = ..., session_ttl_ms: _Optional[int] = ..., cluster_view: _Optional[_Union[_common_pb2.ClusterView, _Mapping]] = ..., shard_map: _Optional[_Union[_common_pb2.ShardMap, _Mapping]] = ..., location_ttl_ms: _Optional[int] = ..., lease_ttl_max_ms: _Optional[int] = ..., batch_keys_max: _Optional[int] = ..., cluster_name: _Optional[str] = ..., is_leader: bool = ..., leader: _Optional[str] = ..., server_version: _Optional[str] = ...) -> None: ...
+    leader_addresses: _containers.RepeatedScalarFieldContainer[str]
+    past_tenure: bool
+    def __init__(self, epoch: _Optional[int] = ..., session_ttl_ms: _Optional[int] = ..., cluster_view: _Optional[_Union[_common_pb2.ClusterView, _Mapping]] = ..., shard_map: _Optional[_Union[_common_pb2.ShardMap, _Mapping]] = ..., location_ttl_ms: _Optional[int] = ..., lease_ttl_max_ms: _Optional[int] = ..., batch_keys_max: _Optional[int] = ..., cluster_name: _Optional[str] = ..., is_leader: bool = ..., server_version: _Optional[str] = ..., leader_addresses: _Optional[_Iterable[str]] = ..., past_tenure: bool = ...) -> None: ...
 
 class RenewSessionRequest(_message.Message):
     __slots__ = ("session_id", "piggyback", "lease_ttl_ms", "lease_ids", "cancelled_request_ids")

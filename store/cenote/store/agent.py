@@ -53,10 +53,14 @@ from .segments import LocalSegments
 __all__ = ["AgentIdentity", "StoreAgent", "WriterSessions"]
 
 HELLO_S: Final = 2.0
+SEEK_HELLO_S: Final = 0.4
+"""To one of several masters: a stopped one takes the connection all the same, and says nothing."""
 SLICE_S: Final = 10.0
 ATTACH_S: Final = 60.0
 """For the last slice: the master goes through the whole inventory then."""
 BEAT_MARGIN_S: Final = 3.0
+SEEK_BEAT_MARGIN_S: Final = 1.0
+"""Where there are several masters: it is soon made sure whether this one still leads."""
 CUT_S: Final = 1.0
 CLAIMS_S: Final = 1.0
 """How long a daemon waits for writers over shared memory to end what they have begun. What is left
@@ -141,6 +145,8 @@ class StoreAgent:
         self._link: MasterLink | None = None
         self._link_lock = threading.Lock()
         self._address = masters[0]
+        self._hello_s = SEEK_HELLO_S if len(masters) > 1 else HELLO_S
+        self._beat_margin_s = SEEK_BEAT_MARGIN_S if len(masters) > 1 else BEAT_MARGIN_S
         self._attempts = 0
         self._claiming: set[bytes] = set()
         """Sessions with claims that the master was told of."""
@@ -257,8 +263,13 @@ class StoreAgent:
             self._link = link
         if self._stopping.is_set():  # `stop` may have looked for the link just before
             link.close()
-        greeting = link.hello(HELLO_S)
-        return Greeted(greeting.epoch, greeting.is_leader, greeting.leader)
+        greeting = link.hello(self._hello_s)
+        return Greeted(
+            greeting.epoch,
+            greeting.is_leader,
+            tuple(greeting.leader_addresses),
+            greeting.past_tenure,
+        )
 
     def _cut_older(self, epoch: int) -> Event:
         self._segments.fence(epoch)
@@ -350,7 +361,7 @@ class StoreAgent:
             stats=self._stats(),
             start_number=self._identity.start_number,
         )
-        response = self._current_link().heartbeat(request, beat.wait_s + BEAT_MARGIN_S)
+        response = self._current_link().heartbeat(request, beat.wait_s + self._beat_margin_s)
         self._claiming.difference_update(withdrawn)
         for _ in cut:  # told; others may have come behind them meanwhile
             self._cut_to_report.popleft()

@@ -19,6 +19,9 @@ Rules that matter:
 - Writers of older epochs are cut off before the inventory for a newer one is taken.
 - A connection that broke means a new hello, not a new attach: only a newer epoch, or a master that
   does not know the daemon, means that.
+- Of several masters each is asked in turn, without a pause before all of them were.
+- A leader past its tenure is not followed, and not left either: should it prove to lead still, all
+  goes on as before.
 - A master is followed only upwards: one with an older epoch than was followed before is asked again
   later, however often that is.
 - Nothing is given up for ever but what can't be right, and that only before the first attach; and
@@ -72,6 +75,10 @@ __all__ = [
 
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
+SEEK_BACKOFF_MAX_S: Final = 0.15
+SEEKS_QUICK_MAX: Final = 100
+"""So many rounds over several masters are made in short order: another one takes over within some
+seconds, and writes wait for its daemons."""
 REFUSED_PAUSE_S: Final = 5.0
 """After an answer that will most likely be the same again."""
 NAME_TAKEN_PAUSE_S: Final = 1.0
@@ -169,8 +176,10 @@ class Greeted:
 
     epoch: int
     is_leader: bool
-    leader: str
+    leaders: tuple[str, ...] = ()
     """Where the leader is, if this is a standby and knows."""
+    past_tenure: bool = False
+    """It was the leader, and can't prove any more that it still is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +256,8 @@ class AgentCore:
         self._address = self._masters[0]
         self._failures = 0
         self._redirects = 0
+        self._asked = 0
+        """Masters in vain since the last pause."""
         self._name_taken = 0
         self._heartbeat_s = 1.0
         self._after_pause: Action = SayHello(self._address)
@@ -298,15 +309,15 @@ class AgentCore:
 
     def _on_greeted(self, event: Greeted) -> Action:
         if not event.is_leader:
-            return self._redirect(event.leader)
+            return self._redirect(event.leaders)
+        if event.past_tenure:
+            return self._try_next("this master can't prove any more that it leads")
         if event.epoch < self.epoch:
-            self._next_address()
-            return self._hello_after(
-                self._backoff_s(),
+            return self._try_next(
                 f"this master is at epoch {event.epoch}, but this daemon followed {self.epoch}:"
-                " it is an old leader, or its metadata was lost (then wipe this node's files)",
+                " it is an old leader, or its metadata was lost (then wipe this node's files)"
             )
-        self._redirects = 0
+        self._redirects = self._asked = 0
         if event.epoch == self.epoch and self._attached:
             self.stage = Stage.ATTACHED
             return Beat(0.0, self.done_instruction)
@@ -322,20 +333,24 @@ class AgentCore:
         self.stage = Stage.ATTACHING
         return SendAttach()
 
-    def _redirect(self, leader: str) -> Action:
+    def _redirect(self, leaders: tuple[str, ...]) -> Action:
         self._redirects += 1
-        if not leader or self._redirects > REDIRECTS_MAX:
+        if not leaders or self._redirects > REDIRECTS_MAX:
             self._redirects = 0
-            self._next_address()
-            return self._hello_after(self._backoff_s(), "no leader was found")
-        self._address = leader
+            return self._try_next("no leader was found")
+        self._address = leaders[0]
         self.stage = Stage.SEEKING
-        return SayHello(leader)
+        return SayHello(self._address)
 
-    def _next_address(self) -> None:
+    def _try_next(self, why: str) -> Action:
+        """Ask the next master; after a round over all of them with a pause."""
         masters = self._masters
         at = masters.index(self._address) if self._address in masters else -1
         self._address = masters[(at + 1) % len(masters)]
+        self._asked += 1
+        if self._asked % len(masters):
+            return self._hello_after(0.0, "")
+        return self._hello_after(self._backoff_s(), why)
 
     # ---- following it -------------------------------------------------------------------------
 
@@ -374,7 +389,7 @@ class AgentCore:
 
     def _on_failed(self, error: CenoteError) -> Action:
         if isinstance(error, NotLeader):
-            return self._redirect(error.leader)
+            return self._redirect(error.addresses)
         if isinstance(error, _UNKNOWN_HERE):
             # It answers, but wants an attach: at once the first time.
             self._attached = False
@@ -397,7 +412,7 @@ class AgentCore:
                 return End(error)
             return self._hello_after(REFUSED_PAUSE_S, str(error))
         if isinstance(error, Unavailable | DeadlineExceeded):
-            self._next_address()
+            return self._try_next(str(error))
         return self._hello_after(self._backoff_s(), str(error))
 
     def _hello_after(self, seconds: float, why: str) -> Action:
@@ -411,5 +426,7 @@ class AgentCore:
 
     def _backoff_s(self) -> float:
         self._failures += 1
-        longest_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * (1 << min(self._failures - 1, 10)))
+        seeks = len(self._masters) > 1 and self._failures <= SEEKS_QUICK_MAX
+        most_s = SEEK_BACKOFF_MAX_S if seeks else BACKOFF_MAX_S
+        longest_s = min(most_s, BACKOFF_FIRST_S * (1 << min(self._failures - 1, 10)))
         return longest_s * (0.5 + 0.5 * self._jitter())

@@ -21,7 +21,7 @@ from cenote.api.errors import (
     NotLeader,
     Unavailable,
 )
-from cenote.cli.connect import grpc_address_of
+from cenote.cli.connect import grpc_addresses_of
 from cenote.cli.exits import exit_code_of
 from cenote.cli.output import Bar, key_text, parse_key, print_json, print_pairs, print_table
 
@@ -102,12 +102,12 @@ def test_exit_codes(error: BaseException, code: int) -> None:
 
 
 def test_the_grpc_address_follows_from_the_lanes() -> None:
-    assert grpc_address_of("127.0.0.1:5110", None) == "127.0.0.1:5111"
-    assert grpc_address_of("[::1]:7,other:9", None) == "[::1]:8"
-    assert grpc_address_of("unix:///run/cenote.sock", None) == "127.0.0.1:5111"
-    assert grpc_address_of("127.0.0.1:5110", "h:1") == "h:1"
+    assert grpc_addresses_of("127.0.0.1:5110", None) == ["127.0.0.1:5111"]
+    assert grpc_addresses_of("[::1]:7,other:9", None) == ["[::1]:8", "other:10"]
+    assert grpc_addresses_of("unix:///run/cenote.sock", None) == ["127.0.0.1:5111"]
+    assert grpc_addresses_of("127.0.0.1:5110", "h:1,i:2") == ["h:1", "i:2"]
     with pytest.raises(InvalidArgument):
-        grpc_address_of("nonsense", None)
+        grpc_addresses_of("nonsense", None)
 
 
 class Terminal(io.StringIO):

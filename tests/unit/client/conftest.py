@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cenote.client import Client
 from fake_pool import FakeMaster, FakeTransport
+from master_thread import MasterThread
 
 MakeClient = Callable[..., Client]
 
@@ -38,3 +40,27 @@ def make_client(master: FakeMaster) -> Iterator[MakeClient]:
 @pytest.fixture
 def client(make_client: MakeClient) -> Client:
     return make_client()
+
+
+@pytest.fixture
+def served(master: FakeMaster, tmp_path: Path) -> Iterator[MasterThread]:
+    with MasterThread(master, tmp_path / "one.sock") as thread:
+        yield thread
+
+
+@pytest.fixture
+def connect(master: FakeMaster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Client]]:
+    """Clients whose metadata goes over lanes and whose bytes go to the fake nodes."""
+    made: list[Client] = []
+    monkeypatch.setattr(
+        "cenote.client.client._make_transport", lambda name: FakeTransport(master.nodes)
+    )
+
+    def connect(*addresses: str, **options: float) -> Client:
+        client = Client(list(addresses), **options)  # type: ignore[arg-type]
+        made.append(client)
+        return client
+
+    yield connect
+    for client in made:
+        client.close()

@@ -40,3 +40,15 @@ def test_there_is_no_space_yet_rather_than_too_few_nodes(kit: Kit) -> None:
     for node in kit.nodes.values():
         fresh.attach(node)
     assert fresh.put([100], KIB, replicas=2, min_replicas=2) == [PutStatus.GRANTED]
+
+
+def test_what_only_the_journal_tells_is_not_acknowledged(kit: Kit) -> None:
+    """It may have been decided and not sealed: then it is dropped when its daemon attaches. A
+    writer that was told EXISTS before that took it for stored."""
+    fresh = restarted(kit).with_session(1)
+    assert fresh.put([0, 100], KIB)[0] == PutStatus.NOT_YET
+    assert fresh.put([0], KIB) == [PutStatus.NOT_YET]
+    assert fresh.state.status(fresh.now_s).objects == 8, "lookups know it"
+    for node in kit.nodes.values():
+        fresh.attach(node)
+    assert fresh.put([0], KIB) == [PutStatus.EXISTS]

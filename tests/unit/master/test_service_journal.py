@@ -27,6 +27,8 @@ JOURNALED = pb.PutOptions(durability=common_pb2.DURABILITY_JOURNALED)
 class SlowDisk(MemoryBackend):
     """Syncs are done when `let_go` is called; `broken` makes appends fail."""
 
+    shared = False
+
     def __init__(self, log: MemoryLog | None = None) -> None:
         super().__init__(log)
         self.slow = False
@@ -313,7 +315,7 @@ def grants(pool: MasterPool) -> bool:
 
 def crash(log: MemoryLog) -> None:
     """What a killed process leaves."""
-    log.in_use = False
+    log.leader = None
 
 
 def test_after_a_crash_space_is_given_at_once(log: MemoryLog) -> None:

@@ -138,7 +138,7 @@ class LaneThread:
             return body
         if method == RAISE:
             if body == b"leader":
-                raise NotLeader("not me", leader="tcp://other:1")
+                raise NotLeader("not me", addresses=["tcp://other:1"])
             raise AlreadyExists("taken", remedy="look", same_bytes=body == b"same")
         if method == BUG:
             raise ValueError("a bug, on purpose")

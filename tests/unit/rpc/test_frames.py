@@ -186,9 +186,11 @@ def test_errors_keep_class_message_and_remedy(code: int, message: str, remedy: s
 
 
 def test_errors_keep_what_their_class_carries() -> None:
-    leader = decode_error(NotLeader.code, encode_error(NotLeader("no", leader="tcp://a:1")))
+    leader = decode_error(
+        NotLeader.code, encode_error(NotLeader("no", addresses=["tcp://a:1", "unix:///b"], epoch=7))
+    )
     assert isinstance(leader, NotLeader)
-    assert leader.leader == "tcp://a:1"
+    assert (leader.addresses, leader.epoch) == (("tcp://a:1", "unix:///b"), 7)
     for same_bytes in (True, False, None):
         exists = decode_error(
             AlreadyExists.code, encode_error(AlreadyExists("k", same_bytes=same_bytes))

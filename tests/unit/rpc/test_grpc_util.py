@@ -108,10 +108,10 @@ def test_every_error_comes_back_as_it_was() -> None:
             error = await failure_of(unary(b""))
             assert type(error) is kind
             assert (error.message, error.remedy) == ("what happened", "do this")
-        echo.error = NotLeader("no", leader="tcp://a:1")
+        echo.error = NotLeader("no", addresses=["tcp://a:1"])
         leader = await failure_of(unary(b""))
         assert isinstance(leader, NotLeader)
-        assert leader.leader == "tcp://a:1"
+        assert leader.addresses == ("tcp://a:1",)
         echo.error = AlreadyExists("k", same_bytes=False)
         exists = await failure_of(unary(b""))
         assert isinstance(exists, AlreadyExists)

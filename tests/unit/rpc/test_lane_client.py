@@ -67,7 +67,7 @@ def test_the_servers_errors_come_typed_and_keep_the_connection(client: LaneClien
     assert exists.value.remedy == "look"
     with pytest.raises(NotLeader) as leader:
         client.call(RAISE, b"leader", 5)
-    assert leader.value.leader == "tcp://other:1"
+    assert leader.value.addresses == ("tcp://other:1",)
     assert client.call(ECHO, b"x", 5) == b"x"
     assert client.connections == 1
 
@@ -110,7 +110,7 @@ def test_a_refused_hello_is_raised_at_once(lane: LaneThread) -> None:
         with pytest.raises(Unauthenticated):
             client.call(ECHO, b"", 5)
         assert client.connections == 0
-    lane.hello_error = NotLeader("no", leader="tcp://b:2")
+    lane.hello_error = NotLeader("no", addresses=["tcp://b:2"])
     with LaneClient(lane.address, b"x") as client, pytest.raises(NotLeader):
         client.call(ECHO, b"", 5)
 

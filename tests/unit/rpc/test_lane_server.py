@@ -111,7 +111,7 @@ def test_errors_are_typed_and_bugs_are_logged(
         assert (exists.message, exists.remedy, exists.same_bytes) == ("taken", "look", True)
         leader = error_in(client.next())
         assert isinstance(leader, NotLeader)
-        assert leader.leader == "tcp://other:1"
+        assert leader.addresses == ("tcp://other:1",)
         bug = error_in(client.next())
         assert isinstance(bug, InternalError)
         assert "ValueError: a bug, on purpose" in str(bug)

@@ -309,7 +309,7 @@ def test_a_standby_sends_it_to_the_leader(fixture: Fixture) -> None:
     fixture.agent = fixture.make("first", "second")
     fixture.attach()
     assert asked == ["first", "there"]
-    fixture.master.change(beat_error=NotLeader(leader="elsewhere"))
+    fixture.master.change(beat_error=NotLeader(addresses=["elsewhere"]))
     wait_until(lambda: "elsewhere" in asked, what="the new leader to be asked")
 
 

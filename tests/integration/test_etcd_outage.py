@@ -1,0 +1,183 @@
+"""etcd is slow, gone, or out of one master's reach: what clients see, and what is kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from cenote.api.errors import CenoteError, DeadlineExceeded
+from cenote.client import Client
+from cluster import Cluster
+from etcd import EtcdCluster
+from link import Link
+from loads import summary
+from waiting import wait_until
+from workers import Load, pass_time, reads, shared_pool, writes
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+VALUE = b"v" * 3000
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[EtcdCluster]:
+    with EtcdCluster(tmp_path / "etcd") as cluster:
+        yield cluster
+
+
+def put_all(client: Client, prefix: str, count: int) -> list[str]:
+    keys = [f"{prefix}{i}" for i in range(count)]
+    for key in keys:
+        assert client.put(key, VALUE).stored
+    return keys
+
+
+def check(cluster: Cluster, present: list[str], absent: list[str]) -> None:
+    with cluster.client(deadline_s=15.0) as client:
+        values = client.get_batch(present)
+        lost = [key for key, value in zip(present, values, strict=True) if value != VALUE]
+        assert not lost, f"{len(lost)} of {len(present)} are lost or wrong: {lost[:5]}"
+        assert not client.exists_batch(absent).any()
+
+
+@pytest.mark.parametrize("durability", ["relaxed", "journaled"])
+def test_what_was_acknowledged_and_not_journaled_is_adopted(
+    etcd: EtcdCluster, durability: str
+) -> None:
+    """etcd stands still, puts go on within the tenure, the leader dies: the slot tables tell."""
+    with shared_pool(etcd.url, masters=2, stores=2, tenure_s=6.0) as cluster:
+        with cluster.client(deadline_s=10.0) as client:
+            early = put_all(client, "early", 30)
+            gone = put_all(client, "gone", 10)
+            assert client.remove_batch(gone).all()
+            leader = cluster.leader()
+            etcd.members[0].pause()
+            late: list[str] = []
+            if durability == "relaxed":
+                late = put_all(client, "late", 50)
+            else:
+                with pytest.raises(CenoteError):
+                    client.put("journaled", VALUE, durability="journaled", deadline_s=0.5)
+            with pytest.raises(CenoteError):
+                client.remove("early0", deadline_s=0.3)
+            leader.kill()
+            etcd.members[0].resume()
+            cluster.leader()
+            cluster.wait_alive(2)
+        # The remove was not acknowledged: it may or may not have been carried out.
+        check(cluster, early[1:] + late, gone)
+
+
+def test_past_its_tenure_a_leader_answers_lookups_alone(etcd: EtcdCluster) -> None:
+    with shared_pool(etcd.url, masters=2, stores=2, tenure_s=1.0) as cluster:
+        with cluster.client() as client:
+            keys = put_all(client, "k", 30)
+            etcd.members[0].pause()
+
+            def is_refused() -> bool:
+                try:
+                    client.put(f"late{time.monotonic()}", VALUE, deadline_s=0.3)
+                except DeadlineExceeded as error:
+                    return "can't prove" in str(error) or "another master" in str(error)
+                return False
+
+            wait_until(is_refused, what="writes to be refused")
+            with pytest.raises(CenoteError):
+                client.remove(keys[0], deadline_s=0.3)
+            for transports in (("shm", "tcp"), ("tcp",)):  # ... which know nothing yet
+                with cluster.client(transports=transports) as fresh:
+                    assert fresh.get_batch(keys) == [VALUE] * len(keys)
+                    assert fresh.get(keys[0]) == VALUE
+                    assert fresh.exists_batch(keys).all()
+                    assert fresh.match(keys).prefix_keys == len(keys)
+            pass_time(6.0)  # node_dead_s: the daemons could not be heard, and are not hidden
+            assert client.get_batch(keys) == [VALUE] * len(keys)
+            etcd.members[0].resume()
+            assert client.put("again", VALUE, deadline_s=8.0).stored
+        check(cluster, [*keys, "again"], [])
+
+
+def test_a_leader_that_is_cut_off_from_etcd_is_replaced(etcd: EtcdCluster) -> None:
+    port = etcd.members[0].port
+    with Link(port) as one, Link(port) as two:
+        links = (one, two)
+        urls = [f"etcd://127.0.0.1:{link.port}" for link in links]
+        with (
+            shared_pool(urls, masters=2, stores=2) as cluster,
+            cluster.client(deadline_s=8.0) as client,
+            cluster.client(deadline_s=8.0, transports=("tcp",)) as reader,
+        ):
+            keys = put_all(client, "k", 30)
+            assert reader.get_batch(keys) == [VALUE] * 30
+            for round_ in range(2):
+                leader = cluster.leader()
+                link = links[cluster.masters.index(leader)]
+                fault_s = time.monotonic()
+                link.cut()
+                assert reader.get(keys[0]) == VALUE
+                assert client.put(f"cut{round_}", VALUE).stored
+                took_s = time.monotonic() - fault_s
+                print(f"written again after {took_s:.2f} s")
+                assert took_s < 6.0
+                keys.append(f"cut{round_}")
+                assert client.remove(keys[round_])
+                # Who only reads finds the new leader, too, and with it what was removed.
+                wait_until(
+                    lambda key=keys[round_]: not reader.exists(key),  # type: ignore[misc]
+                    what="the reader to follow",
+                )
+                cluster.wait_alive(2)
+                link.heal()
+                wait_until(
+                    lambda old=leader: cluster.role_of(old) == "standby",  # type: ignore[misc]
+                    what="the old leader to stand by",
+                )
+            check(cluster, keys[2:], keys[:2])
+
+
+def restart(etcd: EtcdCluster, index: int) -> None:
+    etcd.members[index].kill()
+    pass_time(1.0)
+    etcd.members[index].start()
+    etcd.wait_healthy()
+
+
+def pause_leading_member(etcd: EtcdCluster) -> None:
+    member = etcd.leading_member()
+    member.pause()
+    pass_time(4.0)
+    member.resume()
+    etcd.wait_healthy()
+
+
+def test_a_member_of_etcd_dies_or_stands_still(tmp_path: Path, seed: int) -> None:
+    """No read fails, and every put within its deadline."""
+    with ExitStack() as stack:
+        etcd = stack.enter_context(EtcdCluster(tmp_path / "etcd", members=3))
+        cluster = stack.enter_context(shared_pool(etcd.url, masters=2, stores=2))
+        load = Load(stack, cluster, seed, replicas=1, deadline_s=8.0, misses_are_legal=True)
+        pass_time(1.0)
+        faults: list[Callable[[], None]] = [
+            lambda: restart(etcd, 0),
+            lambda: restart(etcd, 1),
+            lambda: restart(etcd, 2),
+            lambda: pause_leading_member(etcd),
+        ]
+        for fault in faults:
+            fault_s = time.monotonic()
+            fault()
+            pass_time(1.0)
+            print(f"{time.monotonic() - fault_s:.1f} s")
+        end_s = time.monotonic()
+        load.stop()
+        assert load.failures() == []
+        for name, some in (("reads", reads), ("writes", writes)):
+            print(name, summary(some(load.samples(0, end_s))))
+        with cluster.client(deadline_s=15.0) as client:
+            stored = list(load.stored())
+            assert client.exists_batch(stored).all()
+            assert not client.exists_batch(load.removed()).any()
