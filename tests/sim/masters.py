@@ -209,7 +209,7 @@ class MasterProcess:
         request = parse(body)
         result = operation(request, connection.session)
         if method == pb.MASTER_METHOD_PUT_START:
-            oracle.granted(self, request, result)
+            oracle.granted(self, request, result.reply if isinstance(result, Later) else result)
             self.world.faults.strike_grant(who)
         return result
 
