@@ -115,13 +115,17 @@ def put_single(
         units = units_of(size + len(tail))
         place = _spare_place(call, units, options)
         if place is None:
-            started = yield from _start(call, key, digest, size, units, options)
-            status, _, extent_count, _ = PUT_STRUCT.unpack(started.puts)
+            status = extent_count = 0
+            try:
+                started = yield from _start(call, key, digest, size, units, options)
+                status, _, extent_count, _ = PUT_STRUCT.unpack(started.puts)
+            except GrantRevoked as error:  # the answer got lost, and is forgotten by now
+                undone, status = _Undone(error), -1
             if status == PutStatus.EXISTS:
                 call.space.spares.note_existed()
                 call.state.counters.existed += 1
                 return Outcome.EXISTED, Sameness.UNKNOWN
-            if status == PutStatus.GRANTED and extent_count == 1:
+            if started is not None and status == PutStatus.GRANTED and extent_count == 1:
                 place = _granted_place(call, started)
         if place is not None:
             done = yield from _store(call, key, digest, address, size, tail, place)
