@@ -162,6 +162,7 @@ def writer_dies(pool) -> dict:
         writer.call(60, op="put_one", key=f"warm{attempt}", size=SIZE)  # connections are there
         writer.answer(60)
         other.call(60, op="remove_one", key=f"warm{attempt}", secs=30)
+        other.call(60, op="prepare", key=key, size=BIG)
         writer.tell(op="put_one", key=key, size=BIG)
         writer.answer(60)  # it begins
         end = time.monotonic() + BEGIN_LIMIT_S
@@ -322,6 +323,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--keep", action="store_true", help="logs")
     args = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):  # so that what was started is ended, too
+        signal.signal(number, lambda *_: sys.exit(1))
     pools = args.pools.split(",")
     if not (MOONCAKE_VENV / "bin" / "python").exists():
         pools = [name for name in pools if name == "cenote"]
