@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sim.stores import SegmentFile, StoreHost
     from sim.world import World
 
-__all__ = ["ALL_FAULTS", "Faults"]
+__all__ = ["ALL_FAULTS", "WITH_POWER", "Faults"]
 
 MEAN_INTERVAL_S: Final = 0.35
 PAUSES_S: Final = (0.02, 0.2, 0.6, 1.5, 3.0)
@@ -46,7 +46,9 @@ ALL_FAULTS: Final = frozenset(
         "reset",
     }
 )
-"""All kinds but `power`: the master's machine fails, and the journal's unsynced end is lost."""
+"""All kinds but `power`."""
+WITH_POWER: Final = ALL_FAULTS | {"power"}
+"""The master's machine fails, too, and the journal's unsynced end is lost."""
 
 
 class Faults:

@@ -59,10 +59,13 @@ class Report:
     trace: list[str]
     fingerprint: int
     counts: dict[str, int]
+    power: bool = False
+    """Whether the journal's end was lost at times."""
 
     @property
     def reproduction(self) -> str:
-        return f"python tests/sim/run.py --seed {self.seed}"
+        power = " --power" if self.power else ""
+        return f"python tests/sim/run.py --seed {self.seed}{power}"
 
 
 class World:
@@ -477,4 +480,5 @@ def simulate(options: Options) -> Report:
         list(loop.log),
         loop.fingerprint,
         counts,
+        "power" in options.faults,
     )

@@ -54,7 +54,9 @@ def _stored(pool: Pool, effect: Stored) -> None:
         return
     top = int(effect.seqs.max())
     pool.last_seq = max(pool.last_seq, top)
-    pool.adoption.stored(effect.epoch, top)
+    if effect.epoch == pool.replayed_epoch:
+        # Else one daemon brought it, and the journal still misses what others may bring of then.
+        pool.adoption.stored(effect.epoch, top)
     namespace = pool.namespaces.by_id.get(effect.namespace_id)
     if namespace is None or namespace.generation != effect.generation:
         return

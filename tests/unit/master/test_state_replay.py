@@ -161,6 +161,23 @@ def test_what_the_journal_missed_comes_back_with_its_daemon(kit: Kit) -> None:
     assert contents(again.state) == contents(fresh.state)
 
 
+@pytest.mark.parametrize("snapshot", [False, True], ids=["journal", "snapshot"])
+def test_what_one_daemon_brought_back_says_nothing_of_another(kit: Kit, snapshot: bool) -> None:
+    """Adopting a later version is not knowing of the earlier ones: a third master takes those in,
+    too, when their daemon attaches at last."""
+    journaled = len(kit.durable())
+    elsewhere = {"avoid_node_ids": np.array([1, 3], np.uint32)}
+    kit.put([10], 700, **elsewhere)
+    kit.put([11], 700, avoid_node_ids=ONLY_ONE)
+    fresh = crashed(kit, journaled)
+    attached(kit, fresh, 1)
+    assert fresh.exists(10, 11) == [0, 1]
+    again = restarted(fresh, journal=list(fresh.state.snapshot()) if snapshot else None)
+    attached(kit, again, 1, 2)
+    assert again.exists(10, 11) == [1, 1]
+    check(again.state)
+
+
 def test_a_replica_is_adopted_whole_or_not_at_all(kit: Kit) -> None:
     kit = Kit().with_nodes(new_node(1)).with_session()
     journaled = len(kit.durable())
