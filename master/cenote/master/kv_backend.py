@@ -18,6 +18,7 @@ from cenote.runtime.clock import SYSTEM_CLOCK, Clock
 from .journal import Record
 from .kv import Kv
 from .kv_append import Appender
+from .kv_compaction import CompactorCommand, KvCompaction, KvCompactionLimits
 from .kv_election import Candidacy
 from .kv_follow import Follower
 from .kv_keeper import Keeper
@@ -53,9 +54,12 @@ class KvBackend:
         clock: Clock = SYSTEM_CLOCK,
         workers: Workers | None = None,
         draw_nonce: Callable[[], str] = _nonce,
+        compactor: CompactorCommand | None = None,
+        compaction: KvCompactionLimits | None = None,
     ) -> None:
-        """`tenure_s`: how long a leader may act after its last proof, and others wait for it. It
-        takes over `kv`, and closes it."""
+        """`tenure_s`: how long a leader may act after its last proof, and others wait for it.
+        `compactor`: None where a leader without standbys makes no snapshots. It takes over `kv`,
+        and closes it."""
         self.name = name
         self._kv = kv
         self._keys = Keys(prefix)
@@ -68,6 +72,14 @@ class KvBackend:
         self._follower = Follower(kv, self._keys, clock, workers)
         self._appender = Appender(kv, self._keys, clock, workers, self._keeper.lose)
         self._upkeep = Upkeep(kv, self._keys, clock, workers)
+        self._compaction = (
+            None
+            if compactor is None
+            else KvCompaction(compactor, compaction or KvCompactionLimits(), clock)
+        )
+        self._covers = 0
+        """Of the newest snapshot that was seen, and how much had been appended then."""
+        self._covered_bytes = self._covered_values = 0
         self._candidacy: Candidacy | None = None
         self._joined = self._ready = self._closed = False
         self._follower.on_leader = self._keeper.look_again
@@ -75,6 +87,7 @@ class KvBackend:
         self._keeper.on_lost = self._on_lost
         self._keeper.durable_entry = lambda: self.durable_entry
         self._upkeep.entry = lambda: self.last_entry
+        self._upkeep.on_step = self._compact
 
     # ---- from the keeper's thread -----------------------------------------------------------
 
@@ -88,6 +101,23 @@ class KvBackend:
     def _on_lost(self, error: NotLeader) -> None:
         self._upkeep.lost = True
         self._appender.fail(error)
+
+    def _compact(self) -> None:
+        """In the thread of upkeep: have a snapshot made, where nobody else does."""
+        if self._compaction is None or not self._ready or self._closed:
+            return
+        upkeep, appender, follower = self._upkeep, self._appender, self._follower
+        snapshot = upkeep.snapshot
+        if snapshot is not None and snapshot.covers > max(self._covers, follower.covers):
+            self._covers = snapshot.covers
+            self._covered_bytes = follower.journal_bytes + appender.bytes_written
+            self._covered_values = follower.journal_values + appender.values_written
+        self._compaction.step(
+            journal_bytes=follower.journal_bytes + appender.bytes_written - self._covered_bytes,
+            journal_values=follower.journal_values + appender.values_written - self._covered_values,
+            snapshot_bytes=snapshot.size_bytes if snapshot is not None else 0,
+            has_standby=any(row.details.get("role") == "standby" for row in upkeep.masters),
+        )
 
     # ---- standing by ------------------------------------------------------------------------
 
@@ -112,7 +142,7 @@ class KvBackend:
         return self._upkeep.masters
 
     def follow(self, timeout_s: float) -> Followed:
-        if not self._joined or self._candidacy is not None or self._closed:
+        if self._candidacy is not None or self._closed:
             raise InternalError("follow is for a standby")
         now_s = self._clock.monotonic_s()
         wait_s = min(timeout_s, max(self._keeper.vacant_at_s - now_s, 0.0))
@@ -234,5 +264,7 @@ class KvBackend:
         finally:
             self._follower.close()
             self._upkeep.close()
+            if self._compaction is not None:
+                self._compaction.stop()
             self._keeper.close()
             self._kv.close()

@@ -7,7 +7,7 @@
     <prefix>/journal/<first entry>          records back to back, 64 KiB at most
     <prefix>/snapshot                       which snapshot is the newest, as JSON
     <prefix>/snapshots/<last entry>-<id>/<n>  its records, back to back, 64 KiB at most
-    <prefix>/<other paths>                  rows for people: config, nodes/..., segments/..., ...
+    <prefix>/pool/<path>                    rows for people: config, nodes/..., segments/..., ...
 
 Numbers of entries have 20 digits, n has 8.
 """
@@ -34,9 +34,6 @@ __all__ = [
 ]
 
 _EPOCH_MAX: Final = 2**32 - 1
-_RESERVED: Final = frozenset(
-    ("epoch", "leader", "tenure", "masters", "journal", "snapshot", "snapshots")
-)
 
 
 @final
@@ -45,7 +42,6 @@ class Keys:
 
     def __init__(self, prefix: str) -> None:
         base = prefix.encode().rstrip(b"/") + b"/"
-        self._base = base
         self.epoch = base + b"epoch"
         self.leader = base + b"leader"
         self.tenure = base + b"tenure"
@@ -53,6 +49,7 @@ class Keys:
         self._masters = base + b"masters/"
         self._journal = base + b"journal/"
         self._snapshots = base + b"snapshots/"
+        self._pool = base + b"pool/"
 
     def master(self, name: str) -> bytes:
         return self._masters + name.encode()
@@ -102,10 +99,13 @@ class Keys:
         return self._snapshots, self._snapshots + b"%020d" % covers
 
     def row(self, path: str) -> bytes:
-        """Of a row for people. Raises ValueError where the path is one of the above."""
-        if path.partition("/")[0] in _RESERVED or not path or path.startswith("/"):
-            raise ValueError(f"{path!r} is no path for a row")
-        return self._base + path.encode()
+        """Of a row for people."""
+        return self._pool + path.encode()
+
+    @property
+    def rows(self) -> tuple[bytes, bytes]:
+        """All of them."""
+        return self._pool, prefix_end(self._pool)
 
 
 # ---- rows -------------------------------------------------------------------------------------

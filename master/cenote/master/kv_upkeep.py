@@ -53,6 +53,8 @@ class Upkeep:
         self._closing = False
         self._lock = threading.Lock()
         self._rows: dict[str, str | None] = {}
+        self._rows_are_ours = False
+        """Whether those of earlier epochs are gone."""
         self._lease = 0
         self._master_at_s = self._masters_at_s = self._snapshot_at_s = float("-inf")
         self._said = b""
@@ -76,9 +78,7 @@ class Upkeep:
         self._worker = self._workers.spawn("cenote-upkeep", self._run)
 
     def publish(self, rows: Mapping[str, str | None]) -> None:
-        """See `MetadataBackend.publish`. Raises ValueError where a path is not for rows."""
-        for path in rows:
-            self._keys.row(path)
+        """See `MetadataBackend.publish`."""
         with self._lock:
             self._rows |= rows
             while len(self._rows) > ROWS_MAX:  # nobody reads so many
@@ -181,6 +181,10 @@ class Upkeep:
         return reply.revision if reply.succeeded else None
 
     def _write_rows(self, fence: Fence) -> None:
+        if self._rows and not self._rows_are_ours:
+            if self._fenced(fence, [Delete(*self._keys.rows)]) is None:
+                return
+            self._rows_are_ours = True
         while self._rows and not self._closing:
             batch: dict[str, str | None] = {}
             size_bytes = 0

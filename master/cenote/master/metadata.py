@@ -20,6 +20,8 @@ tests/contract/test_metadata_contract.py holds them to this page.
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -126,8 +128,8 @@ class MetadataBackend(Protocol):
     def join(self, row: MasterRow) -> None:
         """Become known as a standby; called again (also by a leader) to change the row.
 
-        First of all calls. Does not wait: a service that can't be reached shows in `refusal`.
-        Raises ConfigError.
+        First of all calls, but for those who only `follow` and install snapshots. Does not wait: a
+        service that can't be reached shows in `refusal`. Raises ConfigError.
         """
         ...
 
@@ -244,7 +246,7 @@ class MetadataBackend(Protocol):
     def publish(self, rows: Mapping[str, str | None]) -> None:
         """Rows for people, by their path, such as `nodes/3`; None deletes one. Does not wait, and
         nothing depends on them: written in the background where the backend has a place for them,
-        the latest of a path at last."""
+        the latest of a path at last. Those of an epoch replace all of earlier ones."""
         ...
 
     def install_snapshot(self, records: Iterable[bytes], covers: int) -> None:
@@ -326,6 +328,7 @@ def _open_etcd(url: str, options: MetadataOptions) -> MetadataBackend:
     from .etcd import EtcdKv  # a library that only those load who use it
     from .etcd_options import parse_etcd_url
     from .kv_backend import KvBackend
+    from .kv_compaction import CompactorCommand
 
     etcd = parse_etcd_url(
         url,
@@ -335,4 +338,10 @@ def _open_etcd(url: str, options: MetadataOptions) -> MetadataBackend:
         user=options.etcd_user,
         password=options.etcd_password,
     )
-    return KvBackend(EtcdKv(etcd), name=etcd.url, prefix=etcd.prefix, tenure_s=options.tenure_s)
+    return KvBackend(
+        EtcdKv(etcd),
+        name=etcd.url,
+        prefix=etcd.prefix,
+        tenure_s=options.tenure_s,
+        compactor=CompactorCommand(etcd.url, json.dumps(dataclasses.asdict(options))),
+    )

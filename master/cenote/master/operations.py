@@ -141,7 +141,7 @@ class Operations:
         return response
 
     def open_namespace(self, request: pb.OpenNamespaceRequest, _session: bytes = b"") -> Reply:
-        if request.create:
+        if request.create and not self._decider.state.has_namespace(request.name):
             self._decider.refuse_unless_writable()
         reply = self._decider.apply(self.reader.open_namespace(request, self._draw_seed()))
         response = pb.OpenNamespaceResponse(

@@ -94,6 +94,11 @@ def place(pool: Pool, lengths: Lengths, replicas: int, min_replicas: int, wanted
     if domains < min_replicas:
         there = len({s.node.domain for s in _alive_segments(pool, wanted)}) >= min_replicas
         return _refused(m, PutStatus.NOT_YET if there else PutStatus.REPLICAS_UNAVAILABLE)
+    if domains < replicas and pool.now_s < pool.gathering_until_s:
+        # The tenure has just begun: more daemons attach in a moment, and more copies can be had.
+        there = len({s.node.domain for s in _alive_segments(pool, wanted)}) > domains
+        if there:
+            return _refused(m, PutStatus.NOT_YET)
     # A run is a small part of a segment, so that it neither fills nor empties one.
     run_units = min(pool.config.run_bytes // UNIT_BYTES, max(1, placement.smallest_units >> 6))
     ends = lengths.cumsum()

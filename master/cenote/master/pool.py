@@ -79,6 +79,8 @@ class Pool(ObjectRows):
         self.epoch = epoch
         self.last_seq = 0
         self.started = False
+        self.gathering_until_s = 0.0
+        """Daemons that are known are expected to attach by then; see `placing`."""
         self.tenure_end_s = math.inf
         """See `tenure`."""
         self.tenure_lapsed = False

@@ -12,6 +12,7 @@ from .effects import Gone, GoneReason, NamespaceOpened, Pinned
 from .lookups import check_digests
 from .namespaces import Namespace
 from .pool import Pool, Rows
+from .sessions import commit_key
 from .spans import distinct
 from .tenure import check_tenure
 
@@ -44,8 +45,30 @@ def _rows_of(
 def remove(pool: Pool, command: Remove, now_s: float) -> NDArray[np.uint8]:
     """uint8[n]: 1 removed, 0 was not there. They are unfindable at once; readers keep their leases.
 
-    Keys that are not there are named in the effects, too: a daemon may yet bring them.
+    A request that came before is answered as it was: what was put since is not removed.
     """
+    session = pool.sessions.by_id.get(command.session_id) if command.request_id else None
+    if session is None:
+        return _remove(pool, command)
+    key = commit_key(command.request_id)
+    known = session.replies.get(key)
+    if known is not None:
+        assert isinstance(known[0], np.ndarray)
+        return known[0]
+    removed = _remove(pool, command)
+    config = pool.config
+    session.remember(
+        key,
+        removed,
+        removed.nbytes + 200,
+        config.replies_per_session_max,
+        config.reply_bytes_per_session_max,
+    )
+    return removed
+
+
+def _remove(pool: Pool, command: Remove) -> NDArray[np.uint8]:
+    """Keys that are not there are named in the effects, too: a daemon may yet bring them."""
     namespace = pool.namespaces.check(command.namespace_id, command.generation)
     digests = command.digests
     found, rows = _rows_of(pool, namespace, digests)

@@ -214,6 +214,8 @@ def start_epoch(pool: Pool, now_s: float) -> None:
     pool.started = True
     _drop_orphaned_extents(pool)
     config = pool.config
+    if pool.segments.by_id:
+        pool.gathering_until_s = now_s + config.gathering_s
     pool.adoption_until_s = now_s + config.adoption_window_s
     for node in pool.nodes.by_id.values():
         node.heard_s = now_s

@@ -364,7 +364,13 @@ class RequestReader:
 
     def remove(self, message: pb.RemoveRequest) -> Remove:
         batch = message.keys
-        return Remove(batch.namespace_id, batch.generation, self.digests(batch))
+        return Remove(
+            batch.namespace_id,
+            batch.generation,
+            self.digests(batch),
+            message.session_id,
+            message.request_id,
+        )
 
     def pin(self, message: pb.PinRequest) -> Pin:
         batch = message.keys

@@ -189,6 +189,9 @@ class MasterState:
     def pinned_objects(self) -> int:
         return self._pool.pinned_objects
 
+    def has_namespace(self, name: str) -> bool:
+        return name in self._pool.namespaces.by_name
+
     @property
     def namespaces_version(self) -> int:
         """Rises with each namespace that is created or reset."""

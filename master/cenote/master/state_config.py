@@ -49,6 +49,9 @@ class StateConfig:
     """Silence after which a node's segments count as lost."""
     suspect_s: float = 5.0
     """How long a node stays suspect for a host that reported it."""
+    gathering_s: float = 1.0
+    """How long into an epoch puts wait for daemons that have not attached yet, where these are
+    needed for as many replicas as are wanted."""
     adoption_window_s: float = 600.0
     """How long into an epoch daemons may bring objects that the journal missed."""
     tombstones_max: int = 200_000

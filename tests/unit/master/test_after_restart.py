@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cenote.api.rows import PutStatus
-from unit.master.state_kit import KIB, Kit, new_node, restarted
+from cenote.master import commands as c
+from unit.master.state_kit import KIB, Kit, new_node, restarted, session_id
 
 
 @pytest.fixture
@@ -52,3 +53,30 @@ def test_what_only_the_journal_tells_is_not_acknowledged(kit: Kit) -> None:
     for node in kit.nodes.values():
         fresh.attach(node)
     assert fresh.put([0], KIB) == [PutStatus.EXISTS]
+
+
+def test_for_a_moment_puts_wait_for_as_many_nodes_as_they_want(kit: Kit) -> None:
+    """Else what is put just after a failover has one copy, since one daemon was faster."""
+    fresh = restarted(kit).with_session(1)
+    fresh.attach(kit.nodes[1])
+    assert fresh.put([100], KIB, replicas=2) == [PutStatus.NOT_YET]
+    assert fresh.put([101], KIB) == [PutStatus.GRANTED]
+    assert fresh.put([102], KIB, replicas=3) == [PutStatus.NOT_YET]
+    fresh.attach(kit.nodes[2])
+    assert fresh.put([100], KIB, replicas=2) == [PutStatus.GRANTED]
+    assert fresh.put([102], KIB, replicas=3) == [PutStatus.GRANTED], "there are no more"
+    again = restarted(kit).with_session(1)
+    again.attach(kit.nodes[1])
+    again.tick(1.0)
+    assert again.put([103], KIB, replicas=2) == [PutStatus.GRANTED], "it does not come"
+
+
+def test_a_remove_that_comes_again_removes_nothing_more(kit: Kit) -> None:
+    command = c.Remove(*kit.place, kit.digests(1, 99), session_id(1), 777)
+    assert kit.apply(command).tolist() == [1, 0]
+    kit.put([1], KIB)
+    assert kit.apply(command).tolist() == [1, 0]
+    assert kit.exists(1) == [1]
+    command.request_id = 778
+    assert kit.apply(command).tolist() == [1, 0]
+    assert kit.exists(1) == [0]

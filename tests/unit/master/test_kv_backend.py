@@ -228,16 +228,18 @@ def test_rows_are_there_for_people(masters: Masters) -> None:
     a, b = masters.lead("a"), masters.join("b")
     a.publish({"nodes/1": "one", "nodes/2": "two", "config": "c"})
     a.publish({"nodes/2": None, "nodes/1": "uno"})
-    wait_until(lambda: masters.paths("nodes/") == ["nodes/1"], what="rows")
-    assert masters.value("nodes/1") == b"uno"
-    assert masters.value("config") == b"c"
+    wait_until(lambda: masters.paths("pool/nodes/") == ["pool/nodes/1"], what="rows")
+    assert masters.value("pool/nodes/1") == b"uno"
+    assert masters.value("pool/config") == b"c"
     assert json.loads(masters.value("leader") or b"")["name"] == "a"
     assert json.loads(masters.value("tenure") or b"")["tenure_ms"] == int(TENURE_S * 1000)
     assert masters.value("epoch") == b"1"
-    with pytest.raises(ValueError, match="no path"):
-        a.publish({"journal/1": "x"})
-    b.publish({"nodes/9": "not the leader's"})
-    assert masters.paths("nodes/") == ["nodes/1"]
+    b.publish({"nodes/9": "of the next leader"})
+    assert masters.paths("pool/nodes/") == ["pool/nodes/1"]
+    a.close()
+    assert b.campaign(TIMEOUT_S)
+    list(b.open().records)
+    wait_until(lambda: masters.paths("pool/") == ["pool/nodes/9"], what="rows of the new epoch")
 
 
 def test_the_masters_are_known(masters: Masters, monkeypatch: pytest.MonkeyPatch) -> None:

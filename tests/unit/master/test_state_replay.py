@@ -166,8 +166,8 @@ def test_what_one_daemon_brought_back_says_nothing_of_another(kit: Kit, snapshot
     """Adopting a later version is not knowing of the earlier ones: a third master takes those in,
     too, when their daemon attaches at last."""
     journaled = len(kit.durable())
-    elsewhere = {"avoid_node_ids": np.array([1, 3], np.uint32)}
-    kit.put([10], 700, **elsewhere)
+    elsewhere = np.array([1, 3], np.uint32)
+    kit.put([10], 700, avoid_node_ids=elsewhere)
     kit.put([11], 700, avoid_node_ids=ONLY_ONE)
     fresh = crashed(kit, journaled)
     attached(kit, fresh, 1)

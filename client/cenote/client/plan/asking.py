@@ -78,7 +78,7 @@ def report_stalled(call: Call, node_ids: set[int]) -> Plan[None]:
 
 
 def too_late(method: str, last: CenoteError | None) -> CenoteError:
-    """What a call ends with whose deadline passed, and what failed last in it."""
+    """The error of a call whose time is over, naming the `last` failure."""
     if last is None:
         return DeadlineExceeded(f"the deadline passed before {method} was sent")
     late = DeadlineExceeded(f"{method} found nobody to answer before the deadline: {last.message}")
