@@ -12,7 +12,6 @@ from cenote.api.errors import NotLeader, ResourceUnavailable
 from cenote.runtime.clock import Clock
 from cenote.runtime.log import get_logger
 
-from .journal import JournalCorrupt
 from .kv import Delete, Kv, KvUnavailable, Modified, Put
 from .kv_append import Fence
 from .kv_election import (
@@ -174,14 +173,22 @@ class Keeper:
             began_s = self._clock.monotonic_s()
             try:
                 answered = self._beat() if leads else self._look()
-            except JournalCorrupt as error:
-                self.trouble, answered = error, False
-            except ResourceUnavailable as error:  # refused: by a password, a full database
-                self.trouble, answered = error, False
+            except ResourceUnavailable as error:  # a password, a full database, rows not ours
+                self._note_trouble(error)
+                answered = False
+            except Exception as error:  # whatever the bug is: without this thread the tenure ends
+                _log.error("the election's thread failed", why=repr(error))
+                self.trouble = ResourceUnavailable(f"the election's thread failed: {error!r}")
+                raise
             if self.lost is not None:
                 return
             pause_s = self._pause_s(leads) if answered else RETRY_S
             self._waker.wait(began_s + pause_s - self._clock.monotonic_s())
+
+    def _note_trouble(self, error: ResourceUnavailable) -> None:
+        if self.trouble is None or self.trouble.message != error.message:
+            _log.warning("etcd does not answer as it should", why=error.message)
+        self.trouble = error
 
     def _pause_s(self, leads: bool) -> float:
         pause_s = self._tenure.beat_s if leads else self._tenure.tenure_s / LOOKS_PER_TENURE
@@ -202,7 +209,7 @@ class Keeper:
         except KvUnavailable as error:
             with self._lock:
                 self._observer.failed()
-            self.trouble = error
+            self._note_trouble(error)
             return False
         with self._lock:
             self._observer.saw(seen_from(reply), self._clock.monotonic_s())
@@ -232,7 +239,7 @@ class Keeper:
                 timeout_s=min(CALL_TIMEOUT_S, self._tenure.tenure_s / 2),
             )
         except KvUnavailable as error:
-            self.trouble = error
+            self._note_trouble(error)
             return False
         self.trouble = None
         if reply.succeeded:

@@ -10,12 +10,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, final
 
-from cenote.api.errors import CenoteError, ResourceUnavailable
+from cenote.api.errors import ResourceUnavailable
 from cenote.runtime.clock import Clock
 from cenote.runtime.log import get_logger
 
 from .journal import JournalCorrupt
-from .kv import Delete, Kv, KvRefused, Modified, Operation, Put
+from .kv import Delete, Kv, KvRefused, KvUnavailable, Modified, Operation, Put
 from .kv_append import Fence
 from .kv_keys import Keys, SnapshotRow, master_bytes, parse_master
 from .metadata import MasterRow
@@ -58,6 +58,7 @@ class Upkeep:
         self._lease = 0
         self._master_at_s = self._masters_at_s = self._snapshot_at_s = float("-inf")
         self._said = b""
+        self._complaints: dict[str, str] = {}
         self._compact_at_s = float("inf")
         self._compact_revision = 0
         self.row = MasterRow("")
@@ -108,35 +109,43 @@ class Upkeep:
     # ---- the thread -------------------------------------------------------------------------
 
     def _run(self) -> None:
-        failed = False
         while not self._closing:
-            try:
-                self._step()
-                failed = False
-            except ResourceUnavailable as error:
-                if not failed:  # the keeper says the same at the same time, and louder
-                    _log.debug("upkeep has to wait", why=error.message)
-                failed = True
+            self._step()
             self._waker.wait(STEP_S)
 
     def _step(self) -> None:
+        """Each job by itself: one that is refused does not keep the others from being done."""
         now_s = self._clock.monotonic_s()
-        self.on_step()
+        jobs: list[Callable[[], None]] = [self.on_step]
         if now_s >= self._master_at_s:
-            self._keep_row()
             self._master_at_s = now_s + MASTER_KEEP_S
+            jobs.append(self._keep_row)
         if now_s >= self._masters_at_s:
-            self._read_masters()
             self._masters_at_s = now_s + MASTERS_S
+            jobs += [self._read_masters, self._read_size]
         if now_s >= self._snapshot_at_s:
-            self._look_at_snapshot()
             self._snapshot_at_s = now_s + SNAPSHOT_S
-        if self.fence is None or self.lost:
-            return
-        self._write_rows(self.fence)
-        if self.snapshot is not None and self.snapshot.covers > self.truncated_through:
-            self._truncate(self.fence, self.snapshot)
-        self._compact(now_s)
+            jobs.append(self._look_at_snapshot)
+        jobs += [self._write_rows, self._truncate, self._compact]
+        for job in jobs:
+            if self._closing:
+                return
+            try:
+                job()
+            except KvUnavailable as error:
+                _log.debug("upkeep has to wait", why=error.message)
+                self._master_at_s = min(self._master_at_s, now_s + STEP_S)
+                return  # nothing else would be answered either; the keeper says so, and louder
+            except ResourceUnavailable as error:
+                self._complain(job.__name__, error.message)
+            except Exception as error:  # whatever the bug is: upkeep goes on with the next job
+                self._complain(job.__name__, repr(error))
+
+    def _complain(self, job: str, why: str) -> None:
+        """Once each time that it says something else."""
+        if self._complaints.get(job) != why:
+            self._complaints[job] = why
+            _log.warning("upkeep of etcd failed", job=job.strip("_"), why=why)
 
     def _keep_row(self) -> None:
         """This master's row, and the lease that takes it away when this process ends."""
@@ -163,6 +172,8 @@ class Upkeep:
             except JournalCorrupt as error:
                 _log.warning("a row of masters/ is not ours", why=error.message)
         self.masters = tuple(rows)
+
+    def _read_size(self) -> None:
         self.database_bytes = self._kv.size_bytes(timeout_s=CALL_TIMEOUT_S)
 
     def _look_at_snapshot(self) -> None:
@@ -174,13 +185,20 @@ class Upkeep:
 
     # ---- the leader's part ------------------------------------------------------------------
 
+    def _acting(self) -> Fence | None:
+        """The fence, while this master leads."""
+        return None if self.lost else self.fence
+
     def _fenced(self, fence: Fence, operations: list[Operation]) -> int | None:
         """The revision, or None where another master leads: the keeper will say so."""
         condition = Modified(self._keys.epoch, fence.revision)
         reply = self._kv.txn((condition,), operations, timeout_s=CALL_TIMEOUT_S)
         return reply.revision if reply.succeeded else None
 
-    def _write_rows(self, fence: Fence) -> None:
+    def _write_rows(self) -> None:
+        fence = self._acting()
+        if fence is None:
+            return
         if self._rows and not self._rows_are_ours:
             if self._fenced(fence, [Delete(*self._keys.rows)]) is None:
                 return
@@ -207,8 +225,11 @@ class Upkeep:
                     if self._rows.get(path, "") == text:
                         del self._rows[path]
 
-    def _truncate(self, fence: Fence, row: SnapshotRow) -> None:
+    def _truncate(self) -> None:
         """Delete what a snapshot in force stands for, and older ones."""
+        fence, row = self._acting(), self.snapshot
+        if fence is None or row is None or row.covers <= self.truncated_through:
+            return
         operations: list[Operation] = [
             Delete(*self._keys.journal_before(row.resume)),
             Delete(*self._keys.snapshots_below(row.covers)),
@@ -220,18 +241,19 @@ class Upkeep:
             self._compact_revision = revision
             self._compact_at_s = self._clock.monotonic_s() + COMPACT_AFTER_S
 
-    def _compact(self, now_s: float) -> None:
+    def _compact(self) -> None:
+        now_s = self._clock.monotonic_s()
+        if self._acting() is None:
+            return
         if self._compact_at_s == float("inf"):
-            self._note_revision(now_s)
+            self._note_revision()
         elif now_s >= self._compact_at_s:
-            try:
-                self._kv.compact(self._compact_revision, timeout_s=CALL_TIMEOUT_S)
-            except CenoteError as error:
-                _log.warning("etcd could not be compacted", why=error.message)
-            self._note_revision(now_s)
+            self._compact_at_s = now_s + COMPACT_S
+            self._kv.compact(self._compact_revision, timeout_s=CALL_TIMEOUT_S)
+            self._note_revision()
 
-    def _note_revision(self, now_s: float) -> None:
+    def _note_revision(self) -> None:
         """What is old now is forgotten after a while."""
         reply = self._kv.range(self._keys.epoch, timeout_s=CALL_TIMEOUT_S)
         self._compact_revision = reply.revision
-        self._compact_at_s = now_s + COMPACT_S
+        self._compact_at_s = self._clock.monotonic_s() + COMPACT_S
