@@ -26,9 +26,7 @@ from cenote.api.errors import (
 )
 from cenote.transport.base import (
     ExtentArray,
-    Region,
     Seen,
-    SessionIdentity,
     U8Array,
     U64Array,
 )
@@ -41,7 +39,6 @@ from cenote.transport.claims import (
     is_of_tenure,
     ranges_of,
 )
-from cenote.v1 import common_pb2
 from sim.data_connection import (
     DataConnection,
     SimChannel,
@@ -49,13 +46,12 @@ from sim.data_connection import (
     cut_pieces,
     sums,
 )
-from sim.loop import Party
 from sim.stores import SegmentFile, StoreProcess
 
 if TYPE_CHECKING:
-    from sim.world import World
+    pass
 
-__all__ = ["SimShm", "SimTcp", "SimTransport"]
+__all__ = ["ShmChannel", "TcpChannel"]
 
 _STALE: Final = StaleLocation.code
 _INVALID: Final = InvalidArgument.code
@@ -455,56 +451,3 @@ class ShmChannel(SimChannel):
         super().close()
         if not self._users:
             self._unmap()
-
-
-class SimTransport:
-    def __init__(self, world: World, party: Party, boot_id: Callable[[], str]) -> None:
-        self._world = world
-        self._party = party
-        self._boot_id = boot_id
-        self._channels: list[Any] = []
-
-    def register(self, address: int, length: int, keeper: object) -> Region:
-        return Region(address, length, keeper)
-
-    def deregister(self, region: Region) -> None:
-        pass
-
-    def close(self) -> None:
-        for channel in self._channels:
-            channel.close()
-
-
-class SimTcp(SimTransport):
-    kind = common_pb2.TRANSPORT_KIND_TCP
-
-    def reachable(self, node: common_pb2.NodeView, identity: SessionIdentity) -> bool:
-        return True
-
-    def connect(
-        self, node: common_pb2.NodeView, identity: SessionIdentity, epoch: int, deadline_s: float
-    ) -> TcpChannel:
-        channel = TcpChannel(self._world, self._party, node, identity, epoch=epoch)
-        until_s = self._world.loop.now_s + deadline_s
-        channel._idle.append(channel._take(until_s))
-        self._channels.append(channel)
-        return channel
-
-
-class SimShm(SimTransport):
-    kind = common_pb2.TRANSPORT_KIND_SHM
-
-    def reachable(self, node: common_pb2.NodeView, identity: SessionIdentity) -> bool:
-        return bool(node.boot_id) and node.boot_id == identity.boot_id
-
-    def connect(
-        self, node: common_pb2.NodeView, identity: SessionIdentity, epoch: int, deadline_s: float
-    ) -> ShmChannel:
-        channel = ShmChannel(self._world, self._party, node, identity, epoch=epoch)
-        try:
-            channel.open(deadline_s)
-        except BaseException:
-            channel.close()
-            raise
-        self._channels.append(channel)
-        return channel

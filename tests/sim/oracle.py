@@ -19,6 +19,7 @@ from cenote.api.rows import EXTENT, PUT, UNIT_BYTES, PutStatus
 from cenote.master.effects import Effect, Gone, GoneReason, NamespaceOpened, SegmentGone, Stored
 from cenote.master.pool import Pool
 from cenote.store.slot_format import SLOT_BYTES, SLOT_RECORD, STATE_SEALED
+from sim.fingerprint import fingerprint
 from sim.loop import Violation
 from sim.values import BLOCK_BYTES, make_value, origin_of
 from unit.master.state_checks import check
@@ -101,14 +102,14 @@ class Oracle:
         pool = decider.state._pool
 
         def watched(command: Any) -> Any:
-            before = _fingerprint(pool)
+            before = fingerprint(pool)
             try:
                 return apply(command)
             except CenoteError as error:
-                if _fingerprint(pool) != before:
+                if fingerprint(pool) != before:
                     raise Violation(
                         f"{type(command).__name__} raised {error!r} and changed something:\n"
-                        f"{before}\n{_fingerprint(pool)}"
+                        f"{before}\n{fingerprint(pool)}"
                     ) from error
                 raise
 
@@ -484,27 +485,4 @@ def _is_sealed(file: SegmentFile, slot: int, version: Version) -> bool:
     record = np.frombuffer(file.table, SLOT_RECORD, 1, slot * SLOT_BYTES)[0]
     return bool(
         record["state"] == STATE_SEALED and (int(record["epoch"]), int(record["seq"])) == version
-    )
-
-
-def _fingerprint(pool: Pool) -> tuple[Any, ...]:
-    """Cheap, and different whenever a command did something that matters."""
-    return (
-        pool.objects.live_count,
-        pool.objects.used_rows,
-        pool.last_seq,
-        tuple((s.free_units, s.slots.free, s.slots.total) for s in pool.segments.by_id.values()),
-        len(pool.leases),
-        pool.leased_bytes,
-        len(pool.grants),
-        pool.grants.units,
-        pool.grants.keys,
-        len(pool.sessions.by_id),
-        len(pool.orphans),
-        pool.orphans.units,
-        pool.pinned_bytes,
-        pool.condemned_rows,
-        len(pool.namespaces.by_id),
-        pool.view_counter,
-        len(pool.effects),
     )

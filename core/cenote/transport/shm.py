@@ -18,7 +18,6 @@ import os
 import stat
 import threading
 import weakref
-from collections.abc import Callable
 from time import monotonic
 from typing import Final, final
 
@@ -34,22 +33,19 @@ from cenote.api.errors import (
     Unavailable,
     error_from_code,
 )
-from cenote.runtime.memory import PAGE_BYTES
 from cenote.v1 import common_pb2, store_pb2
 
 from .base import ExtentArray, Region, SealBatch, Seen, SessionIdentity, U8Array, U64Array
 from .claims import (
-    CLAIM_PAGE_BYTES,
-    RANGES_MAX,
     VIEW_RANGES_MAX,
     VOID,
     WORD_AT,
     ClaimPage,
     is_of_tenure,
-    ranges_of,
 )
 from .connection import DataConnection
 from .copying import CopyTeam
+from .mapped import claimed_ranges, finder, head_of, page_of
 from .mapping import Mapping
 from .memory_access import (
     MEMORY,
@@ -160,9 +156,9 @@ class ShmChannel:
         mappings = {}
         page = self._page
         if response.has_head:
-            self._head = _head_of(descriptors.pop())
+            self._head = head_of(descriptors.pop())
         if response.has_claims:
-            page = _page_of(descriptors.pop(), response.claims_offset)
+            page = page_of(descriptors.pop(), response.claims_offset)
         elif wants_claims:
             raise ProtocolError(f"{self._name} gave no page for claims")
         for segment, descriptor in zip(response.segments, descriptors, strict=True):
@@ -248,11 +244,11 @@ class ShmChannel:
         deadline = monotonic() + deadline_s
         # The dict stays alive until this returns, whatever `close` does meanwhile.
         mappings = self._readable
-        statuses, sources, lengths = locate(extents, _finder(mappings))
+        statuses, sources, lengths = locate(extents, finder(mappings))
         if statuses.any():
             self._look_again(deadline, writable=False)
             mappings = self._readable
-            statuses, sources, lengths = locate(extents, _finder(mappings))
+            statuses, sources, lengths = locate(extents, finder(mappings))
         self._copy(addresses, sources, lengths, deadline, checksums, statuses)
         return statuses
 
@@ -290,7 +286,7 @@ class ShmChannel:
         inside = np.array([place is not None for place in found], np.bool_)
         if not inside.any():
             return nothing
-        pen = page.claim_view(lease_id, _ranges(extents[inside], mappings, VIEW_RANGES_MAX))
+        pen = page.claim_view(lease_id, claimed_ranges(extents[inside], mappings, VIEW_RANGES_MAX))
         if pen < 0:  # a stale lease, or too many views: to be copied
             return nothing
         views = [p and p[0].view[p[1] : p[1] + p[2]] for p in found]
@@ -355,15 +351,15 @@ class ShmChannel:
         if not len(extents):
             return np.zeros(0, np.uint8)
         mappings = self._writable
-        statuses, targets, lengths = locate(extents, _finder(mappings))
+        statuses, targets, lengths = locate(extents, finder(mappings))
         if statuses.any():
             self._look_again(deadline, writable=True)
             mappings = self._writable
-            statuses, targets, lengths = locate(extents, _finder(mappings))
+            statuses, targets, lengths = locate(extents, finder(mappings))
         page = self._page
         if page is None:
             raise ClientClosed(f"the channel to {self._name} is closed")
-        pen = page.claim(grant_id, _ranges(extents, mappings), deadline - monotonic())
+        pen = page.claim(grant_id, claimed_ranges(extents, mappings), deadline - monotonic())
         if pen < 0:
             return np.full(len(extents), VOID, np.uint8)
         try:
@@ -404,48 +400,6 @@ class ShmChannel:
             watched, self._watched = self._watched, None
         if watched is not None:
             watched.close()
-
-
-def _finder(mappings: dict[int, Mapping]) -> Callable[[int], tuple[int, int] | None]:
-    def find(segment_id: int) -> tuple[int, int] | None:
-        mapping = mappings.get(segment_id)
-        return None if mapping is None else (mapping.address, mapping.ready_bytes)
-
-    return find
-
-
-def _head_of(descriptor: int) -> memoryview:
-    """Map the head of the claims; the descriptor is closed."""
-    try:
-        mapping = Mapping(descriptor, PAGE_BYTES, PAGE_BYTES, b"", writable=False)
-    finally:
-        close_all([descriptor])
-    return mapping.view.cast("Q")
-
-
-def _page_of(descriptor: int, offset: int) -> ClaimPage:
-    """Map this channel's page; the descriptor is closed."""
-    try:
-        mapping = Mapping(
-            descriptor, CLAIM_PAGE_BYTES, CLAIM_PAGE_BYTES, b"", writable=True, offset=offset
-        )
-    finally:
-        close_all([descriptor])
-    return ClaimPage(mapping.memory, mapping)
-
-
-def _ranges(extents: ExtentArray, mappings: dict[int, Mapping], most: int = RANGES_MAX) -> U64Array:
-    """What a batch is about to write, for its claim. Extents without a mapping are not written."""
-    ids = extents["segment"]
-    first = mappings.get(int(ids[0]))
-    if first is not None and (len(ids) == 1 or bool((ids == ids[0]).all())):
-        return ranges_of(first.index, extents["offset"], extents["length"], most)
-    known = np.isin(ids, list(mappings))
-    extents, ids = extents[known], ids[known]
-    indexes = np.zeros(len(ids), np.uint64)
-    for segment_id, mapping in mappings.items():
-        indexes[ids == segment_id] = mapping.index
-    return ranges_of(indexes, extents["offset"], extents["length"], most)
 
 
 @final

@@ -179,6 +179,8 @@ class Kit:
         return self
 
     def attach_command(self, node: FakeNode) -> c.Attach:
+        views = [(s, i, 1, o, n) for s, i, o, n in node.views]
+        claims = np.array([(s, i, 0, o, n) for s, i, o, n in node.claims] + views, CLAIM)
         return c.Attach(
             node.uuid,
             node.name or f"node-{node.number}",
@@ -189,14 +191,7 @@ class Kit:
             node.inventory(),
             node.process_id,
             start_number=node.start_number,
-            claims=np.array(
-                [
-                    (session, index, is_view, offset, length)
-                    for is_view, claims in enumerate((node.claims, node.views))
-                    for session, index, offset, length in claims
-                ],
-                CLAIM,
-            ),
+            claims=claims,
         )
 
     def restart_node(self, node: FakeNode) -> c.AttachReply:

@@ -192,15 +192,9 @@ def _read_row(
     remaining_s = call.remaining_s()
     budget_s = attempt_budget_s(remaining_s, size, alternatives=replicas > 1)
     try:
+        lease_id = 0 if hold is None else hold.lease_id
         item, got, by_lease = yield MoveOne(
-            node,
-            segment,
-            offset,
-            size,
-            address,
-            budget_s,
-            mode,
-            lease_id=0 if hold is None else hold.lease_id,
+            node, segment, offset, size, address, budget_s, mode, lease_id=lease_id
         )
     except (BufferInUse, ClientClosed):
         raise
