@@ -182,9 +182,7 @@ class KvBackend:
                 self._raise_if_lost()
                 if self._clock.monotonic_s() >= until_s:
                     raise
-        return Opened(
-            candidacy.epoch, self._rest(), candidacy.note, anew, tenure_ended=candidacy.waited
-        )
+        return Opened(candidacy.epoch, self._rest(), anew)
 
     def _rest(self) -> Iterator[Record]:
         yield from self._follower.rest(OPEN_TIMEOUT_S)
@@ -251,7 +249,7 @@ class KvBackend:
     def bytes_used(self) -> int:
         return self._upkeep.database_bytes
 
-    def close(self, note: bytes = b"") -> None:
+    def close(self) -> None:
         if self._closed:
             return
         self._closed = True
@@ -262,7 +260,7 @@ class KvBackend:
                 self._raise_if_lost()
             finally:
                 if self._candidacy is not None:
-                    self._keeper.resign(note if self._ready else b"")
+                    self._keeper.resign()
         finally:
             self._follower.close()
             self._upkeep.close()
