@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
+from cenote.api.errors import CenoteError, Unavailable
+from cenote.cli import connect as cli
 from cenote.v1 import admin_pb2, admin_pb2_grpc
 from cluster import Cluster
+from waiting import wait_until
 
 __all__ = ["Admin", "admin_of"]
 
+T = TypeVar("T")
 _TIMEOUT_S = 10.0
 
 
@@ -48,8 +53,42 @@ class Admin:
         return {name: n.used_bytes / n.capacity_bytes for name, n in self.nodes().items()}
 
 
+class _Leaders(Admin):
+    """Of whichever of several masters leads; waits where none does."""
+
+    def __init__(self, admin: cli.Admin) -> None:
+        self._admin = admin
+
+    def _wait(self, ask: Callable[[], T]) -> T:
+        found: list[T] = []
+
+        def asked() -> bool:
+            with contextlib.suppress(CenoteError):
+                found.append(ask())
+            return bool(found)
+
+        wait_until(asked, 2 * _TIMEOUT_S, what="a master to lead")
+        return found[0]
+
+    def _status(self) -> admin_pb2.GetStatusResponse:
+        status = self._admin.status()
+        if status.role != "leader":
+            raise Unavailable("no master leads")
+        return status
+
+    def status(self) -> admin_pb2.GetStatusResponse:
+        return self._wait(self._status)
+
+    def nodes(self) -> dict[str, admin_pb2.NodeStatus]:
+        return {node.view.name: node for node in self._wait(self._admin.nodes)}
+
+
 @contextmanager
 def admin_of(cluster: Cluster) -> Iterator[Admin]:
     """The administration of a running cluster."""
+    if len(cluster.masters) > 1:
+        with cli.Admin(cluster.grpc.split(","), deadline_s=_TIMEOUT_S / 5) as admin:
+            yield _Leaders(admin)
+        return
     with grpc.insecure_channel(cluster.grpc) as channel:
         yield Admin(channel)

@@ -16,10 +16,10 @@ from typing import Any
 from cenote.store.served_connection import ServingLimits
 from cenote.store.server import DataServer
 from cenote.store.sessions import SessionTable
-from cenote.transport.base import SessionIdentity
+from cenote.transport.base import Seen, SessionIdentity
 from cenote.transport.fake_segment import FakeSegment, FakeSegments
 from cenote.transport.shm import ShmTransport
-from cenote.transport.testing_support import LocalMemory
+from cenote.transport.testing_support import LocalMemory, batch
 from cenote.v1 import common_pb2
 from waiting import stop_process
 
@@ -129,7 +129,7 @@ def _map_and_wait(pipe: Connection, node: bytes, session_id: bytes, write: bool)
     memory = LocalMemory(64)
     if write:
         assert channel.write_one(SEGMENT_ID, 0, 64, memory.address, 7, 20.0, False)[0] == 0
-    view = channel.view(SEGMENT_ID, 0, 64)
+    seen: Seen | None = channel.view(batch([(SEGMENT_ID, 0, 64)]), 7, 20.0)
     pipe.send("ready")
     while True:
         try:
@@ -140,7 +140,7 @@ def _map_and_wait(pipe: Connection, node: bytes, session_id: bytes, write: bool)
             channel.close()
             transport.close()
         elif order == "drop view":
-            view = None
+            seen = None
         elif order == "fork":
             # The child keeps everything that a fork hands down, and is none of ours.
             pid = os.fork()
@@ -149,7 +149,7 @@ def _map_and_wait(pipe: Connection, node: bytes, session_id: bytes, write: bool)
                 os._exit(0)
             pipe.send(pid)
             continue
-        pipe.send(view is not None)
+        pipe.send(seen is not None)
 
 
 class MappingClient:

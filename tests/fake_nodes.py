@@ -13,7 +13,7 @@ from xxhash import xxh3_64_intdigest
 from cenote.api.errors import CenoteError, GrantRevoked, Unavailable
 from cenote.api.rows import EXTENT, SEAL
 from cenote.runtime.memory import address_of
-from cenote.transport.base import Region, SealBatch, SessionIdentity
+from cenote.transport.base import ExtentArray, Region, SealBatch, Seen, SessionIdentity
 from cenote.v1 import common_pb2
 
 __all__ = ["FakeChannel", "FakeNode", "FakeTransport"]
@@ -35,8 +35,11 @@ class FakeNode:
     """Slot -> (key, seq, checksum)."""
     on_copy: Callable[[], None] = lambda: None
     """Called before each transfer."""
+    on_seal: Callable[[], None] = lambda: None
     cut_sessions: set[bytes] = field(default_factory=set)
     """Sessions that this daemon takes nothing of any more."""
+    tenure_over: bool = False
+    """This daemon follows a later leader than the one that gives leases."""
     reads: int = 0
     writes: int = 0
     seals: int = 0
@@ -58,6 +61,9 @@ class FakeChannel:
     @property
     def node_id(self) -> int:
         return self._node.node_id
+
+    def proves(self, lease_id: int) -> bool:
+        return self.verifies_by_lease and lease_id != 0 and not self._node.tenure_over
 
     def _check(self) -> int:
         self._node.on_copy()
@@ -144,6 +150,7 @@ class FakeChannel:
 
     def seal(self, batch: SealBatch, deadline_s: float) -> np.ndarray[Any, np.dtype[np.uint8]]:
         node = self._node
+        node.on_seal()
         self._check_session()
         if node.fault is not None:
             raise node.fault
@@ -160,10 +167,16 @@ class FakeChannel:
         assert at == len(batch.keys)
         return np.zeros(len(rows), np.uint8)
 
-    def view(self, segment: int, offset: int, length: int) -> memoryview | None:
+    def view(self, extents: ExtentArray, lease_id: int, deadline_s: float) -> Seen:
         if not self.verifies_by_lease:
-            return None
-        return memoryview(self._node.memory[offset : offset + length].data).toreadonly()
+            return Seen([None] * len(extents))
+        memory = self._node.memory
+        return Seen(
+            [
+                memoryview(memory[offset : offset + length].data).toreadonly()
+                for _, _, offset, length in extents.tolist()
+            ]
+        )
 
     def close(self) -> None:
         self.closed = True

@@ -24,6 +24,7 @@ import numpy as np
 
 from cenote.api.errors import AlreadyExists, CenoteError, InternalError, InvalidArgument
 from cenote.client import AcquiredLease, Client
+from halting_writer import halting_writers
 from loads import steady
 from payloads import payload_of
 
@@ -379,6 +380,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     "slow_put": slow_put,
     "chaos": chaos,
     "steady": steady,
+    "halting_writers": halting_writers,
 }
 
 

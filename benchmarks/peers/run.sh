@@ -11,4 +11,9 @@ if [ -x "$venv/bin/python" ]; then
 else
   echo "no peer at $venv (see README.md): measuring ours alone" >&2
 fi
+for argument in "$@"; do
+  if [ "$argument" = --failures ]; then # what users see when something dies, not how fast it is
+    exec env MOONCAKE_VENV="$venv" "$python" "$here/failures.py" "$@"
+  fi
+done
 exec env MOONCAKE_VENV="$venv" "$python" "$here/harness.py" --peers "$peers" "$@"

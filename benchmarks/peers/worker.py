@@ -24,9 +24,11 @@ def percentile(values, q):
 
 def summarize(times_ns, bytes_each, items_each=1):
     total_s = sum(times_ns) / 1e9
+    median_ns = percentile(times_ns, 0.5)
     return {
         "n": len(times_ns),
-        "p50_us": percentile(times_ns, 0.5) / 1e3,
+        "p50_us": median_ns / 1e3,
+        "p50_GBps": bytes_each / median_ns if median_ns else 0,
         "p99_us": percentile(times_ns, 0.99) / 1e3,
         "mean_us": statistics.fmean(times_ns) / 1e3,
         "GBps": bytes_each * len(times_ns) / total_s / 1e9 if total_s else 0,

@@ -5,6 +5,8 @@ from __future__ import annotations
 PEER, PEER_SHM, TCP, SHM = "mooncake", "mooncake-daemon", "cenote", "cenote-shm"
 MEMMOVE, RAW_TCP = "memmove shm 2.5MiB GB/s", "raw tcp request/response 2.5MiB GB/s"
 
+# Single blocks are told by the median call on both sides ("p50_GBps"), as the physical limits are:
+# a total would count the first call after a pause, and whatever else the machine did, on one side.
 # (work, ours, (section, case), field, denominator peer or physical limit, "<=" or ">=", must, aim)
 RATIOS = [
     ("get_into 4 KiB, location unknown", TCP, "get_into 4KiB", "p50_us", PEER, "<=", 0.65, 0.4),
@@ -33,9 +35,9 @@ RATIOS = [
     ("put_from 4 KiB", SHM, "put_from 4KiB", "p50_us", PEER_SHM, "<=", 0.5, 0.2),
     ("small metadata call, TCP lane", TCP, "is_exist", "p50_us", PEER, "<=", 0.8, 0.25),
     ("small metadata call, Unix lane", SHM, "is_exist", "p50_us", PEER, "<=", 0.4, 0.15),
-    ("get_into 2.5 MiB", TCP, "get_into 2.5MiB", "GBps", RAW_TCP, ">=", 0.8, 1.0),
-    ("get_into 2.5 MiB", SHM, "get_into 2.5MiB", "GBps", PEER_SHM, ">=", 1.4, 2.0),
-    ("get_into 2.5 MiB", SHM, "get_into 2.5MiB", "GBps", MEMMOVE, ">=", 0.8, 1.0),
+    ("get_into 2.5 MiB", TCP, "get_into 2.5MiB", "p50_GBps", RAW_TCP, ">=", 0.8, 1.0),
+    ("get_into 2.5 MiB", SHM, "get_into 2.5MiB", "p50_GBps", PEER_SHM, ">=", 1.4, 2.0),
+    ("get_into 2.5 MiB", SHM, "get_into 2.5MiB", "p50_GBps", MEMMOVE, ">=", 0.8, 1.0),
     ("batch get 2.5 MiB x 64", TCP, "get 2.5MiB x64", "GBps", RAW_TCP, ">=", 0.9, 1.0),
     ("batch get 2.5 MiB x 64", SHM, "get 2.5MiB x64", "GBps", PEER_SHM, ">=", 1.05, 1.3),
     ("batch put 2.5 MiB x 64", TCP, "put 2.5MiB x64", "GBps", RAW_TCP, ">=", 0.6, 0.8),

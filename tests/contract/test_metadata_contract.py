@@ -254,27 +254,6 @@ def test_close_makes_durable(make: Maker) -> None:
     assert backend.durable_entry == 1
 
 
-def test_a_note_of_a_clean_end_is_given_once(make: Maker) -> None:
-    backend = make()
-    found = begin(backend)
-    assert found.note == b""
-    list(found.records)
-    backend.close(b"all well")
-    for expected in (b"all well", b""):
-        backend = make()
-        found = begin(backend)
-        assert found.note == expected
-        list(found.records)
-        backend.close()
-
-
-def test_a_start_that_was_not_finished_leaves_no_note(make: Maker) -> None:
-    backend = make()
-    begin(backend)
-    backend.close(b"all well")
-    assert begin(make()).note == b""
-
-
 def test_a_snapshot_replaces_what_it_covers(make: Maker) -> None:
     backend, _, _ = opened(make)
     for number in range(1, 201):

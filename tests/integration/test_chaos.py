@@ -12,12 +12,14 @@ import signal
 import time
 from collections import Counter
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from admin import Admin, admin_of
 from cenote.api.errors import CenoteError
 from cluster import Cluster
+from etcd import EtcdCluster
 from remote import Remote
 from waiting import wait_until
 
@@ -39,7 +41,7 @@ CLIENTS = [("shm", "tcp"), ("tcp",), ("shm",)]
 
 def disturb(cluster: Cluster, rng: random.Random) -> str:
     """One fault, and its end; what it was."""
-    process = rng.choice([cluster.master, *cluster.stores])
+    process = rng.choice([*cluster.masters, *cluster.stores])
     kind = rng.choice(["SIGKILL", "SIGTERM", "pause"])
     if kind == "pause":
         process.pause()
@@ -64,12 +66,24 @@ def wait_for_calls(admin: Admin, count: int) -> None:
     wait_until(lambda: admin.status().last_seq >= seen + count, 30.0, what="clients to go on")
 
 
-def test_nothing_is_ever_wrong_and_all_is_well_afterwards(rng: random.Random) -> None:
+@pytest.mark.parametrize("masters", [1, 2])
+def test_nothing_is_ever_wrong_and_all_is_well_afterwards(
+    rng: random.Random, masters: int, tmp_path: Path
+) -> None:
     log = []
-    with (
-        Cluster(stores=0, dram_bytes=24 * MIB, master_flags=FLAGS) as cluster,
-        ExitStack() as stack,
-    ):
+    with ExitStack() as stack:
+        metadata = "file"
+        if masters > 1:
+            metadata = stack.enter_context(EtcdCluster(tmp_path / "etcd")).url
+        cluster = stack.enter_context(
+            Cluster(
+                stores=0,
+                masters=masters,
+                metadata=metadata,
+                dram_bytes=24 * MIB,
+                master_flags=FLAGS,
+            )
+        )
         for i in range(3):
             cluster.add_store(flags={"failure-domain": f"domain{i}"})
         cluster.wait_alive(3)

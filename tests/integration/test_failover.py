@@ -31,6 +31,7 @@ DEADLINE_S = 8.0
 MEDIAN_S, WORST_S = 3.0, 4.0
 SLACK = 1.0 if os.environ.get("CENOTE_TEST_FULL") else 1.5
 """Two rounds on a busy machine tell little of a median."""
+FULL_NODE_BYTES = 6 << 20
 
 
 @pytest.fixture
@@ -148,6 +149,49 @@ def report(load: Load, faults: list[float], end_s: float) -> None:
     for name in ("put", "put by all four"):
         assert statistics.median(times[name]) < MEDIAN_S * SLACK
         assert max(times[name]) < WORST_S * SLACK
+
+
+@pytest.mark.parametrize("fault", [kill, stop_and_continue])
+def test_a_full_pool_changes_hands(
+    etcd: EtcdCluster, seed: int, fault: Callable[[Cluster, Process], None]
+) -> None:
+    """Space is given away again and again, while what etcd knows lags behind: no byte is wrong."""
+    with ExitStack() as stack:
+        cluster = stack.enter_context(
+            shared_pool(etcd.url, masters=2, stores=2, dram_bytes=FULL_NODE_BYTES)
+        )
+        load = Load(
+            stack,
+            cluster,
+            seed,
+            replicas=1,
+            deadline_s=DEADLINE_S,
+            misses_are_legal=True,
+            keep=True,
+        )
+
+        def evicted() -> int:
+            """By the present leader."""
+            status = json.loads(cluster.cli("status", "--json").stdout)
+            return int(status["evicted_objects"])
+
+        wait_until(lambda: evicted() > 100, 30.0, what="the pool to be full")
+        for _ in range(ROUNDS):
+            settle(cluster, 2)
+            pass_time(1.0)
+            fault(cluster, cluster.leader())
+        settle(cluster, 2)
+        wait_until(lambda: evicted() > 100, 30.0, what="the last leader to evict, too")
+        load.stop()
+        assert load.failures() == []
+        stored = load.stored()
+        keys = list(stored)
+        for transports in (("shm", "tcp"), ("tcp",)):
+            with cluster.client(transports=transports, deadline_s=20.0) as client:
+                values = client.get_batch(keys)
+                there = [(k, v) for k, v in zip(keys, values, strict=True) if v is not None]
+                assert all(value == payload_of(key, stored[key]) for key, value in there)
+        print(f"{len(there)} of {len(keys)} are left")
 
 
 def test_the_command_shows_who_leads_and_asks_the_leader(etcd: EtcdCluster) -> None:

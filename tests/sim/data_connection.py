@@ -23,6 +23,7 @@ from cenote.api.rows import EXTENT, SEAL
 from cenote.transport.base import (
     ExtentArray,
     SealBatch,
+    Seen,
     SessionIdentity,
     U8Array,
     U64Array,
@@ -254,6 +255,9 @@ class SimChannel:
 
     verifies_by_lease = False
 
+    def proves(self, lease_id: int) -> bool:
+        return False
+
     def __init__(
         self, world: World, party: Party, node: common_pb2.NodeView, identity: SessionIdentity
     ) -> None:
@@ -358,8 +362,8 @@ class SimChannel:
     ) -> U8Array:
         raise NotImplementedError
 
-    def view(self, segment: int, offset: int, length: int) -> memoryview | None:
-        return None
+    def view(self, extents: ExtentArray, lease_id: int, deadline_s: float) -> Seen:
+        return Seen([None] * len(extents))
 
     def close(self) -> None:
         self._closed = True

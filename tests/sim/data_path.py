@@ -26,13 +26,19 @@ from cenote.api.errors import (
 )
 from cenote.transport.base import (
     ExtentArray,
-    Region,
-    SessionIdentity,
+    Seen,
     U8Array,
     U64Array,
 )
-from cenote.transport.claims import VOID, ClaimPage, ranges_of
-from cenote.v1 import common_pb2
+from cenote.transport.claims import (
+    RANGES_MAX,
+    VIEW_RANGES_MAX,
+    VOID,
+    WORD_AT,
+    ClaimPage,
+    is_of_tenure,
+    ranges_of,
+)
 from sim.data_connection import (
     DataConnection,
     SimChannel,
@@ -40,13 +46,12 @@ from sim.data_connection import (
     cut_pieces,
     sums,
 )
-from sim.loop import Party
 from sim.stores import SegmentFile, StoreProcess
 
 if TYPE_CHECKING:
-    from sim.world import World
+    pass
 
-__all__ = ["SimShm", "SimTcp", "SimTransport"]
+__all__ = ["ShmChannel", "TcpChannel"]
 
 _STALE: Final = StaleLocation.code
 _INVALID: Final = InvalidArgument.code
@@ -303,6 +308,16 @@ class ShmChannel(SimChannel):
             farewell = watched.farewell or Unavailable("the daemon is gone")
             raise type(farewell)(farewell.message)
 
+    def proves(self, lease_id: int) -> bool:
+        proven = self._is_of_tenure(lease_id)
+        if proven:
+            self.world.oracle.read_proven(lease_id)
+        return proven
+
+    def _is_of_tenure(self, lease_id: int) -> bool:
+        page = self._page
+        return page is not None and is_of_tenure(lease_id, page._words[WORD_AT])
+
     def read(
         self, extents: ExtentArray, addresses: U64Array, deadline_s: float, checksums: Any = None
     ) -> U8Array:
@@ -314,8 +329,11 @@ class ShmChannel(SimChannel):
         self._users += 1
         try:
             statuses, found = self._locate(extents, until_s)
+            world.oracle.read_begun(found)
             for place, address in zip(found, addresses.tolist(), strict=True):
                 self._copy_out(place, address, until_s)
+                if checksums is None:  # the lease alone is to prove it
+                    world.faults.strike_read(self.party)
         finally:
             self._leave()
         sums(addresses, extents, checksums)
@@ -388,9 +406,9 @@ class ShmChannel(SimChannel):
         world.step()
         return statuses
 
-    def _ranges(self, extents: ExtentArray) -> U64Array:
+    def _ranges(self, extents: ExtentArray, most: int = RANGES_MAX) -> U64Array:
         indexes = np.array([self._indexes[i] for i in extents["segment"].tolist()], np.uint64)
-        return ranges_of(indexes, extents["offset"], extents["length"])
+        return ranges_of(indexes, extents["offset"], extents["length"], most)
 
     def _stroke(self, until_s: float, crawl_s: float) -> None:
         """Between two pieces of a copy the process may be stopped, and the clock is looked at."""
@@ -407,66 +425,29 @@ class ShmChannel(SimChannel):
         if self._closed and not self._users:
             self._unmap()
 
-    def view(self, segment: int, offset: int, length: int) -> memoryview | None:
-        file = self._maps.get(segment)
-        if file is None or not 0 <= offset <= self._ready[segment] - length:
-            return None
-        return memoryview(cast("Any", file.data))[offset : offset + length].toreadonly()
+    def view(self, extents: ExtentArray, lease_id: int, deadline_s: float) -> Seen:
+        if self._closed:
+            raise ClientClosed("the channel is closed")
+        statuses, found = self._locate(extents, self.world.loop.now_s + deadline_s)
+        page, nothing = self._page, Seen([None] * len(extents))
+        if page is None or statuses.all():
+            return nothing
+        self.world.step()
+        ranges = self._ranges(extents[statuses == 0], VIEW_RANGES_MAX)
+        pen = page.claim_view(lease_id, ranges)
+        if pen < 0:
+            return nothing
+        self._users += 1
+        views = [p and memoryview(cast("Any", p[0].data))[p[1] : p[1] + p[2]] for p in found]
+
+        def withdraw() -> None:
+            if self.party.alive:
+                page.withdraw_view(pen)
+            self._leave()
+
+        return Seen(views, withdraw)
 
     def close(self) -> None:
         super().close()
         if not self._users:
             self._unmap()
-
-
-class SimTransport:
-    def __init__(self, world: World, party: Party, boot_id: Callable[[], str]) -> None:
-        self._world = world
-        self._party = party
-        self._boot_id = boot_id
-        self._channels: list[Any] = []
-
-    def register(self, address: int, length: int, keeper: object) -> Region:
-        return Region(address, length, keeper)
-
-    def deregister(self, region: Region) -> None:
-        pass
-
-    def close(self) -> None:
-        for channel in self._channels:
-            channel.close()
-
-
-class SimTcp(SimTransport):
-    kind = common_pb2.TRANSPORT_KIND_TCP
-
-    def reachable(self, node: common_pb2.NodeView, identity: SessionIdentity) -> bool:
-        return True
-
-    def connect(
-        self, node: common_pb2.NodeView, identity: SessionIdentity, epoch: int, deadline_s: float
-    ) -> TcpChannel:
-        channel = TcpChannel(self._world, self._party, node, identity, epoch=epoch)
-        until_s = self._world.loop.now_s + deadline_s
-        channel._idle.append(channel._take(until_s))
-        self._channels.append(channel)
-        return channel
-
-
-class SimShm(SimTransport):
-    kind = common_pb2.TRANSPORT_KIND_SHM
-
-    def reachable(self, node: common_pb2.NodeView, identity: SessionIdentity) -> bool:
-        return bool(node.boot_id) and node.boot_id == identity.boot_id
-
-    def connect(
-        self, node: common_pb2.NodeView, identity: SessionIdentity, epoch: int, deadline_s: float
-    ) -> ShmChannel:
-        channel = ShmChannel(self._world, self._party, node, identity, epoch=epoch)
-        try:
-            channel.open(deadline_s)
-        except BaseException:
-            channel.close()
-            raise
-        self._channels.append(channel)
-        return channel

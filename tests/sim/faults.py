@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sim.stores import SegmentFile, StoreHost
     from sim.world import World
 
-__all__ = ["ALL_FAULTS", "Faults"]
+__all__ = ["ALL_FAULTS", "WITH_POWER", "Faults"]
 
 MEAN_INTERVAL_S: Final = 0.35
 PAUSES_S: Final = (0.02, 0.2, 0.6, 1.5, 3.0)
@@ -46,7 +46,9 @@ ALL_FAULTS: Final = frozenset(
         "reset",
     }
 )
-"""All kinds but `power`: the master's machine fails, and the journal's unsynced end is lost."""
+"""All kinds but `power`."""
+WITH_POWER: Final = ALL_FAULTS | {"power"}
+"""The master's machine fails, too, and the journal's unsynced end is lost."""
 
 
 class Faults:
@@ -129,6 +131,19 @@ class Faults:
         self._stop_for(party, dice.uniform(3, 5))
         if dice.random() < 0.8:
             self._restart_soon(host, dice.uniform(2.2, 3))
+        world.loop.sleep(0.0)
+
+    def strike_read(self, party: Party) -> None:
+        """A reader under a lease sleeps in the middle of a copy. Meanwhile another master, which
+        knows nothing of that lease, may give the space away."""
+        world, dice = self._world, self._world.loop.dice
+        if self._over or dice.random() > self._malice * 2 or party.name not in world.clients:
+            return
+        if not {"pause", "master-crash", "reset"} <= self._kinds:
+            return
+        self._stop_for(party, dice.uniform(0.6, 1.7))
+        world.loop.after(0.001, lambda: self._master_down(orderly=False, away_s=0.01))
+        self._later(dice.uniform(0.1, 0.3), world.reset_namespace)
         world.loop.sleep(0.0)
 
     def strike_daemon(self, host: StoreHost) -> None:

@@ -92,7 +92,6 @@ class SimLog(MemoryLog):
             if not isinstance(entry, SnapshotEnd):
                 state.replay(entry)
         covers = backend.last_entry
-        self.note = opened.note
         self.leader = None
         records = list(snapshot_records(state.snapshot(), covers=covers, epoch=epoch))
         self.snapshot, self.covers, self.records = records, covers, []
@@ -213,7 +212,7 @@ class MasterProcess:
         request = parse(body)
         result = operation(request, connection.session)
         if method == pb.MASTER_METHOD_PUT_START:
-            oracle.granted(self, request, result)
+            oracle.granted(self, request, result.reply if isinstance(result, Later) else result)
             self.world.faults.strike_grant(who)
         return result
 

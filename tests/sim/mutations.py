@@ -15,7 +15,7 @@ from cenote.client.plan import reads, singles
 from cenote.client.plan.grants import Grant
 from cenote.client.plan.state import ClientState
 from cenote.client.session import Session
-from cenote.master import attach, commits, housekeeping, pool, session_ops
+from cenote.master import adopting, attach, commits, housekeeping, pool, session_ops
 from cenote.master.adoption import AdoptionLog
 from cenote.master.effects import Gone, GoneReason
 from cenote.master.leases import LeaseTable
@@ -26,6 +26,7 @@ from cenote.store.sessions import SessionTable
 from cenote.store.slot_format import SLOT_BYTES
 from cenote.store.slots import SlotTable
 from cenote.transport.claims import ClaimPage
+from sim.data_path import ShmChannel
 from sim.one_sided import QueuePair
 
 __all__ = ["MUTATIONS", "mutated"]
@@ -183,6 +184,16 @@ def _claims_are_overlooked() -> contextlib.AbstractContextManager[None]:
     return _replaced(ClaimTable, "_claims", lambda table: [])
 
 
+def _views_are_overlooked() -> contextlib.AbstractContextManager[None]:
+    """A master is not told of what is looked at in place under holds of an earlier one."""
+    claims = ClaimTable._claims
+
+    def writes(table: Any) -> Any:
+        return [claim for claim in claims(table) if not claim.is_view]
+
+    return _replaced(ClaimTable, "_claims", writes)
+
+
 def _claims_end_by_themselves() -> contextlib.AbstractContextManager[None]:
     """A daemon tells of claims, and a moment later that they are over."""
     older = ClaimTable.older
@@ -224,9 +235,23 @@ def _acknowledged_unsealed() -> contextlib.AbstractContextManager[None]:
     return _replaced(BlockingDriver, "seals", seals)
 
 
-def _adopt_everything() -> contextlib.AbstractContextManager[None]:
-    """A master takes over every slot that it does not know, removed or not."""
-    return _replaced(AdoptionLog, "may_adopt", lambda *_: True)
+@contextlib.contextmanager
+def _adopt_everything() -> Iterator[None]:
+    """A master takes over every slot that it does not know, however old, removed or not."""
+
+    def everything(at: Any, slots: Any) -> Any:
+        return np.ones(len(slots), np.bool_)
+
+    with (
+        _replaced(adopting, "_newer", everything),
+        _replaced(AdoptionLog, "may_adopt", lambda *_: True),
+    ):
+        yield
+
+
+def _tombstones_are_forgotten() -> contextlib.AbstractContextManager[None]:
+    """A master does not look whether what the journal missed was removed meanwhile."""
+    return _replaced(AdoptionLog, "removed", lambda *_: None)
 
 
 def _unfenced_is_forgotten() -> contextlib.AbstractContextManager[None]:
@@ -266,6 +291,11 @@ def _leases_are_believed_for_ever() -> Iterator[None]:
         yield
 
 
+def _leases_outlive_tenures() -> contextlib.AbstractContextManager[None]:
+    """A reader over shared memory does not look whether its daemon follows another leader now."""
+    return _replaced(ShmChannel, "_is_of_tenure", lambda channel, lease_id: lease_id != 0)
+
+
 MUTATIONS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     "free on expiry": _free_on_expiry,
     "free unfenced": _free_unfenced,
@@ -283,16 +313,19 @@ MUTATIONS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     "late attaches count": _late_attaches_count,
     "grants outlive daemons": _grants_outlive_daemons,
     "claims are overlooked": _claims_are_overlooked,
+    "views are overlooked": _views_are_overlooked,
     "claims end by themselves": _claims_end_by_themselves,
     "void grants are used": _void_grants_are_used,
     "queue pairs outlive epochs": _queue_pairs_outlive_epochs,
     "nothing is cancelled": _nothing_is_cancelled,
     "acknowledged unsealed": _acknowledged_unsealed,
     "adopt everything": _adopt_everything,
+    "tombstones are forgotten": _tombstones_are_forgotten,
     "unfenced is forgotten": _unfenced_is_forgotten,
     "locations do not end": _locations_do_not_end,
     "cached reads are not verified": _cached_reads_are_not_verified,
     "leases are believed for ever": _leases_are_believed_for_ever,
+    "leases outlive tenures": _leases_outlive_tenures,
 }
 
 

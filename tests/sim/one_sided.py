@@ -40,9 +40,9 @@ from sim.data_connection import (
     open_connection,
     sums,
 )
-from sim.data_path import SimTransport
 from sim.loop import Signal
 from sim.stores import SegmentFile
+from sim.transports import SimTransport
 
 __all__ = ["SimOneSided"]
 

@@ -7,7 +7,7 @@ segment, and what each call of a client was answered. It knows nothing of how th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +19,9 @@ from cenote.api.rows import EXTENT, PUT, UNIT_BYTES, PutStatus
 from cenote.master.effects import Effect, Gone, GoneReason, NamespaceOpened, SegmentGone, Stored
 from cenote.master.pool import Pool
 from cenote.store.slot_format import SLOT_BYTES, SLOT_RECORD, STATE_SEALED
+from sim.fingerprint import fingerprint
 from sim.loop import Violation
+from sim.values import BLOCK_BYTES, make_value, origin_of
 from unit.master.state_checks import check
 
 if TYPE_CHECKING:
@@ -32,26 +34,8 @@ __all__ = ["Oracle", "PutRecord"]
 
 CHECK_EVERY: Final = 40
 """Commands between two looks at everything that the master has."""
-BLOCK_BYTES: Final = 16
 Version = tuple[int, int]
 """(epoch, seq)."""
-
-
-def make_value(serial: int, key: int, client: int, size: int) -> bytes:
-    """Bytes of which each block of 16 says which put, key, client, and place it is of."""
-    count = -(-size // BLOCK_BYTES)
-    blocks = np.empty((count, 2), "<u8")
-    blocks[:, 0] = serial << 32 | key << 16 | client
-    blocks[:, 1] = np.arange(count, dtype=np.uint64) + np.uint64(size << 32)
-    return blocks.tobytes()[:size]
-
-
-def origin_of(block: bytes) -> str:
-    """Which put such a block is of, for people."""
-    if len(block) < 8 or not any(block):
-        return "nothing that was put"
-    word = int.from_bytes(block[:8], "little")
-    return f"put {word >> 32} of key {word >> 16 & 0xFFFF} by client {word & 0xFFFF}"
 
 
 @dataclass(eq=False)
@@ -92,11 +76,17 @@ class Oracle:
         """What the master dropped for want of slots: they must not be written any more."""
         self._versions_of: dict[tuple[bytes, int], Version] = {}
         """(digest, seq) -> version."""
+        self._unheard: set[Version] = set()
+        """Decided by a master that died before it wrote them down, sealed nowhere by then: the
+        next one does not know of them, and decides a put that comes again anew."""
         self._removed_at: dict[bytes, list[tuple[int, float]]] = {}
         self._resets: list[tuple[int, float]] = []
         self.removals: dict[int, list[Removal]] = {}
         """By key."""
         self._grants: dict[int, int] = {}
+        self._grant_epochs: dict[int, int] = {}
+        self._reading: dict[Any, list[tuple[SegmentFile, slice, Any]]] = {}
+        """What each task has copied last, and whose it was when that began."""
         self._writes: dict[Write, None] = {}
         self._commands = 0
         self.reads = self.hits = self.acks = self.lost = 0
@@ -112,14 +102,14 @@ class Oracle:
         pool = decider.state._pool
 
         def watched(command: Any) -> Any:
-            before = _fingerprint(pool)
+            before = fingerprint(pool)
             try:
                 return apply(command)
             except CenoteError as error:
-                if _fingerprint(pool) != before:
+                if fingerprint(pool) != before:
                     raise Violation(
                         f"{type(command).__name__} raised {error!r} and changed something:\n"
-                        f"{before}\n{_fingerprint(pool)}"
+                        f"{before}\n{fingerprint(pool)}"
                     ) from error
                 raise
 
@@ -129,7 +119,22 @@ class Oracle:
 
         decider.apply = watched  # type: ignore[method-assign]
         decider._take = taken  # type: ignore[method-assign]
+        self._note_unheard(pool)
         self._check(master)
+
+    def _note_unheard(self, pool: Pool) -> None:
+        records = pool.records_of(pool.objects.live_rows(0, pool.objects.high_water)[0])
+        epochs = (records[:, 3] & np.uint64(0xFFFF_FFFF)).tolist()
+        known = set(zip(epochs, records[:, 2].tolist(), strict=True))
+        for put in self.puts.values():
+            for version in () if put.acked else put.versions:
+                if version not in known and not self.surviving_replicas(version):
+                    self._unheard.add(version)
+
+    def alive(self, put: PutRecord) -> list[Version]:
+        """What the master was told to keep of a put."""
+        heard = [version for version in put.versions if version not in self._unheard]
+        return [version for version in heard or put.versions if version not in self.gone]
 
     @contextlib.contextmanager
     def watching(self, who: str, master: MasterProcess) -> Iterator[None]:
@@ -142,9 +147,33 @@ class Oracle:
     def _check(self, master: MasterProcess) -> None:
         check(master.service.state)
         for put in self.puts.values():
-            for version in put.versions if put.acked else ():
-                if version not in self.gone:
+            for version in self.alive(put) if put.acked else ():
+                if not self._is_excused(put, version):
                     self._check_slots(put, version)
+
+    def _is_excused(self, put: PutRecord, version: Version) -> bool:
+        """Whether it may be gone without a word, after a power failure: the journal had lost it,
+        and its key was removed before its daemon came; or it lies on several nodes, of which none
+        brings a whole replica; or what the journal had lost is that it was evicted, and others have
+        written where it was since."""
+        if not self.power_failed:
+            return False
+        nodes = {(file.node_id, replica) for file, _, replica in self._placed[version]}
+        striped = len(nodes) > len({replica for _, replica in nodes})
+        removed = self._last_removal(put.key) > self._numbers[version]
+        return striped or removed or not self._is_intact(put, version)
+
+    def _is_intact(self, put: PutRecord, version: Version) -> bool:
+        """Whether all of its bytes are where its slots say."""
+        for file, slot, _ in self._placed[version]:
+            if not _is_sealed(file, slot, version):
+                continue
+            record = np.frombuffer(file.table, SLOT_RECORD, 1, slot * SLOT_BYTES)[0]
+            if int(record["extent_count"]) == 1:
+                start = int(record["offset"])
+                if file.data[start : start + len(put.value)].tobytes() != put.value:
+                    return False
+        return True
 
     def _check_slots(self, put: PutRecord, version: Version) -> None:
         """As long as the master has not let go of it, an acknowledged object's slots are its own:
@@ -243,7 +272,7 @@ class Oracle:
         if put is None or not put.acked:
             return
         survives = self.surviving_replicas(version, forgotten)
-        if survives:
+        if survives and not self._is_excused(put, version):
             raise Violation(
                 f"put {put.serial} of key {put.key}, version {version}, was acknowledged and is"
                 f" lost, though its replicas {sorted(survives)} are there"
@@ -275,6 +304,7 @@ class Oracle:
         if not grant_id or grant_id in self._grants:
             return
         number = self._grants[grant_id] = len(self._grants) + 1
+        self._grant_epochs[number] = grant_id >> 40
         pool = master.service.state._pool
         for segment_id, _, offset, length in np.frombuffer(extents, EXTENT).tolist():
             file = self._file(pool, segment_id)
@@ -311,6 +341,29 @@ class Oracle:
                 " was granted since"
             )
 
+    # ---- readers --------------------------------------------------------------------------------
+
+    def read_begun(self, places: Sequence[tuple[SegmentFile, int, int] | None]) -> None:
+        """The running task is about to copy from there."""
+        owned = []
+        for place in places:
+            if place is not None:
+                file, offset, length = place
+                units = slice(offset // UNIT_BYTES, -(-(offset + length) // UNIT_BYTES))
+                owned.append((file, units, file.owner[units].copy()))
+        self._reading[self._world.loop.task] = owned
+
+    def read_proven(self, lease_id: int) -> None:
+        """What the running task has just read counts, as far as the tenure of its lease goes."""
+        for file, units, before in self._reading.pop(self._world.loop.task, []):
+            for number in set(file.owner[units][file.owner[units] != before].tolist()):
+                if self._grant_epochs[number] > lease_id >> 40:
+                    raise Violation(
+                        f"a read of units {units.start} to {units.stop} of {file.name} under a"
+                        f" lease of epoch {lease_id >> 40} counts, though a grant of epoch"
+                        f" {self._grant_epochs[number]} has them since"
+                    )
+
     # ---- calls of clients -----------------------------------------------------------------------
 
     def new_put(self, key: int, client: int, size: int, min_replicas: int) -> PutRecord:
@@ -324,7 +377,7 @@ class Oracle:
         """The client was told that it is stored."""
         self.acks += 1
         put.acked = True
-        alive = [v for v in put.versions if v not in self.gone]
+        alive = [v for v in self.alive(put) if not self._is_excused(put, v)]
         if not put.versions:
             raise Violation(f"put {put.serial} was acknowledged and never decided")
         for version in put.versions if not alive else ():
@@ -432,27 +485,4 @@ def _is_sealed(file: SegmentFile, slot: int, version: Version) -> bool:
     record = np.frombuffer(file.table, SLOT_RECORD, 1, slot * SLOT_BYTES)[0]
     return bool(
         record["state"] == STATE_SEALED and (int(record["epoch"]), int(record["seq"])) == version
-    )
-
-
-def _fingerprint(pool: Pool) -> tuple[Any, ...]:
-    """Cheap, and different whenever a command did something that matters."""
-    return (
-        pool.objects.live_count,
-        pool.objects.used_rows,
-        pool.last_seq,
-        tuple((s.free_units, s.slots.free, s.slots.total) for s in pool.segments.by_id.values()),
-        len(pool.leases),
-        pool.leased_bytes,
-        len(pool.grants),
-        pool.grants.units,
-        pool.grants.keys,
-        len(pool.sessions.by_id),
-        len(pool.orphans),
-        pool.orphans.units,
-        pool.pinned_bytes,
-        pool.condemned_rows,
-        len(pool.namespaces.by_id),
-        pool.view_counter,
-        len(pool.effects),
     )

@@ -13,8 +13,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).absolute().parents[1]))
 
-from sim.faults import ALL_FAULTS
-from sim.world import KNOWN, Options, Report, simulate
+from sim.faults import ALL_FAULTS, WITH_POWER
+from sim.world import Options, Report, simulate
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,20 +26,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=1 << 40, help="events until the faults end")
     parser.add_argument("--faults", default=",".join(sorted(ALL_FAULTS)))
     parser.add_argument("--without", default="", help="kinds of faults to leave out")
+    parser.add_argument("--power", action="store_true", help="the journal's end is lost at times")
     parser.add_argument("--lines", type=int, default=60, help="of the trace of a failure")
-    parser.add_argument("--strict", action="store_true", help="known weaknesses count, too")
     parser.add_argument("--no-shrink", action="store_true", help="don't look for fewer faults")
     given = parser.parse_args(arguments)
     faults = frozenset(given.faults.split(",")) - frozenset(given.without.split(",")) - {""}
-    known = frozenset() if given.strict else KNOWN
+    if given.power:
+        faults |= WITH_POWER - ALL_FAULTS
     if given.seed is not None:
-        report = simulate(Options(given.seed, given.steps, faults, known=known))
+        report = simulate(Options(given.seed, given.steps, faults))
         print(told(report, given.lines))
         return bool(report.failure)
     first, _, end = given.seeds.partition(":")
     options = (
-        Options(seed, given.steps, faults, known=known)
-        for seed in range(int(first), int(end or int(first) + 1))
+        Options(seed, given.steps, faults) for seed in range(int(first), int(end or int(first) + 1))
     )
     return run_many(options, given)
 
@@ -93,7 +93,7 @@ def tell(report: Report, given: argparse.Namespace) -> bool:
 
 def shrunk(report: Report) -> str:
     """The fewest kinds of faults with which the seed still fails: the command for it."""
-    kinds = ALL_FAULTS
+    kinds = WITH_POWER if report.power else ALL_FAULTS
     for kind in sorted(ALL_FAULTS):
         fewer = dataclasses.replace(Options(report.seed), faults=kinds - {kind})
         if simulate(fewer).failure:

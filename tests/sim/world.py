@@ -37,12 +37,6 @@ RECOVERY_S: Final = 6.0
 REST_S: Final = 2.0
 FAREWELL_S: Final = 5.0
 KIB: Final = 1 << 10
-KNOWN: Final = frozenset({"view-restart"})
-"""Known weaknesses of the product (docs/internals/bugs.md) that runs keep clear of:
-
-view-restart A view that stays open over a master's restart is protected for as long as the longest
-             lease, not for as long as it is open. Here it is not looked at any more.
-"""
 EVERY_KEY: Final = 100
 
 
@@ -53,7 +47,6 @@ class Options:
     """Events before the faults end; a run that fails earlier ends earlier."""
     faults: frozenset[str] = ALL_FAULTS
     active_s: float = ACTIVE_S
-    known: frozenset[str] = KNOWN
 
 
 @dataclass
@@ -66,10 +59,13 @@ class Report:
     trace: list[str]
     fingerprint: int
     counts: dict[str, int]
+    power: bool = False
+    """Whether the journal's end was lost at times."""
 
     @property
     def reproduction(self) -> str:
-        return f"python tests/sim/run.py --seed {self.seed}"
+        power = " --power" if self.power else ""
+        return f"python tests/sim/run.py --seed {self.seed}{power}"
 
 
 class World:
@@ -91,7 +87,6 @@ class World:
         self.master: MasterProcess | None = None
         self.clients: dict[str, ClientProcess] = {}
         self.calm = False
-        self.known = options.known
         self.slack_s = 0.0
         self.keys = dice.choice((4, 12, 40, 60))
         self.sizes = dice.choice((4, 7, 9))
@@ -485,4 +480,5 @@ def simulate(options: Options) -> Report:
         list(loop.log),
         loop.fingerprint,
         counts,
+        "power" in options.faults,
     )

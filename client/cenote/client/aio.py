@@ -304,7 +304,7 @@ class AsyncNamespace:
 
     async def exists_batch(
         self, keys: KeySequence, *, deadline_s: float | None = None
-    ) -> NDArray[np.uint8]:
+    ) -> NDArray[np.bool_]:
         return await self._run(self._calls.exists_batch(keys, deadline_s))
 
     async def match(
@@ -335,12 +335,12 @@ class AsyncNamespace:
 
     async def pin(
         self, keys: KeySequence, *, ttl_s: float | None = None, deadline_s: float | None = None
-    ) -> NDArray[np.uint8]:
+    ) -> NDArray[np.bool_]:
         return await self._run(self._calls.pin(keys, ttl_s, deadline_s))
 
     async def unpin(
         self, keys: KeySequence, *, deadline_s: float | None = None
-    ) -> NDArray[np.uint8]:
+    ) -> NDArray[np.bool_]:
         return await self._run(self._calls.unpin(keys, deadline_s))
 
     async def remove(self, key: Key, *, deadline_s: float | None = None) -> bool:
@@ -348,7 +348,7 @@ class AsyncNamespace:
 
     async def remove_batch(
         self, keys: KeySequence, *, deadline_s: float | None = None
-    ) -> NDArray[np.uint8]:
+    ) -> NDArray[np.bool_]:
         return await self._run(self._calls.remove(encode_keys(keys), deadline_s))
 
     def __repr__(self) -> str:

@@ -244,7 +244,7 @@ class Calls:
 
     def exists_batch(
         self, keys: KeySequence, deadline_s: float | None
-    ) -> Planned[NDArray[np.uint8]]:
+    ) -> Planned[NDArray[np.bool_]]:
         encoded = encode_keys(keys)
         call = self.begin(deadline_s)
         return call, reopening(call, lambda: lookups.exists(call, encoded))
@@ -304,18 +304,18 @@ class Calls:
 
     def pin(
         self, keys: KeySequence, ttl_s: float | None, deadline_s: float | None
-    ) -> Planned[NDArray[np.uint8]]:
+    ) -> Planned[NDArray[np.bool_]]:
         encoded = encode_keys(keys)
         ttl_ms = 0 if ttl_s is None else max(1, int(duration_s(ttl_s, "ttl_s") * 1000))
         call = self.begin(deadline_s)
         return call, reopening(call, lambda: lookups.pin(call, encoded, ttl_ms))
 
-    def unpin(self, keys: KeySequence, deadline_s: float | None) -> Planned[NDArray[np.uint8]]:
+    def unpin(self, keys: KeySequence, deadline_s: float | None) -> Planned[NDArray[np.bool_]]:
         encoded = encode_keys(keys)
         call = self.begin(deadline_s)
         return call, reopening(call, lambda: lookups.unpin(call, encoded))
 
-    def remove(self, encoded: list[bytes], deadline_s: float | None) -> Planned[NDArray[np.uint8]]:
+    def remove(self, encoded: list[bytes], deadline_s: float | None) -> Planned[NDArray[np.bool_]]:
         call = self.begin(deadline_s)
         return call, reopening(call, lambda: lookups.remove(call, encoded))
 

@@ -42,7 +42,9 @@ class ClientConfig:
     )
     verify: Verify = field(
         default="auto",
-        metadata=option(help="what proves a read: lease, checksum, auto (lease over shm)"),
+        metadata=option(
+            help="what proves a read: checksum; auto: over shm a lease; lease: for small ones, too"
+        ),
     )
     replicas: int = field(default=1, metadata=option(minimum=1, maximum=8, help="copies to place"))
     min_replicas: int = field(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from cenote.api.errors import BufferInUse, CenoteError, ClientClosed, StaleEpoch, Unavailable
 from cenote.transport.base import Channel
+from cenote.transport.memory_access import checksum_at, checksums_of
 
 from .buffers import hash_pieces, new_bytes
 from .locations import LOCATION_STRUCT
@@ -145,7 +146,10 @@ class BlockingDriver:
         number, request_type, reply_type = METHODS[step.method]
         master = self._session.master
         if type(master) is LaneMaster:
-            return decoded(reply_type, master.call_lane(number, step.body, step.deadline_s))
+            try:
+                return decoded(reply_type, master.call_lane(number, step.body, step.deadline_s))
+            except ClientClosed as closed:
+                raise self._lane_error(closed) from None
         request = request_type.FromString(step.body)
         reply: Message = getattr(master, step.method)(request, step.deadline_s)
         return reply
@@ -154,10 +158,16 @@ class BlockingDriver:
         master = self._session.master
         call_many = getattr(master, "call_many", None)
         if call_many is not None:
-            replies: list[Message | CenoteError] = call_many(
-                step.method, [make() for make in step.make], step.deadline_s
-            )
-            return replies
+            try:
+                replies: list[Message | CenoteError] = call_many(
+                    step.method, [make() for make in step.make], step.deadline_s
+                )
+            except ClientClosed as closed:
+                raise self._lane_error(closed) from None
+            return [
+                self._lane_error(reply) if isinstance(reply, ClientClosed) else reply
+                for reply in replies
+            ]
         until_s = time.monotonic() + step.deadline_s
         found: list[Message | CenoteError] = []
         for make in step.make:
@@ -168,6 +178,15 @@ class BlockingDriver:
             except CenoteError as error:
                 found.append(error)
         return found
+
+    def _lane_error(self, closed: ClientClosed) -> CenoteError:
+        """As the plan is to see it: a lane is also closed by a thread that opens the session anew,
+        as housekeeping does when it was found lost."""
+        if self._session.refusal is not None:
+            return closed
+        gone = Unavailable("the connection to the master was given up meanwhile")
+        gone.maybe_executed = True
+        return gone
 
     def refresh_view(self, call: Call, step: RefreshView) -> None:
         self._session.refresh_view(step.deadline_s)
@@ -271,6 +290,8 @@ class BlockingDriver:
                 part.unfenced = False
             else:
                 part.statuses = channel.read(part.extents, part.addresses, part.budget_s, sums)
+                if sums is None and not channel.proves(part.lease_id):
+                    sums = checksums_of(part.addresses, part.extents["length"])
             part.checksums = sums
         except CenoteError as error:
             part.error = self.node_error(part.node_id, channel, error)
@@ -280,8 +301,9 @@ class BlockingDriver:
         channel: Channel | None = None
         try:
             channel = self._channel_for(step)
-            by_lease = channel.verifies_by_lease and step.checksum != Checksum.ALWAYS
-            wanted = step.checksum != Checksum.NEVER and not by_lease
+            wanted = step.checksum == Checksum.ALWAYS or (
+                step.checksum == Checksum.UNLESS_LEASED and not channel.verifies_by_lease
+            )
             if step.grant_id:
                 step.unfenced = not channel.verifies_by_lease
                 if step.tail:
@@ -301,6 +323,9 @@ class BlockingDriver:
                 status, checksum = channel.read_one(
                     step.segment, step.offset, step.length, step.address, step.budget_s, wanted
                 )
+                if not wanted and not channel.proves(step.lease_id):
+                    # The master was replaced meanwhile: its leases end with its tenure.
+                    checksum, wanted = checksum_at(step.address, step.length), True
         except CenoteError as error:
             raise self.node_error(step.node_id, channel, error) from None
         return status, checksum, not wanted

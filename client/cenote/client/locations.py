@@ -34,6 +34,7 @@ LOCATION = np.dtype(
     ]
 )
 LOCATION_STRUCT: Final = Struct("<dQQQII")
+_END: Final = Struct("<d")
 
 _EVICT_SHARE: Final = 8
 _BATCHES_MAX: Final = 64
@@ -116,7 +117,16 @@ class LocationCache:
             rows["checksum"] = objects["checksum"]
             rows["segment"] = extents["segment"]
             rows["node_id"] = node_id
-            self.store_many(split_digests(digests), rows)
+            names = split_digests(digests)
+            newer = {i for i, name in enumerate(names) if self._knows_newer(name, end_s)}
+            if newer:
+                rows = np.delete(rows, sorted(newer))
+                names = [name for i, name in enumerate(names) if i not in newer]
+            self.store_many(names, rows)
+
+    def _knows_newer(self, digest: bytes, end_s: float) -> bool:
+        row = self._rows.get(digest)
+        return row is not None and _END.unpack_from(row)[0] > end_s
 
     def store(self, digest: bytes, row: bytes) -> None:
         """Remember one location."""
@@ -161,7 +171,9 @@ class LocationCache:
         return where[fresh], rows[fresh]
 
     def forget(self, digest: bytes) -> None:
-        """This one was wrong."""
+        """This one was wrong, or is going to be."""
+        if self._batches:  # one of these may have it, and would bring it back
+            self._enter(list(self._batches))
         self._rows.pop(digest, None)
 
     def clear(self) -> None:

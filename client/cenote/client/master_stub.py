@@ -320,7 +320,7 @@ class LaneMaster:
         bodies = [request.SerializeToString() for request in requests]
         lane = self._lane
         try:
-            answers = lane.call_many(number, bodies, self.attempt_s(1, deadline_s))
+            answers = lane.call_many(number, bodies, self.attempt_s(2, deadline_s))
         except ClientClosed as error:
             if self._closed.is_set() or lane is self._lane:
                 raise

@@ -191,8 +191,8 @@ class Namespace:
 
     def exists_batch(
         self, keys: KeySequence, *, deadline_s: float | None = None
-    ) -> NDArray[np.uint8]:
-        """uint8[n]: 1 where the key is present."""
+    ) -> NDArray[np.bool_]:
+        """bool[n]: which keys are present."""
         return self._driver.run(*self._calls.exists_batch(keys, deadline_s))
 
     def match(
@@ -233,12 +233,12 @@ class Namespace:
 
     def pin(
         self, keys: KeySequence, *, ttl_s: float | None = None, deadline_s: float | None = None
-    ) -> NDArray[np.uint8]:
-        """Keep the keys from eviction until `unpin` (or for `ttl_s`). uint8[n]: 1 where present."""
+    ) -> NDArray[np.bool_]:
+        """Keep the keys from eviction until `unpin` (or for `ttl_s`). bool[n]: which are there."""
         return self._driver.run(*self._calls.pin(keys, ttl_s, deadline_s))
 
-    def unpin(self, keys: KeySequence, *, deadline_s: float | None = None) -> NDArray[np.uint8]:
-        """End pins. uint8[n]: 1 where the key was pinned."""
+    def unpin(self, keys: KeySequence, *, deadline_s: float | None = None) -> NDArray[np.bool_]:
+        """End pins. bool[n]: which keys were pinned."""
         return self._driver.run(*self._calls.unpin(keys, deadline_s))
 
     # ---- removal -----------------------------------------------------------------------------
@@ -250,8 +250,8 @@ class Namespace:
 
     def remove_batch(
         self, keys: KeySequence, *, deadline_s: float | None = None
-    ) -> NDArray[np.uint8]:
-        """Remove the keys for good. uint8[n]: 1 where the key was there."""
+    ) -> NDArray[np.bool_]:
+        """Remove the keys for good. bool[n]: which keys were there."""
         return self._driver.run(*self._calls.remove(encode_keys(keys), deadline_s))
 
     def __repr__(self) -> str:

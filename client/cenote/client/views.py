@@ -21,6 +21,7 @@ from cenote.api.errors import (
 from cenote.api.keys import digest_keys
 from cenote.api.rows import EXTENT, OBJECT, ObjectStatus
 from cenote.api.types import AcquiredLease, GetStatus
+from cenote.transport.base import ExtentArray, Seen
 
 from .calls import Calls
 from .driver import BlockingDriver
@@ -52,6 +53,8 @@ class View:
         self._views: list[memoryview | None] = []
         self._exporters: list[weakref.ref[NDArray[np.uint8]]] = []
         self._lease_id = 0
+        self._seen: list[Seen] = []
+        """Claims of what is looked at."""
         self.copied_count = 0
         """How many of the objects were copied, since they can't be seen from here."""
 
@@ -121,20 +124,19 @@ class View:
         usable = (placement.extents["length"].astype(np.int64) == sizes[placement.owner]) & (
             found["status"] == ObjectStatus.LEASED
         )[placement.owner]
-        seen = np.zeros(len(hits), np.bool_)
+        done = np.zeros(len(hits), np.bool_)
         avoid = call.avoid | call.state.peers.down
-        for at in np.flatnonzero(usable).tolist():
-            row = int(placement.owner[at])
-            if seen[row] or nodes[at] < 0 or int(nodes[at]) in avoid:
+        for node in dict.fromkeys(nodes[usable].tolist()):
+            if node < 0 or node in avoid:
                 continue
-            extent = placement.extents[at]
-            view = self._map(
-                call, int(nodes[at]), int(extent["segment"]), int(extent["offset"]), int(sizes[row])
-            )
-            if view is not None:
-                self._views[int(hits[row])] = self._tracked(view)
-                seen[row] = True
-        unseen: list[int] = hits[~seen].tolist()
+            at = np.flatnonzero(usable & (nodes == node) & ~done[placement.owner])
+            rows, first = np.unique(placement.owner[at], return_index=True)
+            views = self._see(call, node, placement.extents[at[first]])
+            for row, view in zip(rows.tolist(), views, strict=True):
+                if view is not None:
+                    self._views[int(hits[row])] = self._tracked(view)
+                    done[row] = True
+        unseen: list[int] = hits[~done].tolist()
         return unseen
 
     def _tracked(self, mapped: memoryview) -> memoryview:
@@ -146,17 +148,18 @@ class View:
         self._exporters.append(weakref.ref(exporter))
         return memoryview(cast("Any", exporter))
 
-    def _map(
-        self, call: Call, node: int, segment: int, offset: int, length: int
-    ) -> memoryview | None:
+    def _see(self, call: Call, node: int, extents: ExtentArray) -> list[memoryview | None]:
         try:
             channel = self._calls.session.channel(node, call.remaining_s())
-            return channel.view(segment, offset, length)
+            seen = channel.view(extents, self._lease_id, call.remaining_s())
         except (NamespaceReset, StaleLocation):
-            return None
+            return [None] * len(extents)
         except CenoteError as error:
             call.node_failed(node, error)
-            return None
+            return [None] * len(extents)
+        views = seen.views
+        self._seen.append(seen)
+        return views
 
     def __exit__(
         self,
@@ -180,10 +183,19 @@ class View:
         self._views.clear()
         state, lease_id = self._calls.session.state, self._lease_id
         self._lease_id = 0
+        claims, self._seen = self._seen, []
+        for claim in claims:
+            claim.views = []
         alive = [exporter for each in self._exporters if (exporter := each()) is not None]
         self._exporters.clear()
-        if not alive:
+
+        def ended() -> None:
+            for claim in claims:
+                claim.end()
             state.release_hold(lease_id)
+
+        if not alive:
+            ended()
             return 0
         left = [len(alive)]
         session = self._calls.session
@@ -193,7 +205,7 @@ class View:
             left[0] -= 1
             session.exports -= 1
             if not left[0]:
-                state.release_hold(lease_id)
+                ended()
 
         for exporter in alive:
             weakref.finalize(exporter, gone).atexit = False

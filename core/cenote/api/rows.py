@@ -142,12 +142,13 @@ CLAIM = np.dtype(
     [
         ("session_id", "V16"),
         ("segment_index", "<u4"),
-        ("reserved", "<u4"),
+        ("is_view", "<u4"),
         ("offset", "<u8"),
         ("length", "<u8"),
     ]
 )
-"""A range that a writer of an older epoch, or of an earlier daemon, may still be writing into."""
+"""A range that a session of an older epoch, or of an earlier daemon, may still be writing into, or
+looking at in place."""
 
 
 def digests_array(digests: bytes | memoryview) -> np.ndarray[tuple[int, int], np.dtype[np.uint64]]:

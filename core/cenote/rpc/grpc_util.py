@@ -7,6 +7,7 @@ client of ours makes the same exception again.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import inspect
 import logging
@@ -297,7 +298,14 @@ class GrpcServer:
         names = [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, self.server)
         await self.set_serving(True)
-        await self.server.start()
+        # To its end, also where this is cancelled: half a start can't be stopped (gRPC raises
+        # InvalidStateError), and would keep its owner from stopping the rest.
+        starting = asyncio.ensure_future(self.server.start())
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await starting
+            raise
 
     async def set_serving(self, serving: bool) -> None:
         """What health checks are told, for the whole server and for each service."""

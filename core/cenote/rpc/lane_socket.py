@@ -47,7 +47,7 @@ from .frames import (
     pack_hello,
     parse_hello_reply,
 )
-from .lane_connect import Cancelled, connect_socket
+from .lane_connect import Cancelled, connect_socket, unreachable
 
 __all__ = ["LaneSocket", "NotSent"]
 
@@ -167,7 +167,11 @@ class LaneSocket:
     def _say_hello(self, hello: bytes, until_s: float, cancelled: Cancelled) -> None:
         self._until_s = until_s
         self.clean = False
-        self._send_rest(pack_frame(HELLO, self._next_call_id(), body=pack_hello(hello)), 0)
+        frame = pack_frame(HELLO, self._next_call_id(), body=pack_hello(hello))
+        try:
+            self._send_rest(frame, 0)
+        except NotSent as error:  # the server died since it took the connection
+            raise unreachable(self.address, error) from error
         while not self._poll.poll(min(50.0, self._left_ms())):
             if cancelled():
                 raise ClientClosed()

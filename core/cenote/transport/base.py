@@ -7,8 +7,9 @@ returned (or `BufferInUse` was resolved). All implementations pass `cenote.trans
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +62,27 @@ class ItemStatus:
     NOT_DONE = 18
 
 
+@final
+class Seen:
+    """Extents that are looked at in place."""
+
+    __slots__ = ("_withdraw", "views")
+
+    def __init__(
+        self, views: list[memoryview | None], withdraw: Callable[[], None] | None = None
+    ) -> None:
+        self.views = views
+        """Read-only, in the order of the extents; None for what can't be seen from here."""
+        self._withdraw = withdraw
+
+    def end(self) -> None:
+        """Nobody looks there any more. Idempotent."""
+        self.views = []
+        withdraw, self._withdraw = self._withdraw, None
+        if withdraw is not None:
+            withdraw()
+
+
 class Channel(Protocol):
     """A connection to one daemon on behalf of one session; safe from several threads.
 
@@ -76,6 +98,14 @@ class Channel(Protocol):
     @property
     def verifies_by_lease(self) -> bool:
         """True where `verify="auto"` trusts the lease alone (shm, GPU memory)."""
+        ...
+
+    def proves(self, lease_id: int) -> bool:
+        """Whether this lease alone (0: none) can prove reads that have returned.
+
+        Not once the daemon follows a later tenure than the lease's: the next leader knows no lease
+        of the one before, and may have granted their space. False where that can't be told.
+        """
         ...
 
     def read(
@@ -129,8 +159,12 @@ class Channel(Protocol):
         """Have the daemon write slots; uint8 status for each row. Idempotent."""
         ...
 
-    def view(self, segment: int, offset: int, length: int) -> memoryview | None:
-        """Read-only memory of the peer itself where it is mapped here (shm, memory), else None."""
+    def view(self, extents: ExtentArray, lease_id: int, deadline_s: float) -> Seen:
+        """Memory of the peer itself where it is mapped here (shm, memory), held by this lease.
+
+        It is claimed at the daemon until `Seen.end`: should the master be restarted meanwhile, its
+        successor knows no lease of before, but the claim. Raises as a call does.
+        """
         ...
 
     def close(self) -> None: ...

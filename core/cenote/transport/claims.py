@@ -1,4 +1,4 @@
-"""What a writer over shared memory says it is touching: a page of its own, which its daemon reads.
+"""What a session says it is touching in shared memory: a page of its own, which its daemon reads.
 
 Nobody can stop a copy that another process makes into memory that both have mapped. But a daemon
 can know of it. Before each write the writer puts the ranges into its page (it *claims* them), then
@@ -8,12 +8,20 @@ claims. So one of them sees the other: either the writer sees the new word and d
 the daemon sees the claim. The barrier that this needs between the two steps is the daemon's alone
 (`membarrier`), so that a write costs no more than a few stores. See docs/internals/fencing.md.
 
-    page    64 bytes: session id (16), word (u64), spare; then PENS pens
-    pen     state (u64), then up to RANGES_MAX ranges of three u64: segment index, offset, length
+What is looked at in place (`view`) is claimed in the same way for as long as it is seen: a master
+that was restarted knows no holds of before.
+
+    page    64 bytes: session id (16), word (u64), spare; PENS pens of writes; from VIEWS_WORD on
+            VIEW_PENS pens of views
+    pen     state (u64), then up to RANGES_MAX or VIEW_RANGES_MAX ranges of three u64: segment
+            index, offset, length
 
 A page has several pens, for writes of several threads at once. A pen's state is 0 while it claims
 nothing, else a number that rises with each claim, times 256, plus the number of ranges. A page is
 written by one channel, but for the word and the session id.
+
+Readers look at a word, too, after they have read: a lease of an earlier tenure than the word's
+proves nothing any more (`is_of_tenure`). Theirs stands at the head of the file, at the same place.
 """
 
 from __future__ import annotations
@@ -34,34 +42,59 @@ __all__ = [
     "PENS",
     "PEN_WORDS",
     "RANGES_MAX",
+    "VIEWS_WORD",
+    "VIEW_PENS",
+    "VIEW_PEN_WORDS",
+    "VIEW_RANGES_MAX",
     "VOID",
     "WORD_AT",
     "ClaimPage",
     "first_pen_word",
+    "is_of_tenure",
     "ranges_of",
 ]
 
-CLAIM_PAGE_BYTES: Final = 8192
+CLAIM_PAGE_BYTES: Final = 16_384
 PENS: Final = 7
+"""For writes; views have numbers from here on."""
 PEN_WORDS: Final = 128
 RANGES_MAX: Final = 42
+VIEWS_WORD: Final = 1024
+"""Where the pens of views begin."""
+VIEW_PENS: Final = 64
+VIEW_PEN_WORDS: Final = 16
+VIEW_RANGES_MAX: Final = 5
 WORD_AT: Final = 2
 """Which word of a page names the first valid grant."""
 EVERYWHERE: Final = (1 << 32) - 1
 """As a segment index: all of all segments."""
 VOID: Final = GrantRevoked.code
 """Status of an item that is not written, since its grant is void."""
+_TENURE_SHIFT: Final = 40
+"""Ids of grants and leases begin with the epoch that they were given in."""
 _COUNT_BITS: Final = 8
 _HEAD_WORDS: Final = 8
 _OFFSET_BITS: Final = 48
 
-assert _HEAD_WORDS + PENS * PEN_WORDS <= CLAIM_PAGE_BYTES // 8
+assert _HEAD_WORDS + PENS * PEN_WORDS <= VIEWS_WORD
+assert VIEWS_WORD + VIEW_PENS * VIEW_PEN_WORDS <= CLAIM_PAGE_BYTES // 8
 assert RANGES_MAX * 3 < PEN_WORDS
+assert VIEW_RANGES_MAX * 3 < VIEW_PEN_WORDS
+
+
+def is_of_tenure(lease_id: int, first_grant_id: int) -> bool:
+    """Whether this lease (0: none) was given in the tenure of that grant, or in a later one.
+
+    As long as no grant of a later tenure is valid where its bytes lie, it proves what was read.
+    """
+    return lease_id >> _TENURE_SHIFT >= first_grant_id >> _TENURE_SHIFT and lease_id != 0
 
 
 def first_pen_word(pen: int) -> int:
     """Where a pen begins: its state, then its ranges."""
-    return _HEAD_WORDS + pen * PEN_WORDS
+    if pen < PENS:
+        return _HEAD_WORDS + pen * PEN_WORDS
+    return VIEWS_WORD + (pen - PENS) * VIEW_PEN_WORDS
 
 
 @final
@@ -75,6 +108,8 @@ class ClaimPage:
         self._columns: U64Array = np.frombuffer(memory, np.uint64)
         self._numbers = [0] * PENS
         self._free = list(range(PENS))
+        self._view_numbers = [0] * VIEW_PENS
+        self._free_views = list(range(VIEW_PENS))
         self._given_back = threading.Condition()
         self._waiting = 0
 
@@ -121,6 +156,29 @@ class ClaimPage:
             with self._given_back:
                 self._given_back.notify()
 
+    def claim_view(self, lease_id: int, ranges: U64Array) -> int:
+        """Claim up to VIEW_RANGES_MAX rows for as long as they are looked at under a lease; the pen
+        to `withdraw_view`, -1 where the lease is of an earlier epoch or all pens are taken."""
+        words = self._words
+        try:
+            view = self._free_views.pop()
+        except IndexError:
+            return -1
+        at = VIEWS_WORD + view * VIEW_PEN_WORDS
+        count = len(ranges)
+        self._columns[at + 1 : at + 1 + 3 * count] = ranges.ravel()
+        number = self._view_numbers[view] = self._view_numbers[view] + 1 & 0xFFFF_FFFF
+        words[at] = number << _COUNT_BITS | count
+        if not is_of_tenure(lease_id, words[WORD_AT]):
+            self.withdraw_view(PENS + view)
+            return -1
+        return PENS + view
+
+    def withdraw_view(self, pen: int) -> None:
+        """Nobody looks there any more."""
+        self._words[first_pen_word(pen)] = 0
+        self._free_views.append(pen - PENS)
+
     def _take(self, deadline_s: float) -> int:
         try:
             return self._free.pop()
@@ -138,13 +196,15 @@ class ClaimPage:
         raise DeadlineExceeded(f"{PENS} other writes to this daemon did not end in time")
 
 
-def ranges_of(indexes: U64Array | int, offsets: U64Array, lengths: U64Array) -> U64Array:
-    """uint64[n, 3]: at most RANGES_MAX ranges (segment index, offset, length) that cover these
-    extents, and where there are more of them, as little else as can be."""
+def ranges_of(
+    indexes: U64Array | int, offsets: U64Array, lengths: U64Array, most: int = RANGES_MAX
+) -> U64Array:
+    """uint64[n, 3]: at most `most` ranges (segment index, offset, length) that cover these extents,
+    and where there are more of them, as little else as can be."""
     count = len(offsets)
     ranges = np.empty((count, 3), np.uint64)
     ranges[:, 0], ranges[:, 1], ranges[:, 2] = indexes, offsets, lengths
-    if count <= RANGES_MAX:
+    if count <= most:
         return ranges
     starts = (ranges[:, 0] << np.uint64(_OFFSET_BITS)) + ranges[:, 1]
     order = np.argsort(starts, kind="stable")
@@ -152,15 +212,17 @@ def ranges_of(indexes: U64Array | int, offsets: U64Array, lengths: U64Array) -> 
     ends = np.maximum.accumulate(starts + ranges[:, 2])
     gaps = np.where(starts[1:] > ends[:-1], starts[1:] - ends[:-1], np.uint64(0))
     crosses = ranges[1:, 0] != ranges[:-1, 0]
-    if int(np.count_nonzero(crosses)) >= RANGES_MAX:
+    if int(np.count_nonzero(crosses)) >= most:
         return np.array([(EVERYWHERE, 0, 0)], np.uint64)
     gaps[crosses] = np.uint64((1 << 64) - 1)
-    return _joined(ranges, starts, ends, gaps)
+    return _joined(ranges, starts, ends, gaps, most)
 
 
-def _joined(ranges: U64Array, starts: U64Array, ends: U64Array, gaps: U64Array) -> U64Array:
+def _joined(
+    ranges: U64Array, starts: U64Array, ends: U64Array, gaps: U64Array, most: int
+) -> U64Array:
     """Keep the widest gaps apart, join what lies at both ends of all others."""
-    widest = np.sort(np.argpartition(gaps, len(gaps) - RANGES_MAX + 1)[-(RANGES_MAX - 1) :])
+    widest = np.sort(np.argpartition(gaps, len(gaps) - most + 1)[-(most - 1) :])
     widest = widest[gaps[widest] > 0]
     firsts = np.concatenate((np.zeros(1, np.int64), widest + 1))
     lasts = np.concatenate((widest, np.full(1, len(starts) - 1)))

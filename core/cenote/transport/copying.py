@@ -43,8 +43,8 @@ _HELPED_FIRST: Final = 3
 """Copies with helpers before any is made without."""
 _CLEARLY: Final = 0.9
 """Helpers are done without when they are this much slower."""
-_RETRY_FIRST: Final = 4
-_RETRY_MAX: Final = 16
+_RETRY_FIRST: Final = 8
+_RETRY_MAX: Final = 32
 _SHARED_PIECE_BYTES: Final = 1 << 20
 _LARGE_PIECE_BYTES: Final = 128 << 20
 """Between pieces the deadline is looked at. Very long copies (from 100 MiB with two cores and a
@@ -308,8 +308,8 @@ class CopyTeam:
 class _Choice:
     """With helpers or without, for copies of one kind: whichever was faster lately.
 
-    With helpers until being alone was clearly faster. The other way is tried after 4 copies, then
-    after 8, 16 and so on while it stays the slower one, so that what one copy met by chance (pages
+    With helpers until being alone was clearly faster. The other way is tried after 8 copies, then
+    after 16, 32 and so on while it stays the slower one, so that what one copy met by chance (pages
     touched for the first time, a busy core) is soon corrected.
     """
 

@@ -30,7 +30,8 @@ from cenote.api.errors import (
 from cenote.api.rows import EXTENT, SEAL
 from cenote.v1 import common_pb2
 
-from .base import ExtentArray, Region, SealBatch, SessionIdentity, U8Array, U64Array
+from .base import ExtentArray, Region, SealBatch, Seen, SessionIdentity, U8Array, U64Array
+from .claims import is_of_tenure
 from .memory_access import MEMORY, checksum_at, copy, locate
 
 __all__ = [
@@ -243,6 +244,10 @@ class MemoryChannel:
 
     verifies_by_lease = True
 
+    def proves(self, lease_id: int) -> bool:
+        daemon = self._network.find(self._node_id)
+        return daemon is not None and is_of_tenure(lease_id, daemon.epoch << 40)
+
     def __init__(self, network: MemoryNetwork, node_id: int, session_id: bytes, epoch: int) -> None:
         self.epoch = epoch
         self._network = network
@@ -394,12 +399,16 @@ class MemoryChannel:
         self._end(fault, deadline_s)
         return statuses
 
-    def view(self, segment: int, offset: int, length: int) -> memoryview | None:
+    def view(self, extents: ExtentArray, lease_id: int, deadline_s: float) -> Seen:
         daemon = self._network.find(self._node_id)
-        found = None if daemon is None or self._closed else daemon.by_id(segment)
-        if found is None or not 0 <= offset <= found.ready_bytes - length:
-            return None
-        return found.view[offset : offset + length].toreadonly()
+        views: list[memoryview | None] = []
+        for segment_id, _, offset, length in extents.tolist():
+            found = None if daemon is None or self._closed else daemon.by_id(segment_id)
+            if found is None or not 0 <= offset <= found.ready_bytes - length:
+                views.append(None)
+            else:
+                views.append(found.view[offset : offset + length].toreadonly())
+        return Seen(views)
 
     def close(self) -> None:
         self._closed = True

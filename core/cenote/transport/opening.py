@@ -141,7 +141,7 @@ def greet(
         response = wire.decode_hello_reply(code, body)
         wanted = 0
         if hello.want_descriptors:
-            wanted = len(response.segments) + response.has_claims
+            wanted = len(response.segments) + response.has_claims + response.has_head
         while len(descriptors) < wanted:
             _receive_with_descriptors(connection, 1, descriptors)
         if len(descriptors) != wanted:

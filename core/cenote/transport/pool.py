@@ -35,7 +35,8 @@ def hello_for(
     *,
     writer: bool,
     want_descriptors: bool = False,
-    has_claims: bool = False,
+    wants_claims: bool = False,
+    has_head: bool = False,
 ) -> store_pb2.DataHelloRequest:
     """What a session says first on a data connection."""
     return store_pb2.DataHelloRequest(
@@ -46,7 +47,8 @@ def hello_for(
         process_id=identity.process_id,
         writer=writer,
         want_descriptors=want_descriptors,
-        has_claims=has_claims,
+        wants_claims=wants_claims,
+        has_head=has_head,
     )
 
 

@@ -6,8 +6,10 @@ meanwhile (the first touch of a page costs more than its copy).
 
 The daemon can't interrupt a copy. It counts this session as cut off only when it has no mapping any
 more; see `cenote.store.sessions`. What it can do is close the connection that this channel watches:
-then the channel writes no more. And it sees what is being written: each write is claimed in a page
-of this channel's own (`claims`), and does not begin where the daemon has made its grant void.
+then the channel writes no more. And it sees what is being written, or looked at in place: both are
+claimed in a page of this channel's own (`claims`), and no write begins where the daemon has made
+its grant void.
+Likewise a reader sees, when it has read, whether the daemon still follows the leader of its lease.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ import os
 import stat
 import threading
 import weakref
-from collections.abc import Callable
 from time import monotonic
 from typing import Final, final
 
@@ -34,10 +35,17 @@ from cenote.api.errors import (
 )
 from cenote.v1 import common_pb2, store_pb2
 
-from .base import ExtentArray, Region, SealBatch, SessionIdentity, U8Array, U64Array
-from .claims import CLAIM_PAGE_BYTES, VOID, ClaimPage, ranges_of
+from .base import ExtentArray, Region, SealBatch, Seen, SessionIdentity, U8Array, U64Array
+from .claims import (
+    VIEW_RANGES_MAX,
+    VOID,
+    WORD_AT,
+    ClaimPage,
+    is_of_tenure,
+)
 from .connection import DataConnection
 from .copying import CopyTeam
+from .mapped import claimed_ranges, finder, head_of, page_of
 from .mapping import Mapping
 from .memory_access import (
     MEMORY,
@@ -90,6 +98,8 @@ class ShmChannel:
         self._readable: dict[int, Mapping] = {}
         self._writable: dict[int, Mapping] = {}
         self._page: ClaimPage | None = None
+        self._head: memoryview | None = None
+        """Words of the claims' head: one names the first valid grant."""
         self._watched: DataConnection | None = None
         self._farewell: CenoteError | None = None
         self._mapping = threading.Lock()
@@ -108,21 +118,23 @@ class ShmChannel:
 
     # ---- mappings ---------------------------------------------------------------------------
 
-    def _map(self, deadline: float, *, writable: bool) -> None:
+    def _map(self, deadline: float, *, writable: bool, wants_claims: bool = False) -> None:
         """Ask the daemon for its segments and map those that are new. Under the lock."""
+        wants_claims = (wants_claims or writable) and self._page is None
         hello = hello_for(
             self._identity,
             self.epoch,
             writer=writable,
             want_descriptors=True,
-            has_claims=self._page is not None,
+            wants_claims=wants_claims,
+            has_head=self._head is not None,
         )
         connection = connect(self._path, self._name, deadline)
         keep = False
         try:
             response, descriptors = greet(connection, hello)
             try:
-                self._take_in(response, descriptors, writable)
+                self._take_in(response, descriptors, writable, wants_claims)
             finally:
                 close_all(descriptors)
             if self._watched is None and not self._closed:
@@ -134,14 +146,20 @@ class ShmChannel:
         self._asked_at = monotonic()
 
     def _take_in(
-        self, response: store_pb2.DataHelloResponse, descriptors: list[int], writable: bool
+        self,
+        response: store_pb2.DataHelloResponse,
+        descriptors: list[int],
+        writable: bool,
+        wants_claims: bool,
     ) -> None:
         held = self._writable if writable else self._readable
         mappings = {}
         page = self._page
+        if response.has_head:
+            self._head = head_of(descriptors.pop())
         if response.has_claims:
-            page = _page_of(descriptors.pop(), response.claims_offset)
-        elif writable and page is None:
+            page = page_of(descriptors.pop(), response.claims_offset)
+        elif wants_claims:
             raise ProtocolError(f"{self._name} gave no page for claims")
         for segment, descriptor in zip(response.segments, descriptors, strict=True):
             known = held.get(segment.segment_id)
@@ -159,8 +177,8 @@ class ShmChannel:
             )
         if self._closed:
             raise ClientClosed(f"the channel to {self._name} is closed")
+        self._page = page  # before the segments: who finds one finds its page
         if writable:
-            self._page = page  # before the segments: who finds one finds its page
             self._writable = mappings
         else:
             self._readable = mappings
@@ -188,6 +206,10 @@ class ShmChannel:
         return (_INVALID, None) if offset + length > mapping.ready_bytes else (0, mapping)
 
     # ---- reads ------------------------------------------------------------------------------
+
+    def proves(self, lease_id: int) -> bool:
+        head = self._head
+        return head is not None and is_of_tenure(lease_id, head[WORD_AT])
 
     def read_one(
         self,
@@ -222,11 +244,11 @@ class ShmChannel:
         deadline = monotonic() + deadline_s
         # The dict stays alive until this returns, whatever `close` does meanwhile.
         mappings = self._readable
-        statuses, sources, lengths = locate(extents, _finder(mappings))
+        statuses, sources, lengths = locate(extents, finder(mappings))
         if statuses.any():
             self._look_again(deadline, writable=False)
             mappings = self._readable
-            statuses, sources, lengths = locate(extents, _finder(mappings))
+            statuses, sources, lengths = locate(extents, finder(mappings))
         self._copy(addresses, sources, lengths, deadline, checksums, statuses)
         return statuses
 
@@ -248,11 +270,37 @@ class ShmChannel:
         if checksums is not None and some is not None:
             checksums[good] = some
 
-    def view(self, segment: int, offset: int, length: int) -> memoryview | None:
-        mapping = self._readable.get(segment)
-        if mapping is None or not 0 <= offset <= mapping.ready_bytes - length:
-            return None
-        return mapping.view[offset : offset + length]
+    def view(self, extents: ExtentArray, lease_id: int, deadline_s: float) -> Seen:
+        nothing = Seen([None] * len(extents))
+        if self._closed:
+            return nothing
+        page = self._page
+        if page is None:
+            page = self._page_for_views(monotonic() + deadline_s)
+        mappings = self._readable
+        found: list[tuple[Mapping, int, int] | None] = []
+        for segment_id, _, offset, length in extents.tolist():
+            mapping = mappings.get(segment_id)
+            fits = mapping is not None and 0 <= offset <= mapping.ready_bytes - length
+            found.append((mapping, offset, length) if mapping is not None and fits else None)
+        inside = np.array([place is not None for place in found], np.bool_)
+        if not inside.any():
+            return nothing
+        pen = page.claim_view(lease_id, claimed_ranges(extents[inside], mappings, VIEW_RANGES_MAX))
+        if pen < 0:  # a stale lease, or too many views: to be copied
+            return nothing
+        views = [p and p[0].view[p[1] : p[1] + p[2]] for p in found]
+        return Seen(views, lambda: page.withdraw_view(pen))
+
+    def _page_for_views(self, deadline: float) -> ClaimPage:
+        """A page of claims for a channel that has not written yet."""
+        with self._mapping:
+            if self._page is None:
+                self._map(deadline, writable=False, wants_claims=True)
+            page = self._page
+        if page is None:
+            raise ClientClosed(f"the channel to {self._name} is closed")
+        return page
 
     # ---- writes -----------------------------------------------------------------------------
 
@@ -303,15 +351,15 @@ class ShmChannel:
         if not len(extents):
             return np.zeros(0, np.uint8)
         mappings = self._writable
-        statuses, targets, lengths = locate(extents, _finder(mappings))
+        statuses, targets, lengths = locate(extents, finder(mappings))
         if statuses.any():
             self._look_again(deadline, writable=True)
             mappings = self._writable
-            statuses, targets, lengths = locate(extents, _finder(mappings))
+            statuses, targets, lengths = locate(extents, finder(mappings))
         page = self._page
         if page is None:
             raise ClientClosed(f"the channel to {self._name} is closed")
-        pen = page.claim(grant_id, _ranges(extents, mappings), deadline - monotonic())
+        pen = page.claim(grant_id, claimed_ranges(extents, mappings), deadline - monotonic())
         if pen < 0:
             return np.full(len(extents), VOID, np.uint8)
         try:
@@ -348,43 +396,10 @@ class ShmChannel:
         with self._mapping:
             self._readable = {}
             self._writable = {}
-            self._page = None
+            self._page = self._head = None
             watched, self._watched = self._watched, None
         if watched is not None:
             watched.close()
-
-
-def _finder(mappings: dict[int, Mapping]) -> Callable[[int], tuple[int, int] | None]:
-    def find(segment_id: int) -> tuple[int, int] | None:
-        mapping = mappings.get(segment_id)
-        return None if mapping is None else (mapping.address, mapping.ready_bytes)
-
-    return find
-
-
-def _page_of(descriptor: int, offset: int) -> ClaimPage:
-    """Map this channel's page; the descriptor is closed."""
-    try:
-        mapping = Mapping(
-            descriptor, CLAIM_PAGE_BYTES, CLAIM_PAGE_BYTES, b"", writable=True, offset=offset
-        )
-    finally:
-        close_all([descriptor])
-    return ClaimPage(mapping.memory, mapping)
-
-
-def _ranges(extents: ExtentArray, mappings: dict[int, Mapping]) -> U64Array:
-    """What a batch is about to write, for its claim. Extents without a mapping are not written."""
-    ids = extents["segment"]
-    first = mappings.get(int(ids[0]))
-    if first is not None and (len(ids) == 1 or bool((ids == ids[0]).all())):
-        return ranges_of(first.index, extents["offset"], extents["length"])
-    known = np.isin(ids, list(mappings))
-    extents, ids = extents[known], ids[known]
-    indexes = np.zeros(len(ids), np.uint64)
-    for segment_id, mapping in mappings.items():
-        indexes[ids == segment_id] = mapping.index
-    return ranges_of(indexes, extents["offset"], extents["length"])
 
 
 @final

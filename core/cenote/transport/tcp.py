@@ -20,7 +20,7 @@ from cenote.api.errors import ClientClosed, InvalidArgument, ProtocolError, Unav
 from cenote.v1 import common_pb2
 
 from . import wire
-from .base import ExtentArray, Region, SealBatch, SessionIdentity, U8Array, U64Array
+from .base import ExtentArray, Region, SealBatch, Seen, SessionIdentity, U8Array, U64Array
 from .connection import SMALL_BYTES, DataConnection
 from .item_stream import RECEIVE_STEP_BYTES, SEND_STEP_BYTES, move_hashed, move_items
 from .memory_access import MEMORY, checksum_at
@@ -43,6 +43,10 @@ class TcpChannel:
     sets it (grants of the old one are void)."""
 
     verifies_by_lease = False
+
+    def proves(self, lease_id: int) -> bool:
+        """The bytes say nothing of the daemon's tenure at the time when the last one left."""
+        return False
 
     def __init__(self, pool: ConnectionPool, node_id: int, epoch: int) -> None:
         self.epoch = epoch
@@ -228,8 +232,8 @@ class TcpChannel:
     def seal(self, batch: SealBatch, deadline_s: float) -> U8Array:
         return self._pool.seal(batch, deadline_s)
 
-    def view(self, segment: int, offset: int, length: int) -> memoryview | None:
-        return None
+    def view(self, extents: ExtentArray, lease_id: int, deadline_s: float) -> Seen:
+        return Seen([None] * len(extents))
 
     def close(self) -> None:
         self._pool.close()

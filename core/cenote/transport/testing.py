@@ -442,7 +442,7 @@ class TransportContract:
             for call in calls:
                 with raises(ClientClosed):
                     call()
-            assert channel.view(far.segment_id, 0, 64) is None
+            assert channel.view(extents, 1 << 40, DEADLINE_S).views == [None]
             far.transport.close()
             with raises(ClientClosed):
                 far.transport.connect(far.node, far.identity, 1, DEADLINE_S)
@@ -450,14 +450,28 @@ class TransportContract:
     def test_views(self) -> None:
         with self.channel() as (far, channel):
             far.poke(100, b"abcdef")
-            view = channel.view(far.segment_id, 100, 6)
+            extents = batch(
+                [
+                    (far.segment_id, 100, 6),
+                    (UNKNOWN_SEGMENT, 0, 6),
+                    (far.segment_id, far.size_bytes - 5, 6),
+                    (far.segment_id, 102, 4),
+                ]
+            )
+            seen = channel.view(extents, 1 << 40, DEADLINE_S)
+            view, unknown, outside, part = seen.views
+            assert unknown is outside is None
             if view is None:
+                assert part is None
+                seen.end()
                 return
+            assert part is not None
             assert view.readonly
             assert bytes(view) == b"abcdef"
             far.poke(100, b"ABC")
             assert bytes(view) == b"ABCdef"
-            assert channel.view(UNKNOWN_SEGMENT, 0, 6) is None
-            assert channel.view(far.segment_id, far.size_bytes - 5, 6) is None
+            assert bytes(part) == b"Cdef"
             channel.close()
             assert bytes(view) == b"ABCdef"
+            seen.end()
+            seen.end()

@@ -25,6 +25,7 @@ from .segments import NO_SLOT, Segment
 from .session_ops import node_cut_session
 from .sessions import SESSION_ID_BYTES, claimer, is_claimer
 from .slot_growth import instruct_growth
+from .spans import distinct
 
 __all__ = ["attach"]
 
@@ -56,7 +57,7 @@ def attach(pool: Pool, command: Attach, now_s: float) -> AttachReply:
         gone, known_here = _reconcile(pool, segment, inventory[here], same_process)
         known[here] = known_here
         dropped += gone
-        _make_usable(pool, segment, report, bool(len(here)))
+        _make_usable(pool, segment, report)
     unknown = inventory[~known]
     adopted, stale = adopt(pool, fresh, unknown)
     _withhold(pool, node, fresh, command)
@@ -273,14 +274,33 @@ def _withhold(pool: Pool, node: Node, fresh: list[Segment], command: Attach) -> 
                     [(segment.segment_id, NO_SLOT, at, length) for at, length in pieces], np.uint32
                 )
                 pool.orphans.add(claimer(row["session_id"].tobytes()), node.node_id, spans)
+        views = claims[(claims["segment_index"] == segment.index) & (claims["is_view"] != 0)]
+        if len(views):
+            _hold_viewed(pool, node, segment, views)
 
 
-def _make_usable(pool: Pool, segment: Segment, report: SegmentReport, has_contents: bool) -> None:
+def _hold_viewed(pool: Pool, node: Node, segment: Segment, views: NDArray[np.void]) -> None:
+    """What is looked at in place under a lease of an earlier tenure stays where it is, also when it
+    is evicted or removed, before its daemon says that nobody looks any more."""
+    rows, spans = pool.rows_in_segment(segment.segment_id)
+    live = (pool.state.take(rows) & LIVE) != 0
+    rows, spans = rows[live], spans[live]
+    first = spans[:, 2].astype(np.int64)
+    last = first + spans[:, 3]
+    for view in views:
+        start = int(view["offset"]) // UNIT_BYTES
+        end = -(-(int(view["offset"]) + int(view["length"])) // UNIT_BYTES)
+        seen = distinct(rows[(first < end) & (last > start)])
+        if len(seen):
+            hold = pool.hold(seen)
+            pool.orphans.add_hold(claimer(view["session_id"].tobytes()), hold, {node.node_id})
+
+
+def _make_usable(pool: Pool, segment: Segment, report: SegmentReport) -> None:
     ready_units = report.ready_bytes // UNIT_BYTES
     if segment.allocator is not None:
         segment.grow(ready_units)
         return
-    segment.usable_from_s = 0.0 if segment.is_new and not has_contents else pool.inherited_until_s
     rows, spans = pool.rows_in_segment(segment.segment_id)
     if len(rows):
         # Newest first: where two overlap, the higher version has overwritten the other.

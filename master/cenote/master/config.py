@@ -82,8 +82,7 @@ class MasterConfig:
             unit="duration",
             minimum=0.1,
             maximum=600,
-            help="longest lease; a restarted master reuses no space for as long, so before a "
-            "restart that lowers it, stop for as long as the old value",
+            help="longest lease",
         ),
     )
     session_ttl_s: float = field(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, Final, final
@@ -66,7 +64,6 @@ class Decider:
         self._log: LogWriter | None = None
         self._shared = backend.shared
         self._retry_at_s = 0.0
-        self._inherited_until_s = 0.0
 
     # ---- start ------------------------------------------------------------------------------
 
@@ -81,9 +78,6 @@ class Decider:
         if opened is None:
             opened = begin(self.backend)
         self.epoch = opened.epoch
-        if opened.epoch > 1 and not opened.tenure_ended:
-            wait_s = _inherited_wait_s(opened.note, self.config.lease_ttl_max_s)
-            self.config = dataclasses.replace(self.config, inherited_lease_wait_s=wait_s)
         if followed is None or opened.anew:
             state = MasterState(self.config, opened.epoch)
         else:
@@ -96,9 +90,7 @@ class Decider:
         self.replayed_entries = self.backend.last_entry
         self._log = LogWriter(self.backend, opened.epoch)
         self._state = state
-        now_s = self.clock.monotonic_s()
-        self._inherited_until_s = now_s + self.config.inherited_lease_wait_s
-        self._take(state.start(now_s))
+        self._take(state.start(self.clock.monotonic_s()))
         self._extend_tenure()
         self.flush()
 
@@ -164,12 +156,15 @@ class Decider:
 
     def refuse_unless_writable(self) -> None:
         """Raises where a new decision could not be journaled: ResourceUnavailable; where it is a
-        service that does not answer, Unavailable, since it may in a moment; NotLeader."""
+        service that does not answer, Unavailable, since it may in a moment, and TenureEnded once it
+        has not for too long; NotLeader."""
         assert self._log is not None
         refusal = self._log.refusal
         if refusal is None:
             return
         if self._shared and isinstance(refusal, ResourceUnavailable):
+            if self.is_past_tenure:
+                raise TenureEnded(refusal.message, remedy=refusal.remedy)
             raise Unavailable(refusal.message, remedy=refusal.remedy)
         raise refusal
 
@@ -241,27 +236,8 @@ class Decider:
 
         No lease may be given after this.
         """
-        note = b""
         try:
             if self._log is not None:
                 self._log.retry()
-                now_s = self.clock.monotonic_s()
-                inherited_s = self._inherited_until_s - now_s
-                note = _note(max(self.state.longest_lease_s(now_s), inherited_s))
         finally:
-            self.backend.close(note)
-
-
-def _note(longest_lease_s: float) -> bytes:
-    """What the next epoch needs to know of this one's readers."""
-    if math.isinf(longest_lease_s):  # a hold: who knows
-        return b""
-    return b"longest_lease_ms=%d" % math.ceil(longest_lease_s * 1000)
-
-
-def _inherited_wait_s(note: bytes, lease_ttl_max_s: float) -> float:
-    """How long readers may still hold leases of the epoch before."""
-    name, _, value = note.partition(b"=")
-    if name == b"longest_lease_ms" and value.isdigit():
-        return int(value) / 1000
-    return lease_ttl_max_s
+            self.backend.close()

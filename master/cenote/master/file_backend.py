@@ -20,18 +20,16 @@ from cenote.api.errors import CenoteError, InternalError, NotLeader, ResourceUna
 from cenote.runtime.log import get_logger
 
 from .compaction import Compaction, CompactionLimits
-from .file_syncer import OpenFile, Syncer
+from .file_syncer import OpenFile, Syncer, give_back_room
 from .journal import JournalCorrupt, Record, entry_range
 from .journal_files import (
     JournalReader,
     Listing,
     disk_error,
     journal_path,
-    leave_note,
     list_directory,
     read_epoch,
     read_snapshot,
-    take_note,
     write_epoch,
     write_snapshot,
 )
@@ -66,7 +64,6 @@ class FileBackend:
         self._ready = False
         self._file: OpenFile | None = None
         self._listing = Listing((), (), ())
-        self._note = b""
         self._compaction = Compaction(directory, compaction or CompactionLimits())
         self._syncer = Syncer(directory, self._compaction.step)
 
@@ -124,7 +121,6 @@ class FileBackend:
                     remedy="write a number into it that is larger than any epoch in the "
                     "master's log",
                 )
-            self._note = take_note(self._directory)
             write_epoch(self._directory, epoch + 1)
         except BaseException:
             self._unlock()
@@ -135,7 +131,7 @@ class FileBackend:
     def open(self) -> Opened:
         if not self._epoch:
             raise InternalError(f"{self.name} was not campaigned for")
-        return Opened(self._epoch, self._read(self._listing), self._note)
+        return Opened(self._epoch, self._read(self._listing))
 
     def _lock(self) -> None:
         path = self._directory / "LOCK"
@@ -183,10 +179,13 @@ class FileBackend:
             covers = listing.snapshot.covers
         reader = JournalReader(listing.journals, covers + 1, cut_tail=True)
         yield from reader
-        # Empty ones (a start that decided nothing, a tail cut at its beginning) free their names.
+        # Empty ones (a start that decided nothing, a tail cut at its beginning) free their names,
+        # the last one of a master that was killed the room that it had reserved.
         for file in list_directory(self._directory).journals:
-            if not file.size_bytes:
-                with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError):
+                if file.size_bytes:
+                    give_back_room(file.path, file.size_bytes)
+                else:
                     os.unlink(file.path)
         self._last_entry = reader.next_entry - 1
         self._compaction.begin(list_directory(self._directory))
@@ -275,15 +274,13 @@ class FileBackend:
         write_snapshot(self._directory, records, covers)
         self._compaction.delete_covered()
 
-    def close(self, note: bytes = b"") -> None:
+    def close(self) -> None:
         if self._lock_fd < 0:
             return
-        was_ready, self._ready = self._ready, False
+        self._ready = False
         try:
             self._compaction.stop()
             self._syncer.close()
-            if note and was_ready:
-                leave_note(self._directory, note)
         finally:
             self._compaction.finish()
             self._file = None

@@ -25,7 +25,7 @@ from cenote.runtime.log import get_logger
 from .journal_files import disk_error, fsync_directory
 from .metadata import Backlog
 
-__all__ = ["OpenFile", "Syncer"]
+__all__ = ["OpenFile", "Syncer", "give_back_room"]
 
 SYNC_INTERVAL_S: Final = 0.1
 RESERVE_STEP_BYTES: Final = 4 << 20
@@ -36,6 +36,7 @@ IDLE_INTERVAL_S: Final = 0.5
 WAITERS_MAX: Final = 65_536
 
 _FALLOC_KEEP_SIZE: Final = 1
+_GIVEN_BACK_FROM_BYTES: Final = 64 << 10
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _log = get_logger("cenote.master.journal")
@@ -53,6 +54,17 @@ def reserve(fd: int, offset: int, length: int) -> bool:
     if number in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINTR):
         return number == errno.EINTR
     raise OSError(number, os.strerror(number))
+
+
+def give_back_room(path: Path, size_bytes: int) -> None:
+    """What was reserved beyond a file's end by a writer that was killed. Raises CenoteError."""
+    try:
+        if os.stat(path).st_blocks * 512 > size_bytes + _GIVEN_BACK_FROM_BYTES:
+            os.truncate(path, size_bytes)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise disk_error(f"give back what is reserved in {path}", error) from error
 
 
 @dataclass(slots=True)

@@ -4,7 +4,6 @@
     epoch                           the newest epoch, as decimal text
     journal-<first entry>.log       records, back to back; the newest file is written to
     snapshot-<last entry>.bin       stands for all entries up to that number
-    closed                          what the last epoch left when it ended in order
     *.tmp                           under construction, worthless after a crash
 
 Numbers in names have 20 digits. A tail that was torn by a power failure holds nothing that anybody
@@ -46,12 +45,10 @@ __all__ = [
     "disk_error",
     "fsync_directory",
     "journal_path",
-    "leave_note",
     "list_directory",
     "read_epoch",
     "read_snapshot",
     "replace_durably",
-    "take_note",
     "write_epoch",
     "write_snapshot",
 ]
@@ -204,28 +201,6 @@ def write_epoch(directory: Path, epoch: int) -> None:
         replace_durably(directory / "epoch", [b"%d\n" % epoch])
     except OSError as error:
         raise disk_error(f"write the epoch into {directory}", error) from error
-
-
-def leave_note(directory: Path, note: bytes) -> None:
-    """For the next `take_note`. Raises ResourceUnavailable."""
-    try:
-        replace_durably(directory / "closed", [note])
-    except OSError as error:
-        raise disk_error(f"write into {directory}", error) from error
-
-
-def take_note(directory: Path) -> bytes:
-    """What `leave_note` left; it is gone for good then. Raises ResourceUnavailable."""
-    path = directory / "closed"
-    try:
-        note = path.read_bytes()
-        os.unlink(path)
-        fsync_directory(directory)
-    except FileNotFoundError:
-        return b""
-    except OSError as error:
-        raise disk_error(f"take {path}", error) from error
-    return note
 
 
 def write_snapshot(directory: Path, records: Iterable[bytes], covers: int) -> Path:

@@ -184,9 +184,7 @@ class KvBackend:
                 self._raise_if_lost()
                 if self._clock.monotonic_s() >= until_s:
                     raise
-        return Opened(
-            candidacy.epoch, self._rest(), candidacy.note, anew, tenure_ended=candidacy.waited
-        )
+        return Opened(candidacy.epoch, self._rest(), anew)
 
     def _rest(self) -> Iterator[Record]:
         yield from self._follower.rest(OPEN_TIMEOUT_S)
@@ -253,14 +251,14 @@ class KvBackend:
     def bytes_used(self) -> int:
         return self._upkeep.database_bytes
 
-    def close(self, note: bytes = b"") -> None:
+    def close(self) -> None:
         if self._closed:
             return
         self._closed = True
         self._upkeep.stop()
         if self._ready:
             self._appender.end(CLOSE_TIMEOUT_S)
-        self._keeper.resign(note if self._ready else b"")
+        self._keeper.resign()
         self._upkeep.leave()
         self._follower.close()
         self._kv.close()  # what is still under way ends now

@@ -24,7 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, final
 
-from .kv import Condition, Delete, Get, KvRow, Modified, Operation, Put, TxnReply
+from .kv import Condition, Get, KvRow, Modified, Operation, Put, TxnReply
 from .kv_keys import Keys, LeaderRow, TenureRow, epoch_text, parse_epoch
 from .metadata import Leader, MasterRow
 
@@ -67,7 +67,6 @@ class Seen:
     epoch: KvRow | None
     leader: KvRow | None
     tenure: KvRow | None
-    closed: KvRow | None
 
     @property
     def epoch_number(self) -> int:
@@ -77,7 +76,7 @@ class Seen:
 
 def read_seen(keys: Keys) -> list[Operation]:
     """What to read for `seen_from`."""
-    return [Get(keys.epoch), Get(keys.leader), Get(keys.tenure), Get(keys.closed)]
+    return [Get(keys.epoch), Get(keys.leader), Get(keys.tenure)]
 
 
 def seen_from(reply: TxnReply) -> Seen:
@@ -143,21 +142,16 @@ class Candidacy:
         self._seen = seen
         self.epoch = seen.epoch_number + 1
         self.row = LeaderRow(self.epoch, nonce, master)
-        self.note = seen.closed.value if seen.closed is not None else b""
-        self.waited = seen.tenure is not None
-        """For a tenure to end, which it has if this succeeds."""
         tenure = TenureRow(self.epoch, round(tenure_s * 1000), entry)
         self.conditions: list[Condition] = [
             Modified(keys.epoch, _revision(seen.epoch)),
             Modified(keys.leader, _revision(seen.leader)),
             Modified(keys.tenure, _revision(seen.tenure)),
-            Modified(keys.closed, _revision(seen.closed)),
         ]
         self.then: list[Operation] = [
             Put(keys.epoch, epoch_text(self.epoch)),
             Put(keys.leader, self.row.to_bytes()),
             Put(keys.tenure, tenure.to_bytes()),
-            Delete(keys.closed),
         ]
 
     def won(self, seen: Seen) -> int:

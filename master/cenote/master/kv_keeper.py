@@ -12,7 +12,7 @@ from cenote.api.errors import NotLeader, ResourceUnavailable
 from cenote.runtime.clock import Clock
 from cenote.runtime.log import get_logger
 
-from .kv import Delete, Kv, KvUnavailable, Modified, Operation, Put
+from .kv import Delete, Kv, KvUnavailable, Modified, Put
 from .kv_append import Fence
 from .kv_election import (
     LOOKS_PER_TENURE,
@@ -270,7 +270,7 @@ class Keeper:
 
     # ---- the end ----------------------------------------------------------------------------
 
-    def resign(self, note: bytes) -> None:
+    def resign(self) -> None:
         """Whoever stands by may lead at once. Best effort: where the service does not answer, they
         wait for the tenure to end."""
         fence = self.fence
@@ -279,13 +279,12 @@ class Keeper:
             return
         self._resigned = True
         keys = self._keys
-        last: Operation = Put(keys.closed, note) if note else Delete(keys.closed)
         # Written anew, its revision refuses what is still under way, such as a late heartbeat.
         refuse = Put(keys.epoch, epoch_text(fence.epoch))
         try:
             self._kv.txn(
                 [Modified(keys.epoch, fence.revision)],
-                [refuse, Delete(keys.leader), Delete(keys.tenure), last],
+                [refuse, Delete(keys.leader), Delete(keys.tenure)],
                 timeout_s=RESIGN_TIMEOUT_S if self.trouble is None else RETRY_S,
             )
         except ResourceUnavailable as error:

@@ -3,7 +3,6 @@
     <prefix>/epoch                          the newest epoch, as text; its revision is the fence
     <prefix>/leader                         who leads, as JSON
     <prefix>/tenure                         the leader's heartbeat, as JSON
-    <prefix>/closed                         what the last epoch left when it ended in order
     <prefix>/masters/<name>                 each master that runs, as JSON, with a lease of etcd's
     <prefix>/journal/<first entry>          records back to back, 64 KiB at most
     <prefix>/snapshot                       which snapshot is the newest, as JSON
@@ -46,7 +45,6 @@ class Keys:
         self.epoch = base + b"epoch"
         self.leader = base + b"leader"
         self.tenure = base + b"tenure"
-        self.closed = base + b"closed"
         self.snapshot = base + b"snapshot"
         self._masters = base + b"masters/"
         self._journal = base + b"journal/"

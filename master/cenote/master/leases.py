@@ -99,8 +99,3 @@ class LeaseTable:
             heappush(self._heap, number)
         else:
             bucket.append(lease_id)
-
-    def longest_s(self, now_s: float) -> float:
-        """Until the last one has run out: 0 without leases, infinite while a hold runs."""
-        deadlines = (lease.deadline_s for lease in self.by_id.values())
-        return max(0.0, max(deadlines, default=now_s) - now_s)

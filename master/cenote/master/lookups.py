@@ -90,7 +90,7 @@ def acquire(pool: Pool, command: Acquire, now_s: float) -> AcquireReply:
     if known is not None:
         assert isinstance(known[0], AcquireReply)
         return known[0]
-    session.check_wanted(command.request_id)
+    session.begin(command.request_id)
     reply = _acquire(pool, command, session, now_s)
     size = len(reply.objects) + len(reply.extents) + 200
     config = pool.config

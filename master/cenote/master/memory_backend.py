@@ -30,7 +30,6 @@ class MemoryLog:
     snapshot: list[bytes] = field(default_factory=list)
     covers: int = 0
     records: list[bytes] = field(default_factory=list)
-    note: bytes = b""
     leader: MemoryBackend | None = None
     """Set to None by a test, it is as if the leader's lease had run out."""
     joined: dict[int, MasterRow] = field(default_factory=dict)
@@ -146,9 +145,8 @@ class MemoryBackend:
             raise InternalError("open without a campaign that succeeded")
         if (lost := self.lost) is not None:
             raise lost
-        note, self._log.note = self._log.note, b""
         anew = self._is_void()
-        return Opened(self._epoch, self._read(anew), note, anew)
+        return Opened(self._epoch, self._read(anew), anew)
 
     def _read(self, anew: bool) -> Iterator[Record]:
         if anew:
@@ -224,14 +222,13 @@ class MemoryBackend:
     def bytes_used(self) -> int:
         return sum(map(len, self._log.records)) + sum(map(len, self._log.snapshot))
 
-    def close(self, note: bytes = b"") -> None:
+    def close(self) -> None:
         if self._closed:
             return
         lost, self._closed = self.lost, True
         self._log.joined.pop(id(self), None)
         self._tenure_end_s = -math.inf
         if self._log.leader is self:
-            self._log.note = note if self._ready else b""
             self._log.leader = None
         if lost is not None:
             raise lost

@@ -96,14 +96,8 @@ class Opened:
     """Verified records, next after what `follow` gave, to the end of the journal. To be read to the
     end before the first `append`. Raises JournalCorrupt where promised ones are missing, and
     ResourceUnavailable or NotLeader where they can't be had any more."""
-    note: bytes = b""
-    """What the epoch before left with `close`; empty unless it ended in order."""
     anew: bool = True
     """As in `Followed`: begin with an empty state before `records`."""
-    tenure_ended: bool = False
-    """Whether the tenure of the leader before is known to have ended, and with it every lease that
-    it bounded by `tenure_end_s`: nothing is inherited. Where False, `note` or the configured limits
-    say how long leases of the epoch before may still run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,11 +263,9 @@ class MetadataBackend(Protocol):
         it was some seconds ago."""
         ...
 
-    def close(self, note: bytes = b"") -> None:
+    def close(self) -> None:
         """Sync, resign, then let go. Idempotent. What was appended is then durable, or it raises
         ResourceUnavailable or NotLeader, having let go. Ends within two seconds.
-
-        The next `open`, and only that one, gets the `note`.
         """
         ...
 

@@ -225,6 +225,8 @@ def _place_object(batch: _Batch, at: int) -> None:
     """One key by every means there is; else says why not."""
     pool, wanted = batch.pool, batch.wanted
     length = int(batch.lengths[at])
+    if batch.replicas == 1 and wanted.is_plain and _place_first(batch, at, length):
+        return
     if length > pool.placement.capacity_for(wanted):
         batch.status[at] = PutStatus.TOO_LARGE
         batch.refused = True
@@ -247,6 +249,20 @@ def _place_object(batch: _Batch, at: int) -> None:
             batch.odd[at] = (1, striped)
             return
     _settle_object(batch, at, found)
+
+
+def _place_first(batch: _Batch, at: int, length: int) -> bool:
+    """The usual case: one replica, and room for it in the segment whose turn it is."""
+    entry = batch.pool.placement.first(batch.wanted.tier)
+    taken = None if entry is None else entry.segment.take_one(length)
+    if entry is None or taken is None:
+        return False
+    offset, slot, units = taken
+    segment_id = entry.segment.segment_id
+    batch.pool.placement.charge_first(entry, units)
+    batch.used.add(segment_id)
+    batch.grid[at, 0] = (segment_id, slot, offset, units)
+    return True
 
 
 def _pieces_max(attempt: int) -> int:

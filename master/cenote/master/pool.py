@@ -79,7 +79,6 @@ class Pool(ObjectRows):
         self.epoch = epoch
         self.last_seq = 0
         self.started = False
-        self.inherited_until_s = 0.0
         self.gathering_until_s = 0.0
         """Daemons that are known are expected to attach by then; see `placing`."""
         self.tenure_end_s = math.inf
@@ -185,7 +184,7 @@ class Pool(ObjectRows):
 
     def refresh_placement(self, now_s: float) -> None:
         """Which segments are usable now, how large they are, and what share each one gets."""
-        usable = [s for s in self.segments.by_id.values() if s.is_usable(now_s)]
+        usable = [s for s in self.segments.by_id.values() if s.is_usable]
         self.placement.refresh(usable, now_s)
         self.placement_dirty = False
         config = self.config
@@ -393,6 +392,13 @@ class Pool(ObjectRows):
                 np.array([self.record_of(row)[8]], np.uint8),
             )
             self.unlink(one, GoneReason.LOST)
+
+    def hold(self, rows: Rows) -> Lease:
+        """A hold on distinct rows that is no session's: whoever asks for it ends it."""
+        counts = self.lease_count.take(rows)
+        self.leased_bytes += int(self.sizes_of(rows[counts == 0]).sum())
+        self.lease_count[rows] = counts + np.uint32(1)
+        return self.leases.give(rows, float("inf"), b"")
 
     def drop_lease(self, lease: Lease) -> None:
         """End a lease that is still in the table."""

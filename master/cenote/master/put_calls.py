@@ -30,8 +30,7 @@ def put_start(pool: Pool, command: PutStart, now_s: float) -> PutStartReply:
         if known is not None:
             assert isinstance(known[0], PutStartReply)
             return known[0]
-        if session.cancelled:
-            session.check_wanted(command.request_id)
+        session.begin(command.request_id)
     namespace = pool.namespaces.check(command.namespace_id, command.generation)
     if pool.placement_dirty:
         pool.refresh_placement(now_s)

@@ -54,7 +54,9 @@ def _stored(pool: Pool, effect: Stored) -> None:
         return
     top = int(effect.seqs.max())
     pool.last_seq = max(pool.last_seq, top)
-    pool.adoption.stored(effect.epoch, top)
+    if effect.epoch == pool.replayed_epoch:
+        # Else one daemon brought it, and the journal still misses what others may bring of then.
+        pool.adoption.stored(effect.epoch, top)
     namespace = pool.namespaces.by_id.get(effect.namespace_id)
     if namespace is None or namespace.generation != effect.generation:
         return
@@ -213,7 +215,6 @@ def start_epoch(pool: Pool, now_s: float) -> None:
     _drop_orphaned_extents(pool)
     config = pool.config
     if pool.segments.by_id:
-        pool.inherited_until_s = now_s + config.inherited_lease_wait_s
         pool.gathering_until_s = now_s + config.gathering_s
     pool.adoption_until_s = now_s + config.adoption_window_s
     for node in pool.nodes.by_id.values():

@@ -49,7 +49,6 @@ class Segment:
         "slots",
         "tier",
         "unit_bytes",
-        "usable_from_s",
     )
 
     def __init__(self, known: SegmentKnown, node: Node, grow_bytes: int) -> None:
@@ -69,7 +68,6 @@ class Segment:
         self.grow_bytes = grow_bytes
         self.grow_below = GROW_ALWAYS
         """Growing is of use only when fewer slots than this are free: there was no room before."""
-        self.usable_from_s = 0.0
         self.is_new = False
         """Met first in this epoch: no lease of an earlier one can be on it."""
 
@@ -115,13 +113,11 @@ class Segment:
         self.ready_units = ready_units
         return True
 
-    def is_usable(self, now_s: float) -> bool:
+    @property
+    def is_usable(self) -> bool:
         """Whether space in it may be granted, evicted and reused now."""
         return (
-            self.allocator is not None
-            and self.node.state == NodeState.ALIVE
-            and self.node.attached
-            and now_s >= self.usable_from_s
+            self.allocator is not None and self.node.state == NodeState.ALIVE and self.node.attached
         )
 
     def round_up(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:

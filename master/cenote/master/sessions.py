@@ -20,6 +20,7 @@ from .spans import Spans, segments_of, units_of
 
 __all__ = [
     "CANCELLED_MAX",
+    "REQUESTS_SEEN",
     "Orphans",
     "Session",
     "Sessions",
@@ -30,6 +31,9 @@ __all__ = [
 ]
 
 SESSION_ID_BYTES = 16
+REQUESTS_SEEN = 2048
+"""How far back it is known which requests of a session were decided."""
+_SEEN_MASK = (1 << REQUESTS_SEEN) - 1
 CANCELLED_MAX = 1024
 """Requests of a session that are refused if they are yet to come; the oldest are forgotten."""
 _CLAIMS = b"claims"
@@ -61,6 +65,9 @@ class Session:
     reply_bytes: int = 0
     cancelled: dict[int, None] = field(default_factory=dict)
     """Ids of requests whose answers nobody waits for any more, oldest first."""
+    newest_request: int = 0
+    decided: int = 0
+    """Bit i: request `newest_request` - i gave something. REQUESTS_SEEN of them are kept."""
 
     def cancel(self, request_id: int) -> None:
         """Refuse a request that may still come."""
@@ -68,10 +75,27 @@ class Session:
         while len(self.cancelled) > CANCELLED_MAX:
             del self.cancelled[next(iter(self.cancelled))]
 
-    def check_wanted(self, request_id: int) -> None:
-        """Raises GrantRevoked for a request that was cancelled before it came."""
+    def begin(self, request_id: int) -> None:
+        """A request that gives something is about to be decided, for the only time.
+
+        Raises GrantRevoked for one that was cancelled before it came, and for one whose reply is
+        not kept any more: it came once more, late, and nobody would use what it was given then.
+        """
         if request_id in self.cancelled:
             raise GrantRevoked(f"request {request_id} was cancelled by its own session")
+        ahead = request_id - self.newest_request
+        if ahead > 0:
+            kept = self.decided << ahead if ahead < REQUESTS_SEEN else 0
+            self.decided = kept & _SEEN_MASK | 1
+            self.newest_request = request_id
+            return
+        bit = 1 << -ahead if -ahead < REQUESTS_SEEN else 0
+        if not bit or self.decided & bit:
+            raise GrantRevoked(
+                f"request {request_id} was answered before, and the answer is not kept any more",
+                remedy="ask anew",
+            )
+        self.decided |= bit
 
     def remember(self, key: int, reply: object, size: int, count_max: int, bytes_max: int) -> None:
         """Keep a reply for a retry of the same request; the oldest ones make room."""

@@ -199,10 +199,6 @@ class MasterState:
 
     # ---- reading ------------------------------------------------------------------------------
 
-    def longest_lease_s(self, now_s: float) -> float:
-        """Until the last lease has run out: 0 without leases, infinite while a hold runs."""
-        return self._pool.leases.longest_s(now_s)
-
     def status(self, now_s: float) -> view.PoolStatus:
         return view.status(self._pool, now_s)
 

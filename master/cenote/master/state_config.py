@@ -49,8 +49,6 @@ class StateConfig:
     """Silence after which a node's segments count as lost."""
     suspect_s: float = 5.0
     """How long a node stays suspect for a host that reported it."""
-    inherited_lease_wait_s: float = 0.0
-    """Longest lease of the previous tenure: nothing of it is reused before. 0 for a new pool."""
     gathering_s: float = 1.0
     """How long into an epoch puts wait for daemons that have not attached yet, where these are
     needed for as many replicas as are wanted."""

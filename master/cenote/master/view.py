@@ -214,7 +214,7 @@ def segments(pool: Pool, now_s: float) -> list[SegmentStatus]:
             largest_free_bytes=segment.largest_free_units * UNIT_BYTES,
             free_runs=segment.free_runs,
             retired_bytes=segment.retired_units * UNIT_BYTES,
-            usable=segment.is_usable(now_s),
+            usable=segment.is_usable,
         )
         for segment in pool.segments.by_id.values()
     ]

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DataHelloRequest(_message.Message):
-    __slots__ = ("credentials", "session_id", "epoch", "boot_id", "process_id", "want_descriptors", "writer", "has_claims")
+    __slots__ = ("credentials", "session_id", "epoch", "boot_id", "process_id", "want_descriptors", "writer", "wants_claims", "has_head")
     CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -15,7 +15,8 @@ class DataHelloRequest(_message.Message):
     PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
     WANT_DESCRIPTORS_FIELD_NUMBER: _ClassVar[int]
     WRITER_FIELD_NUMBER: _ClassVar[int]
-    HAS_CLAIMS_FIELD_NUMBER: _ClassVar[int]
+    WANTS_CLAIMS_FIELD_NUMBER: _ClassVar[int]
+    HAS_HEAD_FIELD_NUMBER: _ClassVar[int]
     credentials: _common_pb2.Credentials
     session_id: bytes
     epoch: int
@@ -23,24 +24,27 @@ class DataHelloRequest(_message.Message):
     process_id: int
     want_descriptors: bool
     writer: bool
-    has_claims: bool
-    def __init__(self, credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., session_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., boot_id: _Optional[str] = ..., process_id: _Optional[int] = ..., want_descriptors: bool = ..., writer: bool = ..., has_claims: bool = ...) -> None: ...
+    wants_claims: bool
+    has_head: bool
+    def __init__(self, credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., session_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., boot_id: _Optional[str] = ..., process_id: _Optional[int] = ..., want_descriptors: bool = ..., writer: bool = ..., wants_claims: bool = ..., has_head: bool = ...) -> None: ...
 
 class DataHelloResponse(_message.Message):
-    __slots__ = ("epoch", "node_id", "server_version", "segments", "has_claims", "claims_offset")
+    __slots__ = ("epoch", "node_id", "server_version", "segments", "has_claims", "claims_offset", "has_head")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     HAS_CLAIMS_FIELD_NUMBER: _ClassVar[int]
     CLAIMS_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    HAS_HEAD_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     node_id: int
     server_version: str
     segments: _containers.RepeatedCompositeFieldContainer[SharedSegment]
     has_claims: bool
     claims_offset: int
-    def __init__(self, epoch: _Optional[int] = ..., node_id: _Optional[int] = ..., server_version: _Optional[str] = ..., segments: _Optional[_Iterable[_Union[SharedSegment, _Mapping]]] = ..., has_claims: bool = ..., claims_offset: _Optional[int] = ...) -> None: ...
+    has_head: bool
+    def __init__(self, epoch: _Optional[int] = ..., node_id: _Optional[int] = ..., server_version: _Optional[str] = ..., segments: _Optional[_Iterable[_Union[SharedSegment, _Mapping]]] = ..., has_claims: bool = ..., claims_offset: _Optional[int] = ..., has_head: bool = ...) -> None: ...
 
 class SharedSegment(_message.Message):
     __slots__ = ("segment_id", "size_bytes", "incarnation", "tier", "ready_bytes", "index")

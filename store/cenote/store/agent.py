@@ -276,10 +276,14 @@ class StoreAgent:
         quiet = self._sessions.end_older_writes(epoch, CUT_S)
         if quiet:
             until_s = time.monotonic() + CLAIMS_S
-            while self._segments.claims.older() and time.monotonic() < until_s:
+            while self._is_written() and time.monotonic() < until_s:
                 if self._stopping.wait(_CLAIMS_LOOK_S):
                     break
         return OlderCut(0 if quiet else 1)
+
+    def _is_written(self) -> bool:
+        """Whether writes of before are still under way. (Views may last.)"""
+        return any(not claim.is_view for claim in self._segments.claims.older())
 
     def _send_attach(self) -> Event:
         link = self._current_link()

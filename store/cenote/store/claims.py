@@ -1,9 +1,9 @@
-"""The daemon's side of writers' claims: which ranges a session may be writing into right now.
+"""The daemon's side of claims: which ranges a session may be writing into, or looking at.
 
 See `cenote.transport.claims` for the page and the protocol. All pages lie in one file beside the
 slot tables, so that a daemon that was restarted knows them, too:
 
-    0      header: magic, format
+    0      head: magic, format; at WORD_AT the word once more, for readers, who map this page alone
     4 KiB  page 0, page 1, ...    CLAIM_PAGE_BYTES each, one for each channel that writes
 
 A page is somebody's as long as a descriptor or mapping of it is left, which the kernel tells: each
@@ -36,9 +36,14 @@ from cenote.transport.claims import (
     PEN_WORDS,
     PENS,
     RANGES_MAX,
+    VIEW_PEN_WORDS,
+    VIEW_PENS,
+    VIEW_RANGES_MAX,
+    VIEWS_WORD,
     WORD_AT,
     first_pen_word,
 )
+from cenote.v1 import store_pb2
 
 __all__ = [
     "CLAIM_PAGES_MAX",
@@ -56,7 +61,7 @@ CLAIM_PAGES_MAX: Final = 1024
 CLAIM_ROWS_MAX: Final = 65_536
 """In one attach; more are told as one range for each session and segment."""
 _MAGIC: Final = b"CENOTECL"
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 _HEAD: Final = Struct("<8sI")
 _FLOCK: Final = Struct("@hhqqi0q")
 """struct flock: type, whence, start, length, process id (0)."""
@@ -89,6 +94,11 @@ class Claim:
     ranges: tuple[tuple[int, int, int], ...]
     """(segment index, offset, length)."""
 
+    @property
+    def is_view(self) -> bool:
+        """It is looked at, which may last; else it is written."""
+        return self.pen >= PENS
+
 
 @final
 class ClaimTable:
@@ -106,7 +116,10 @@ class ClaimTable:
         *,
         grow: Callable[[int], memoryview | None] = lambda pages: None,
         barrier: Callable[[], None] = membarrier,
+        head: memoryview | None = None,
     ) -> None:
+        """`head`: a page that has the word, too."""
+        self._head = None if head is None else head.cast("B").cast("Q")
         self._use(memory)
         self._is_held = is_held
         self._grow = grow
@@ -174,6 +187,8 @@ class ClaimTable:
     def _set_words(self, first_grant_id: int) -> None:
         self._word = first_grant_id
         self._words[WORD_AT::_WORDS][: self.pages] = first_grant_id
+        if self._head is not None:
+            self._head[WORD_AT] = first_grant_id
 
     def _is_claimed(self, claim: Claim) -> bool:
         at = claim.page * _WORDS + first_pen_word(claim.pen)
@@ -189,13 +204,14 @@ class ClaimTable:
     def _claims(self) -> list[Claim]:
         table = self._words.reshape(self.pages, _WORDS)
         first = first_pen_word(0)
-        states = table[:, first : first + PENS * PEN_WORDS : PEN_WORDS]
+        writes = table[:, first : first + PENS * PEN_WORDS : PEN_WORDS]
+        views = table[:, VIEWS_WORD : VIEWS_WORD + VIEW_PENS * VIEW_PEN_WORDS : VIEW_PEN_WORDS]
         found = []
-        for page, pen in np.argwhere(states != 0).tolist():
-            at = first_pen_word(pen)
-            words = table[page, at : at + PEN_WORDS].copy()
+        for page, pen in np.argwhere(np.hstack((writes, views)) != 0).tolist():
+            at, is_view = first_pen_word(pen), pen >= PENS
+            words = table[page, at : at + (VIEW_PEN_WORDS if is_view else PEN_WORDS)].copy()
             state = int(words[0])
-            count = min(state & 0xFF, RANGES_MAX)
+            count = min(state & 0xFF, VIEW_RANGES_MAX if is_view else RANGES_MAX)
             if not count or not self._is_held(page):
                 continue
             session_id = self._session_of(page)
@@ -207,23 +223,24 @@ class ClaimTable:
 
 def claim_rows(claims: list[Claim], sizes_bytes: dict[int, int]) -> bytes:
     """The claims as packed rows.CLAIM; `sizes_bytes` of the segments, by index."""
-    rows: list[tuple[bytes, int, int, int]] = []
+    rows: list[tuple[bytes, int, bool, int, int]] = []
     for claim in claims:
+        session_id, is_view = claim.session_id, claim.is_view
         for index, offset, length in claim.ranges:
             if index == EVERYWHERE:
-                rows += [(claim.session_id, i, 0, size) for i, size in sizes_bytes.items()]
+                rows += [(session_id, i, is_view, 0, size) for i, size in sizes_bytes.items()]
             elif index in sizes_bytes:
                 end = min(offset + length, sizes_bytes[index])
-                rows.append((claim.session_id, index, min(offset, end), max(0, end - offset)))
+                rows.append((session_id, index, is_view, min(offset, end), max(0, end - offset)))
     if len(rows) > CLAIM_ROWS_MAX:
-        widest: dict[tuple[bytes, int], tuple[int, int]] = {}
-        for session_id, index, offset, length in rows:
-            low, high = widest.get((session_id, index), (offset, offset))
-            widest[session_id, index] = min(low, offset), max(high, offset + length)
-        rows = [(s, i, low, high - low) for (s, i), (low, high) in widest.items()]
+        widest: dict[tuple[bytes, int, bool], tuple[int, int]] = {}
+        for session_id, index, is_view, offset, length in rows:
+            low, high = widest.get((session_id, index, is_view), (offset, offset))
+            widest[session_id, index, is_view] = min(low, offset), max(high, offset + length)
+        rows = [(*whose, low, high - low) for whose, (low, high) in widest.items()]
     packed = np.zeros(len(rows), CLAIM)
-    for at, (session_id, index, offset, length) in enumerate(rows):
-        packed[at] = (np.void(session_id), index, 0, offset, length)
+    for at, (session_id, index, is_view, offset, length) in enumerate(rows):
+        packed[at] = (np.void(session_id), index, is_view, offset, length)
     return packed.tobytes()
 
 
@@ -239,8 +256,9 @@ class ClaimFile:
         self._fd = fd
         have = max(0, os.fstat(fd).st_size - PAGE_BYTES) // CLAIM_PAGE_BYTES
         try:
+            memory = self._backed(max(have, _FIRST_PAGES))
             self.table = ClaimTable(
-                self._backed(max(have, _FIRST_PAGES)), self._is_held, grow=self._grow
+                memory[PAGE_BYTES:], self._is_held, grow=self._grow, head=memory[:PAGE_BYTES]
             )
             os.pwrite(fd, _HEAD.pack(_MAGIC, _FORMAT), 0)
         except BaseException:
@@ -264,14 +282,32 @@ class ClaimFile:
             raise
         return opened[0], PAGE_BYTES + page * CLAIM_PAGE_BYTES
 
+    def offer(
+        self,
+        session_id: bytes,
+        hello: store_pb2.DataHelloRequest,
+        answer: store_pb2.DataHelloResponse,
+        descriptors: list[int],
+    ) -> None:
+        """Append what a channel is to have of this file: a page, if it wants one, and the head,
+        for reading. Raises ResourceUnavailable."""
+        if hello.wants_claims:
+            page_fd, answer.claims_offset = self.open_page(session_id)
+            descriptors.append(page_fd)
+            answer.has_claims = True
+        if not hello.has_head:
+            try:
+                head_fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise _no_descriptor(error) from error
+            descriptors.append(head_fd)
+            answer.has_head = True
+
     def _marked(self, page: int) -> int:
         try:
             descriptor = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
-            raise ResourceUnavailable(
-                f"a page of claims can't be opened for a client: {error}",
-                remedy="raise the daemon's limit of open files (ulimit -n), and mount /proc",
-            ) from error
+            raise _no_descriptor(error) from error
         wanted = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, page, 1, 0)
         try:
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, wanted)
@@ -288,14 +324,15 @@ class ClaimFile:
         return int(_FLOCK.unpack(answer)[0]) != fcntl.F_UNLCK
 
     def _grow(self, pages: int) -> memoryview | None:
-        return None if pages >= CLAIM_PAGES_MAX else self._backed(2 * pages)
+        return None if pages >= CLAIM_PAGES_MAX else self._backed(2 * pages)[PAGE_BYTES:]
 
     def _backed(self, pages: int) -> memoryview:
-        """The memory of so many pages, with something behind it: no writer can meet SIGBUS."""
+        """The memory of the head and so many pages, with something behind it: nobody can meet
+        SIGBUS."""
         size = PAGE_BYTES + pages * CLAIM_PAGE_BYTES
         try:
             os.posix_fallocate(self._fd, 0, size)
-            return memoryview(mmap.mmap(self._fd, size))[PAGE_BYTES:]
+            return memoryview(mmap.mmap(self._fd, size))
         except OSError as error:
             raise ResourceUnavailable(
                 f"can't get {size} bytes for writers' claims: {error.strerror}",
@@ -307,6 +344,13 @@ class ClaimFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _no_descriptor(error: OSError) -> ResourceUnavailable:
+    return ResourceUnavailable(
+        f"the claims can't be opened for a client: {error}",
+        remedy="raise the daemon's limit of open files (ulimit -n), and mount /proc",
+    )
 
 
 def survived(path: Path) -> bool:

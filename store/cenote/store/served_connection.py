@@ -218,11 +218,7 @@ class ServedConnection:
                     descriptors.append(
                         open_marked(segment, self._session_id, writable=hello.writer)
                     )
-                if hello.writer and not hello.has_claims:
-                    page_fd, at = self._claims.open_page(self._session_id)
-                    descriptors.append(page_fd)
-                    introduction.claims_offset = at
-                    introduction.has_claims = True
+                self._claims.offer(self._session_id, hello, introduction, descriptors)
                 answer = wire.encode_hello_reply(introduction)
                 chunk = descriptors[: wire.DESCRIPTORS_PER_MESSAGE]
                 sent = socket.send_fds(self._io.sock, [answer], chunk)

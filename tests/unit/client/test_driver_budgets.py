@@ -8,16 +8,17 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from cenote.api.errors import DeadlineExceeded, SessionUnknown
+from cenote.api.errors import CenoteError, DeadlineExceeded, SessionUnknown, Unavailable
 from cenote.api.rows import EXTENT, EXTENT_STRUCT, PUT_STRUCT, PutStatus
 from cenote.client.driver import BlockingDriver
 from cenote.client.plan.asking import ask_master
 from cenote.client.plan.pieces import Pieces
+from cenote.client.plan.singles import ask_packed
 from cenote.client.plan.state import Call, ClientState, PutOptions, Space
-from cenote.client.plan.steps import Ask, Move, Part, Pause, Reopen, SealPart, Seals
+from cenote.client.plan.steps import Ask, AskRaw, Move, Part, Pause, Reopen, SealPart, Seals
 from cenote.client.plan.writes import put_objects
 from cenote.transport.base import SealBatch
-from cenote.v1.master_pb2 import PutAbortResponse, PutStartResponse
+from cenote.v1.master_pb2 import PutAbortResponse, PutStartRequest, PutStartResponse
 
 SLOW_S = 0.6
 GRANTED = PUT_STRUCT.pack(PutStatus.GRANTED, 1, 1, 0)
@@ -119,3 +120,17 @@ def test_a_session_is_opened_anew_in_what_is_left_of_the_deadline() -> None:
     pool.now_s += SLOW_S
     with pytest.raises(DeadlineExceeded, match="it ran out"):
         plan.throw(SessionUnknown("it ran out"))
+
+
+@pytest.mark.parametrize("refused", [SessionUnknown("it ran out"), Unavailable("it is gone")])
+def test_a_single_key_is_late_as_a_batch_is_when_the_deadline_is_over(
+    refused: CenoteError,
+) -> None:
+    """It ended with what the master happened to say: a session that the user knows nothing of."""
+    pool = SlowPool()
+    call = a_call(pool, 1.0)
+    plan = ask_packed(call, "put_start", b"", PutStartRequest, PutStartResponse)
+    assert isinstance(next(plan), AskRaw)
+    pool.now_s += 2.0
+    with pytest.raises(DeadlineExceeded, match=refused.message):
+        plan.throw(refused)

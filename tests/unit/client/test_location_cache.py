@@ -92,3 +92,29 @@ class LocationCacheMachine(RuleBasedStateMachine):
 
 
 TestLocationCache = LocationCacheMachine.TestCase
+
+
+def waiting_batch(cache: LocationCache, many: list[bytes], end_s: float, offset: int) -> None:
+    objects, extents = np.zeros(len(many), OBJECT), np.zeros(len(many), EXTENT)
+    extents["offset"] = offset
+    cache.store_batch(b"".join(many), end_s, objects, extents, 1)
+
+
+MANY = [bytes([i]) * 16 for i in range(3)]
+
+
+def test_what_is_forgotten_does_not_come_back_with_a_batch_that_waits() -> None:
+    cache = LocationCache(100)
+    waiting_batch(cache, MANY, 5.0, 1)
+    cache.forget(MANY[1])
+    assert cache.get(MANY[1]) is None
+    assert cache.get(MANY[2]) is not None
+
+
+def test_a_batch_that_waits_does_not_replace_what_was_learned_since() -> None:
+    cache = LocationCache(100)
+    waiting_batch(cache, MANY, 5.0, 1)
+    newer = LOCATION_STRUCT.pack(6.0, 2, 1, 2, 3, 4)
+    cache.store(MANY[1], newer)
+    assert cache.get(MANY[2]) is not None, "the batch is entered"
+    assert cache.get(MANY[1]) == newer

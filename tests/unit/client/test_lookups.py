@@ -25,8 +25,8 @@ def test_exists(client: Client, some: list[str]) -> None:
     assert client.exists("k0")
     assert not client.exists("k1")
     found = client.exists_batch(some)
-    assert found.dtype == np.uint8
-    assert found.tolist() == [1, 0, 0] * 200
+    assert found.tolist() == [True, False, False] * 200
+    assert sum(client.exists_batch(some[::3] * 2)) == 400  # as bytes it wrapped around at 256
     assert client.exists_batch(some[:5]).tolist() == [1, 0, 0, 1, 0]
     assert client.exists_batch([]).tolist() == []
     with pytest.raises(InvalidKey, match="key 1"):
@@ -76,6 +76,10 @@ def test_remove(client: Client, some: list[str]) -> None:
     assert client.remove("k0")
     assert not client.remove("k0")
     assert client.get("k0") is None  # its cached location is forgotten
+    for answer in (client.exists_batch, client.pin, client.unpin):
+        for keys in (some[:2], []):
+            assert answer(keys).dtype == np.bool_
+    assert client.remove_batch([]).dtype == np.bool_
     assert client.remove_batch(some[:6]).tolist() == [0, 0, 0, 1, 0, 0]
 
 

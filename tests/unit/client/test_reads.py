@@ -271,7 +271,8 @@ def test_objects_without_a_lease_are_proven_by_checksum(client: Client, master: 
     [
         ("auto", True, False),
         ("auto", False, True),
-        ("lease", False, False),
+        ("lease", True, False),
+        ("lease", False, True),
         ("checksum", True, True),
     ],
 )
@@ -290,6 +291,23 @@ def test_verify_chooses_the_proof(
             assert client.get(key) is None
         else:
             assert client.get(key) is not None
+
+
+def test_a_lease_of_an_earlier_tenure_proves_nothing(client: Client, master: FakeMaster) -> None:
+    """The next master does not know of it, and may have given the space to others meanwhile."""
+    values = fill(client, 3)
+    master.extent_bytes_max = 33
+    values["striped"] = os.urandom(100)
+    client.put("striped", values["striped"])
+    master.nodes[1].tenure_over = True
+    assert client.get_batch(list(values)) == list(values.values())
+    for key, value in values.items():
+        assert client.get(key) == value
+    forget_locations(client)
+    for obj in master.objects.values():
+        obj.checksum ^= 1
+    assert client.get_batch(list(values)) == [None] * 4
+    assert [client.get(key) for key in values] == [None] * 4
 
 
 def test_a_read_that_outlives_its_lease_does_not_count(client: Client, master: FakeMaster) -> None:

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from cenote.api.errors import CenoteError, DeadlineExceeded, StaleLocation, Unavailable
+from cenote.api.errors import (
+    CenoteError,
+    DeadlineExceeded,
+    GrantRevoked,
+    StaleLocation,
+    Unavailable,
+)
 from cenote.client import Client
 from cenote.client.housekeeping import take_some
 from fake_pool import FakeMaster
@@ -111,3 +117,17 @@ def test_a_closed_views_hold_is_told_until_the_master_has_answered(
         client.exists("key")
     wait_until(lambda: not master.leases, what="the hold to end")
     assert master.calls["release"] == 3
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_what_was_answered_and_forgotten_is_asked_anew(
+    client: Client, master: FakeMaster, name: str
+) -> None:
+    client.put("here", b"bytes")
+    method = "acquire" if name == "view" else "put_start"
+    master.faults[method] = [GrantRevoked("the answer is not kept any more")]
+    asked = len(master.requests[method])
+    ASKING[name](client)
+    first, second = (r.request_id for r in master.requests[method][asked:])
+    assert first != second
+    wait_until(lambda: cancelled(master) == [first], what="the forgotten one to be cancelled")

@@ -93,6 +93,7 @@ class FakeNode:
     withdrawn: list[bytes] = field(default_factory=list)
     """Sessions whose claims are over."""
     claims: list[tuple[bytes, int, int, int]] = field(default_factory=list)
+    views: list[tuple[bytes, int, int, int]] = field(default_factory=list)
     """(session id, segment index, offset, length)."""
 
     @property
@@ -178,6 +179,8 @@ class Kit:
         return self
 
     def attach_command(self, node: FakeNode) -> c.Attach:
+        views = [(s, i, 1, o, n) for s, i, o, n in node.views]
+        claims = np.array([(s, i, 0, o, n) for s, i, o, n in node.claims] + views, CLAIM)
         return c.Attach(
             node.uuid,
             node.name or f"node-{node.number}",
@@ -188,7 +191,7 @@ class Kit:
             node.inventory(),
             node.process_id,
             start_number=node.start_number,
-            claims=np.array([(s, i, 0, o, n) for s, i, o, n in node.claims], CLAIM),
+            claims=claims,
         )
 
     def restart_node(self, node: FakeNode) -> c.AttachReply:

@@ -45,7 +45,7 @@ def test_the_first_one_leads_at_once(masters: Masters) -> None:
     assert a.leader is not None
     assert (a.leader.epoch, a.leader.row.name) == (1, "a")
     opened = a.open()
-    assert (opened.epoch, opened.tenure_ended, opened.note) == (1, False, b"")
+    assert opened.epoch == 1
     assert a.lost is None
     assert not a.vacant
 
@@ -76,7 +76,7 @@ def test_a_standby_knows_the_leader_and_waits_for_its_tenure(masters: Masters) -
     assert time.monotonic() > a.tenure_end_s
     assert b.campaign(TIMEOUT_S)
     opened = b.open()
-    assert (opened.epoch, opened.tenure_ended) == (2, True)
+    assert opened.epoch == 2
     masters.reconnect(a)
     lost = wait_until(lambda: a.lost, what="the old leader to learn of it")
     assert isinstance(lost, NotLeader)
@@ -89,15 +89,13 @@ def test_an_orderly_end_hands_over_at_once(masters: Masters) -> None:
     a, b = masters.lead("a"), masters.join("b")
     wait_until(lambda: b.leader, what="a leader")
     follow_all(b)
-    a.close(b"longest_lease_ms=7")
+    a.close()
     began_s = time.monotonic()
     while not b.vacant:
         b.follow(20.0)
     assert time.monotonic() - began_s < 3
     assert b.campaign(TIMEOUT_S)
-    opened = b.open()
-    assert (opened.epoch, opened.note, opened.tenure_ended) == (2, b"longest_lease_ms=7", False)
-    assert masters.value("closed") is None
+    assert b.open().epoch == 2
 
 
 def test_a_vacancy_ends_a_wait(masters: Masters) -> None:

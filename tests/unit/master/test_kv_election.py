@@ -84,8 +84,6 @@ def test_of_two_candidates_one_is_elected() -> None:
     assert won.succeeded
     assert third.epoch == 2
     assert first.won(seen_in(model)) == 0
-    assert third.waited
-    assert not first.waited
 
 
 def test_one_who_proved_the_tenure_meanwhile_stays() -> None:
@@ -159,7 +157,7 @@ def test_no_tenure_reaches_into_the_next(seed: int) -> None:
         if dice.random() < 0.1:
             observer.failed()
         else:
-            seen = Seen(_row(b"1", 1), head, _row(row, seen_revision), None)
+            seen = Seen(_row(b"1", 1), head, _row(row, seen_revision))
             observer.saw(seen, standby.at(looked_s))
         looked_s += dice.choice((0.0, dice.uniform(0.01, 0.5)))
         is_vacant = standby.at(looked_s) >= observer.vacant_at_s

@@ -61,8 +61,6 @@ class LeaseTableMachine(RuleBasedStateMachine):
     @invariant()
     def the_same_are_there(self) -> None:
         assert set(self.table.by_id) == set(self.deadlines)
-        longest_s = max(self.deadlines.values(), default=0.0) - self.now_s
-        assert self.table.longest_s(self.now_s) == max(0.0, longest_s)
 
 
 TestLeaseTable = LeaseTableMachine.TestCase

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 
 import pytest
 
@@ -22,7 +21,7 @@ from cenote.master import standby as standby_module
 from cenote.master.front import LEADER, STANDBY, Front
 from cenote.master.journal import snapshot_records
 from cenote.master.memory_backend import MemoryBackend, MemoryLog
-from cenote.master.metadata import Followed, MasterRow, Opened
+from cenote.master.metadata import Followed, MasterRow
 from cenote.master.operations import Settings
 from cenote.master.service import MasterService
 from cenote.master.standby import SnapshotLimits, Standby
@@ -43,9 +42,6 @@ class Waiting(MemoryBackend):
         self.slow = False
         self.waiting: list[tuple[int, Future[None]]] = []
         self.settled = 0
-
-    def open(self) -> Opened:
-        return replace(super().open(), tenure_ended=True)
 
     def follow(self, timeout_s: float) -> Followed:
         followed = super().follow(timeout_s)

@@ -8,7 +8,7 @@ import pytest
 from cenote.api.errors import GrantRevoked, InvalidArgument
 from cenote.api.rows import UNIT_BYTES, CommitStatus, PutStatus
 from cenote.master import commands as c
-from cenote.master.sessions import CANCELLED_MAX
+from cenote.master.sessions import CANCELLED_MAX, REQUESTS_SEEN
 from cenote.v1 import master_pb2 as pb
 from master_pool import MasterPool, u64
 from unit.master.state_checks import check
@@ -91,3 +91,33 @@ def test_cancellations_are_bounded(kit: Kit) -> None:
         pool.service.renew_session(
             pb.RenewSessionRequest(session_id=pool.session_id, cancelled_request_ids=many), 1.0
         )
+
+
+def test_a_request_that_comes_once_more_when_its_answer_is_forgotten_gives_nothing(
+    kit: Kit,
+) -> None:
+    """A copy of it that was late on its way: what it was given was nobody's while the session
+    lived."""
+    for request_id in range(1, 200):
+        put = kit.start([request_id], request_id=request_id)
+        kit.commit(put)
+    kit.apply(c.Remove(*kit.place, kit.digests(3, 150)))
+    for late in (3, 150):
+        if not kit.state._pool.sessions.get(session_id(1)).replies.get(late << 1):
+            with pytest.raises(GrantRevoked, match="not kept"):
+                kit.start([late], request_id=late)
+    assert kit.state.status(kit.now_s).grants == 0
+    check(kit.state)
+
+
+def test_requests_are_decided_in_any_order_and_each_once(kit: Kit) -> None:
+    session = kit.state._pool.sessions.get(session_id(1))
+    order = [5, 1, REQUESTS_SEEN, 2, 4 * REQUESTS_SEEN, 3 * REQUESTS_SEEN + 1]
+    for request_id in order:
+        session.begin(request_id)
+        with pytest.raises(GrantRevoked):
+            session.begin(request_id)
+    with pytest.raises(GrantRevoked):  # so old that it may have been
+        session.begin(3 * REQUESTS_SEEN)
+    with pytest.raises(GrantRevoked):
+        session.begin(7)

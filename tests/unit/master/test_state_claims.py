@@ -107,3 +107,41 @@ def test_free_parts_of_a_range_are_taken() -> None:
     assert segment.claim_free(8, 22) == []
     segment.give(np.array([(segment.segment_id, (1 << 32) - 1, *p) for p in pieces], np.uint32))
     assert segment.claim_free(0, 30) == [(0, 10), (15, 5), (25, 5)]
+
+
+def test_what_is_looked_at_stays_where_it_is_though_it_is_removed() -> None:
+    before = Kit().with_nodes(new_node(1, 16 * KIB)).with_session()
+    before.put([1, 2])
+    kit, node = successor(before), before.nodes[1]
+    # Over both objects, and a bit of what is free behind them.
+    node.views = [(OLD, 0, 0, 2 * KIB + 64)]
+    kit.attach(node)
+    check(kit.state)
+    kit.with_session(1)
+    kit.namespace = before.namespace
+    assert quarantined(kit) == UNIT_BYTES
+    kit.remove(1)
+    assert kit.exists(1, 2) == [0, 1]
+    seen = set(range((2 * KIB) // UNIT_BYTES + 1))
+    assert not granted(kit, 20) & seen
+    check(kit.state)
+    node.withdrawn = [OLD]
+    kit.heartbeat(node)
+    check(kit.state)
+    assert quarantined(kit) == 0
+    assert len(pool_of(kit.state).leases) == 0
+    assert len(pool_of(kit.state).orphans) == 0
+    (segment,) = pool_of(kit.state).segments.by_id.values()
+    assert segment.claim(0, KIB // UNIT_BYTES), "the removed one's space is free"
+
+
+def test_a_view_of_a_segment_that_is_lost_holds_nothing() -> None:
+    before = Kit().with_nodes(new_node(1, 16 * KIB)).with_session()
+    before.put([1])
+    kit, node = successor(before), before.nodes[1]
+    node.views = [(OLD, 0, 0, KIB)]
+    kit.attach(node)
+    kit.apply(c.Detach(node.node_id, contents_survive=False, start_number=node.start_number))
+    check(kit.state)
+    assert len(pool_of(kit.state).leases) == 0
+    assert len(pool_of(kit.state).orphans) == 0

@@ -154,4 +154,4 @@ def test_puts_never_fail_while_anything_can_go(batch: int) -> None:
         assert statuses == [GRANTED] * len(sizes)
     kit.heartbeats()
     check(kit.state)
-    assert kit.state.status(0).used_bytes > 0.8 * kit.state.status(0).capacity_bytes
+    assert kit.state.status(0).used_bytes > 0.6 * kit.state.status(0).capacity_bytes

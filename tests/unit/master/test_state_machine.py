@@ -35,7 +35,6 @@ from unit.master.state_model import Model, ModelObject
 KEYS = 40
 SESSIONS = (1, 2)
 CONFIG = {
-    "inherited_lease_wait_s": 0.0,
     "tick_compact_rows_max": 64,
     "spares_share_max": 0.25,
     "spares_free_share_max": 0.5,

@@ -111,23 +111,10 @@ def test_epochs_only_go_up(kit: Kit) -> None:
         kit.state.replay(EpochStarted(9, 9))
 
 
-def test_nothing_is_reused_before_inherited_leases_have_run_out(kit: Kit) -> None:
-    fresh = attached(kit, restarted(kit, inherited_lease_wait_s=10.0))
-    assert fresh.exists(1) == [1]
-    assert fresh.remove(1) == [1]
-    assert fresh.put([50]) == [PutStatus.NOT_YET]
-    assert not any(segment.usable for segment in fresh.state.segments(fresh.now_s))
-    # A new node has nothing that anybody could still be reading.
-    fresh.attach(new_node(9))
-    put = fresh.start([51])
-    assert put.statuses == [GRANTED]
-    assert put.extents[0][0][0] == 4
-    for _ in range(6):
-        fresh.heartbeats()
-        fresh.tick(2)
-    fresh.with_session(1)
-    assert {fresh.start([k]).extents[0][0][0] for k in range(60, 80)} == {1, 2, 3, 4}
-    check(fresh.state)
+def test_leases_of_an_earlier_tenure_are_not_waited_for(kit: Kit) -> None:
+    kit.acquire(1, ttl_ms=10_000)
+    fresh = attached(kit, restarted(kit)).with_session(1)
+    assert fresh.put([50]) == [GRANTED]
 
 
 def test_a_node_that_does_not_come_back_is_hidden(kit: Kit) -> None:
@@ -172,6 +159,23 @@ def test_what_the_journal_missed_comes_back_with_its_daemon(kit: Kit) -> None:
     check(fresh.state)
     again = restarted(fresh)
     assert contents(again.state) == contents(fresh.state)
+
+
+@pytest.mark.parametrize("snapshot", [False, True], ids=["journal", "snapshot"])
+def test_what_one_daemon_brought_back_says_nothing_of_another(kit: Kit, snapshot: bool) -> None:
+    """Adopting a later version is not knowing of the earlier ones: a third master takes those in,
+    too, when their daemon attaches at last."""
+    journaled = len(kit.durable())
+    elsewhere = np.array([1, 3], np.uint32)
+    kit.put([10], 700, avoid_node_ids=elsewhere)
+    kit.put([11], 700, avoid_node_ids=ONLY_ONE)
+    fresh = crashed(kit, journaled)
+    attached(kit, fresh, 1)
+    assert fresh.exists(10, 11) == [0, 1]
+    again = restarted(fresh, journal=list(fresh.state.snapshot()) if snapshot else None)
+    attached(kit, again, 1, 2)
+    assert again.exists(10, 11) == [1, 1]
+    check(again.state)
 
 
 def test_a_replica_is_adopted_whole_or_not_at_all(kit: Kit) -> None:
@@ -297,7 +301,7 @@ def test_tombstones_are_bounded() -> None:
 
 
 def test_a_master_without_a_past_starts_at_once() -> None:
-    state = MasterState(StateConfig(inherited_lease_wait_s=10), 1)
+    state = MasterState(StateConfig(), 1)
     effects = state.start(5.0)
     assert isinstance(effects[0], EpochStarted)
     assert state.start(6.0) == []

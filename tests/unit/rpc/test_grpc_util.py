@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -33,6 +34,7 @@ from cenote.rpc.grpc_util import (
     status_code,
     typed_error,
 )
+from waiting import loop_turns
 
 SERVICE = "cenote.test.Echo"
 PARSE = health_pb2.HealthCheckRequest.FromString
@@ -208,6 +210,27 @@ def test_health_and_reflection_answer() -> None:
         assert "grpc.health.v1.Health" in names
 
     serve(work)
+
+
+def test_a_start_that_is_cancelled_anywhere_can_be_closed() -> None:
+    """As by a SIGTERM while a daemon starts: `close` must not fail, or the rest is not closed."""
+
+    async def cancelled_after(turns: int) -> bool:
+        server = GrpcServer()
+        server.listen("127.0.0.1:0")
+        starting = asyncio.ensure_future(server.start())
+        await loop_turns(turns)
+        starting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await starting
+        await server.close(0)
+        return starting.cancelled()
+
+    async def main() -> list[bool]:
+        return [await cancelled_after(turns) for turns in range(12)]
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert set(runner.run(main())) == {True, False}
 
 
 def test_a_port_in_use_is_refused(capfd: pytest.CaptureFixture[str]) -> None:

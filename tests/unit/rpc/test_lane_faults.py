@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from cenote.api.errors import (
     ProtocolError,
     Unavailable,
 )
+from cenote.rpc import lane_connect, lane_socket
 from cenote.rpc.frames import HEADER, REPLY, pack_error, pack_frame
 from cenote.rpc.lane_client import LaneClient
 from promptness import ends_within
@@ -234,6 +236,32 @@ def test_a_restarted_server_is_found_again_without_an_error(tmp_path: Path) -> N
                     assert [call.result() for call in calls] == names
                 assert client.connections == 3
         assert len(lane.hellos) == 3
+
+
+def test_a_server_that_dies_before_it_hears_hello(
+    lane: LaneThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was connected can't be written to any more: the same as no connection."""
+    connect = lane_connect.connect_socket
+    gone = 2
+
+    def dead_at_first(*arguments: Any) -> socket.socket:
+        nonlocal gone
+        if not gone:
+            return connect(*arguments)
+        gone -= 1
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        return ours
+
+    monkeypatch.setattr(lane_socket, "connect_socket", dead_at_first)
+    with LaneClient(lane.address, b"test") as client:
+        assert client.call(ECHO, b"x", 5.0) == b"x"
+        gone = 1 << 20
+    with LaneClient(lane.address, b"test", connect_timeout_s=0.1) as client:
+        with pytest.raises(Unavailable, match="no connection to") as caught:
+            client.call(ECHO, b"x", 5.0)
+        assert not caught.value.maybe_executed
 
 
 def test_a_connection_that_breaks_before_the_reply(tmp_path: Path) -> None:

@@ -69,6 +69,25 @@ def test_what_is_under_way_when_grants_become_void_is_told_until_it_is_over() ->
     other.withdraw(later)
 
 
+def test_views_are_told_too_and_told_apart() -> None:
+    held = Held()
+    _, page = held.open(ONE)
+    write = page.claim_one(7 << 40, 0, 640, 64, 0.0)
+    view = page.claim_view(7 << 40, np.array([(1, 0, 64), (2, 64, 64)], np.uint64))
+    held.table.shut(8 << 40)
+    assert [(c.is_view, c.ranges) for c in held.table.older()] == [
+        (False, ((0, 640, 64),)),
+        (True, ((1, 0, 64), (2, 64, 64))),
+    ]
+    rows = np.frombuffer(claim_rows(held.table.older(), {0: 1024, 1: 1024, 2: 96}), CLAIM)
+    assert rows["is_view"].tolist() == [0, 1, 1]
+    assert rows["length"].tolist() == [64, 64, 32]
+    page.withdraw(write)
+    assert [c.pen for c in held.table.older()] == [view]
+    page.withdraw_view(view)
+    assert held.table.older() == []
+
+
 def test_the_same_pen_in_use_again_is_not_the_old_claim() -> None:
     held = Held()
     _, page = held.open(ONE)

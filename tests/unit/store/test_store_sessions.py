@@ -307,9 +307,16 @@ def test_descriptors_are_not_writable_for_readers_and_come_for_hundreds_of_segme
         connection = connect(path, "daemon", monotonic() + 10)
         answer, descriptors = greet(
             connection,
-            store_pb2.DataHelloRequest(session_id=SESSION, want_descriptors=True, writer=writer),
+            store_pb2.DataHelloRequest(
+                session_id=SESSION, want_descriptors=True, writer=writer, wants_claims=writer
+            ),
         )
         assert answer.has_claims == writer
+        assert answer.has_head
+        head = descriptors.pop()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.pwrite(head, b"r", 0)
+        os.close(head)
         if writer:
             os.close(descriptors.pop())
         assert len(descriptors) == len(answer.segments) == 451

@@ -13,6 +13,7 @@ from cenote.transport.claims import (
     EVERYWHERE,
     PENS,
     RANGES_MAX,
+    VIEW_PENS,
     WORD_AT,
     ClaimPage,
     first_pen_word,
@@ -62,6 +63,24 @@ def test_a_thread_more_than_there_are_pens_waits() -> None:
         made.claim_one(1, 0, 0, 1, 0.01)
     made.withdraw(pens[0])
     assert made.claim_one(1, 0, 0, 1, 0.0) == pens[0]
+
+
+def test_views_have_pens_of_their_own_and_end_no_write() -> None:
+    made, words = page()
+    epoch = 3 << 40
+    words[WORD_AT] = epoch | 77
+    ranges = np.array([(1, 64, 128)], np.uint64)
+    assert made.claim_view((2 << 40) | 500, ranges) == -1, "a hold of an earlier epoch"
+    pens = [made.claim_view(epoch | 1, ranges) for _ in range(VIEW_PENS)]
+    assert sorted(pens) == list(range(PENS, PENS + VIEW_PENS))
+    assert all(claimed(words, pen) == [1, 64, 128] for pen in pens)
+    assert made.claim_view(epoch | 1, ranges) == -1, "all pens are taken"
+    assert made.claim_one(epoch | 77, 1, 0, 1, 0.0) >= 0
+    state = words[first_pen_word(pens[5])]
+    made.withdraw_view(pens[5])
+    assert not words[first_pen_word(pens[5])]
+    assert made.claim_view(epoch | 1, ranges) == pens[5]
+    assert words[first_pen_word(pens[5])] != state
 
 
 @given(

@@ -134,7 +134,7 @@ def test_a_daemon_that_goes_and_comes_back(world: World) -> None:
     world.network.stop(1)
     with pytest.raises(Unavailable):
         world.channel.seal(seal_rows([1], 1), 1.0)
-    assert world.channel.view(1, 0, 1) is None
+    assert world.channel.view(batch([(1, 0, 1)]), 7, 1.0).views == [None]
     world.network.add(FakeSegments([world.segment]))
     world.network.fail_next(Fault(FaultKind.ERROR, error=Unavailable("torn"), items=1))
     with pytest.raises(Unavailable):

@@ -106,6 +106,41 @@ def test_a_write_is_claimed_for_as_long_as_it_lasts(
     assert ends[2:] == [[0, 0] if several else 0]
 
 
+def test_a_lease_proves_nothing_once_the_daemon_follows_another_leader(far: Far) -> None:
+    """Also to a channel that only reads, and has no page of its own."""
+    lease_id = 5 << 40 | 9
+    assert far.channel.proves(lease_id)  # no grant was made void yet
+    assert not far.channel.proves(0)
+    for first_grant_id, proven in (
+        (5 << 40 | 77, True),  # a daemon that was restarted under the same leader
+        (6 << 40, False),
+        ((1 << 64) - 1, False),  # restarted, not attached yet
+        (5 << 40, True),
+    ):
+        far.claims.shut(first_grant_id)
+        assert far.channel.proves(lease_id) is proven
+    far.claims.admit(6 << 40)
+    assert not far.channel.proves(lease_id)
+    assert far.channel.proves(6 << 40 | 1)
+    far.channel.close()
+    assert not far.channel.proves(6 << 40 | 1)
+
+
+def test_the_word_for_readers_is_that_of_the_file_after_it_grew(far: Far) -> None:
+    others = [
+        ShmTransport().connect(far.node, replace(IDENTITY, session_id=b"%016d" % i), 1, 10.0)
+        for i in range(9)  # more pages than there are at first
+    ]
+    for other in others:
+        memory = LocalMemory(64)
+        assert other.write_one(1, 64, 64, memory.address, 7, 10.0, True)[0] == 0
+    far.claims.shut(8 << 40)
+    for other in others:
+        assert not other.proves(7 << 40 | 1)
+        assert other.proves(8 << 40 | 1)
+        other.close()
+
+
 def test_a_closed_channels_page_is_free_for_another(far: Far) -> None:
     memory = LocalMemory(64)
     assert far.channel.write_one(1, 0, 64, memory.address, 7, 10.0, False) == (0, 0)
@@ -153,7 +188,7 @@ def test_a_segment_that_grows_and_one_that_comes_later(far: Far) -> None:
     memory = LocalMemory(128)
     place = (1, 1 << 17, 64)
     assert far.channel.read_one(*place, memory.address, 10.0, False)[0] == 3
-    assert far.channel.view(*place) is None
+    assert far.channel.view(batch([place]), 7, 10.0).views == [None]
     far.segment.ready_bytes = 1 << 20
     later = FakeSegment(2, 1 << 16)
     later.view[:64] = b"l" * 64
@@ -164,7 +199,7 @@ def test_a_segment_that_grows_and_one_that_comes_later(far: Far) -> None:
     addresses = np.array([memory.address, memory.address + 64], np.uint64)
     wait_until(lambda: not read(extents, addresses, 10.0).any(), what="both to be found")
     assert memory.bytes.tobytes() == bytes(64) + b"l" * 64
-    assert far.channel.view(*place) is not None
+    assert far.channel.view(batch([place]), 7, 10.0).views != [None]
     assert not far.channel.write(extents, addresses, 7, 10.0).any()
     assert bytes(later.view[:64]) == b"l" * 64
     later.close()
@@ -172,7 +207,7 @@ def test_a_segment_that_grows_and_one_that_comes_later(far: Far) -> None:
 
 def test_another_incarnation_of_a_segment_is_mapped_anew(far: Far) -> None:
     memory = LocalMemory(64)
-    old_view = far.channel.view(1, 0, 1)
+    (old_view,) = far.channel.view(batch([(1, 0, 1)]), 7, 10.0).views
     assert old_view is not None
     far.segment.view[0] = 1
     fresh = FakeSegment(1, 1 << 20)

@@ -37,7 +37,7 @@ count_nonzero: Final = np.count_nonzero
 class Alike:
     """Such a batch, found under a lease."""
 
-    __slots__ = ("_addresses", "_checksums", "_located", "node", "sizes")
+    __slots__ = ("_addresses", "_checksums", "_located", "_until_s", "node", "sizes")
 
     def __init__(
         self,
@@ -85,16 +85,16 @@ class Alike:
     def part(self, call: Call, verify: str) -> Part:
         """The transfer of all of them."""
         size_bytes = int(self.sizes.sum())
-        if verify == "checksum":
-            mode = Checksum.ALWAYS
-        else:
-            mode = Checksum.NEVER if verify == "lease" else Checksum.UNLESS_LEASED
+        hold = self._located.hold
+        assert hold is not None
+        mode = Checksum.ALWAYS if verify == "checksum" else Checksum.UNLESS_LEASED
         budget_s = attempt_budget_s(
             call.remaining_s(),
             size_bytes,
             alternatives=False,
             last=self.node in call.last_tries,
         )
+        self._until_s = call.now() + budget_s
         return Part(
             self.node,
             self._located.extents,
@@ -102,6 +102,7 @@ class Alike:
             budget_s=budget_s,
             size_bytes=size_bytes,
             checksum=mode,
+            lease_id=hold.lease_id,
         )
 
     def arrived(self, call: Call, part: Part) -> bool:
@@ -111,7 +112,7 @@ class Alike:
             if isinstance(error, BufferInUse | ClientClosed):
                 raise error
             if node_failed(error):
-                call.node_failed(self.node, error, alone=True)
+                call.node_failed(self.node, error, alone=True, until_s=self._until_s)
             return False
         if part.statuses is None or count_nonzero(part.statuses):
             return False

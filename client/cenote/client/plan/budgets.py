@@ -15,6 +15,7 @@ from cenote.api.errors import (
 __all__ = [
     "DECIDED_ATTEMPTS_MAX",
     "LEASE_SHARE",
+    "OVERSLEPT_S",
     "PROBE_WAIT_S",
     "PUT_ATTEMPTS_MAX",
     "READ_ATTEMPTS_MAX",
@@ -50,6 +51,10 @@ the master has seen that the node is gone and gives the key another place."""
 PROBE_WAIT_S: Final = 0.35
 """After a report, until the master has seen whether the node answers it, and has hidden it if not.
 It waits 300 ms for that."""
+
+OVERSLEPT_S: Final = 0.5
+"""A step that ends so much later than it was to says nothing about the node: this process stood
+still (it was stopped, or its machine was), or its connection was closed meanwhile."""
 
 _SEAL_BUDGET_S: Final = 0.5
 _SEAL_BUDGET_PER_ROW_S: Final = 20e-6

@@ -87,6 +87,7 @@ class Fetch:
         "_located",
         "_placement",
         "_state",
+        "_until_s",
         "_verify",
         "cacheable",
         "failed",
@@ -117,6 +118,8 @@ class Fetch:
         self._placement: Placement | None = None
         self._cut = False
         """A daemon cut this session off."""
+        self._until_s = 0.0
+        """When the transfers under way are to be done."""
         self.failed: list[tuple[I64, CenoteError]] = []
         self.misread: dict[int, tuple[int, int, int]] = {}
         """Rows that arrived whole from a fresh location, with the wrong checksum -> (node, segment,
@@ -324,6 +327,7 @@ class Fetch:
             raise DeadlineExceeded("the deadline passed before the bytes were read")
         parts: list[Part] = []
         members: list[I64 | None] = []
+        hold = self._located.hold
         for node, where in groups_by_node(nodes):
             extents, addresses, owner = items.extents, items.addresses, items.owner
             if where is not None:
@@ -344,9 +348,11 @@ class Fetch:
                     budget_s=budget_s,
                     size_bytes=size_bytes,
                     checksum=self._checksum_mode(pick.rows, owner),
+                    lease_id=0 if hold is None else hold.lease_id,
                 )
             )
             members.append(where)
+        self._until_s = self._call.now() + sum(part.budget_s for part in parts)
         return parts, members
 
     def _checksum_mode(self, rows: I64, owner: I64) -> int:
@@ -354,7 +360,7 @@ class Fetch:
             return Checksum.ALWAYS
         if self._leased is not None and not self._leased[rows[owner]].all():
             return Checksum.ALWAYS
-        return Checksum.NEVER if self._verify == "lease" else Checksum.UNLESS_LEASED
+        return Checksum.UNLESS_LEASED
 
     def _take_part(
         self, part: Part, where: I64, items: Items, rows: I64, done: Bools, alone: bool
@@ -388,7 +394,7 @@ class Fetch:
             self._state[rows[items.owner[where]]] = _AGAIN
         elif node_failed(error):
             # The rows stay open: next replica.
-            self._call.node_failed(part.node_id, error, alone=alone)
+            self._call.node_failed(part.node_id, error, alone=alone, until_s=self._until_s)
             if self._call.remaining_s() <= 0:
                 raise error
         else:

@@ -23,6 +23,7 @@ from cenote.api.errors import (
     BufferInUse,
     CenoteError,
     ClientClosed,
+    GrantRevoked,
     InvalidArgument,
     NamespaceReset,
     StaleLocation,
@@ -365,6 +366,15 @@ def acquire(
 
     The lease lasts `ttl_ms`, or as long as the master gives one.
     """
+    try:
+        return (yield from _acquire(call, digests, ttl_ms, chain, hold))
+    except GrantRevoked:  # of a hold: the answer got lost, and is forgotten by now
+        return (yield from _acquire(call, digests, ttl_ms, chain, hold))
+
+
+def _acquire(
+    call: Call, digests: bytes, ttl_ms: int, chain: bool, hold: bool
+) -> Plan[tuple[pb.AcquireResponse, LeaseHold | None]]:
     ttl_ms = min(ttl_ms, call.state.limits.lease_ttl_max_ms or ttl_ms)
     request = pb.AcquireRequest(
         keys=call.key_batch(digests),

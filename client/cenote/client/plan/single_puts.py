@@ -19,6 +19,7 @@ from cenote.api.errors import (
     BufferInUse,
     CenoteError,
     ClientClosed,
+    DeadlineExceeded,
     GrantRevoked,
     InternalError,
     SessionUnknown,
@@ -114,13 +115,17 @@ def put_single(
         units = units_of(size + len(tail))
         place = _spare_place(call, units, options)
         if place is None:
-            started = yield from _start(call, key, digest, size, units, options)
-            status, _, extent_count, _ = PUT_STRUCT.unpack(started.puts)
+            status = extent_count = 0
+            try:
+                started = yield from _start(call, key, digest, size, units, options)
+                status, _, extent_count, _ = PUT_STRUCT.unpack(started.puts)
+            except GrantRevoked as error:  # the answer got lost, and is forgotten by now
+                undone, status = _Undone(error), -1
             if status == PutStatus.EXISTS:
                 call.space.spares.note_existed()
                 call.state.counters.existed += 1
                 return Outcome.EXISTED, Sameness.UNKNOWN
-            if status == PutStatus.GRANTED and extent_count == 1:
+            if started is not None and status == PutStatus.GRANTED and extent_count == 1:
                 place = _granted_place(call, started)
         if place is not None:
             done = yield from _store(call, key, digest, address, size, tail, place)
@@ -212,7 +217,10 @@ def _store(
         yield RefreshView(call.remaining_s())
         return _Undone(None)
     others = call.has_other_nodes()
-    budget_s = attempt_budget_s(call.remaining_s(), size, alternatives=others, last=not others)
+    remaining_s = call.remaining_s()
+    if remaining_s <= 0:
+        raise DeadlineExceeded("the deadline passed before the bytes were sent")
+    budget_s = attempt_budget_s(remaining_s, size, alternatives=others, last=not others)
     write = MoveOne(
         node,
         place.segment,
@@ -233,7 +241,7 @@ def _store(
         if isinstance(error, GrantRevoked):
             yield Reopen(call.remaining_s(), session_too=True, cut_session_id=grant.session_id)
         elif node_failed(error):
-            call.node_failed(node, error)
+            call.node_failed(node, error, until_s=call.end_s - remaining_s + budget_s)
         elif not isinstance(error, StaleEpoch | StaleLocation | SessionUnknown):
             raise
         return _Undone(error)
@@ -311,7 +319,9 @@ def _seal(call: Call, node: int, batch: SealBatch) -> Plan[CenoteError | None]:
     session_id = call.state.session_id
     failures = 0
     for attempt in range(1, SEAL_ATTEMPTS_MAX + 1):
-        part = SealPart(node, batch, seal_budget_s(call.remaining_s(), 1, failures))
+        remaining_s = call.remaining_s()
+        budget_s = seal_budget_s(remaining_s, 1, failures)
+        part = SealPart(node, batch, budget_s)
         yield Seals([part])
         error = part.error
         if error is not None:
@@ -324,7 +334,7 @@ def _seal(call: Call, node: int, batch: SealBatch) -> Plan[CenoteError | None]:
                 continue
             if not node_failed(error):
                 return error
-            call.node_failed(node, error)
+            call.node_failed(node, error, until_s=call.end_s - remaining_s + budget_s)
             if failures == SEAL_FAILURES_MAX or call.remaining_s() <= 0:
                 return error
             if node in call.stalled and (yield from hidden_after_report(call, {node})):

@@ -94,8 +94,7 @@ def ask_packed(
         reply: M = yield AskRaw(method, body, call.remaining_s())
         return reply
     except CenoteError as error:
-        may_help = ask_again(error) or isinstance(error, SessionUnknown)
-        if not may_help:
+        if not (ask_again(error) or isinstance(error, SessionUnknown)):
             raise
         if call.remaining_s() <= 0:
             raise too_late(method, error) from error
@@ -179,7 +178,7 @@ def _read_row(
     if hold is None or status != ObjectStatus.LEASED or verify == "checksum":
         mode = Checksum.ALWAYS
     else:
-        mode = Checksum.NEVER if verify == "lease" else Checksum.UNLESS_LEASED
+        mode = Checksum.UNLESS_LEASED
         if hold.end_s < min(call.end_s, call.now() + transfer_s(size)):
             return None  # it is to be renewed meanwhile
     value = None
@@ -190,14 +189,19 @@ def _read_row(
             f"the buffer has {length} bytes, the object has {size}",
             remedy="pass a buffer that is large enough",
         )
-    budget_s = attempt_budget_s(call.remaining_s(), size, alternatives=replicas > 1)
+    remaining_s = call.remaining_s()
+    budget_s = attempt_budget_s(remaining_s, size, alternatives=replicas > 1)
     try:
-        item, got, by_lease = yield MoveOne(node, segment, offset, size, address, budget_s, mode)
+        lease_id = 0 if hold is None else hold.lease_id
+        item, got, by_lease = yield MoveOne(
+            node, segment, offset, size, address, budget_s, mode, lease_id=lease_id
+        )
     except (BufferInUse, ClientClosed):
         raise
     except CenoteError as error:
         if node_failed(error):
-            call.node_failed(node, error, alone=replicas == 1)
+            until_s = call.end_s - remaining_s + budget_s
+            call.node_failed(node, error, alone=replicas == 1, until_s=until_s)
         return None
     if item:
         return None

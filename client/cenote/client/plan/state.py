@@ -22,6 +22,7 @@ from cenote.api.rows import DIGEST_BYTES
 from cenote.client.locations import LocationCache
 from cenote.v1 import common_pb2, master_pb2
 
+from .budgets import OVERSLEPT_S
 from .counters import Counters
 from .grants import Grant, LeaseHold
 from .peers import Peers
@@ -431,12 +432,22 @@ class Call:
             namespace_id=space.namespace_id, generation=self.generation, digests=digests
         )
 
-    def node_failed(self, node_id: int, error: CenoteError, *, alone: bool = False) -> None:
+    def node_failed(
+        self,
+        node_id: int,
+        error: CenoteError,
+        *,
+        alone: bool = False,
+        until_s: float = math.inf,
+    ) -> None:
         """A node did not do what it was to do: this call avoids it from now on.
 
         `alone`: nothing else has what was wanted of it. Where it was only slow other calls do not
-        avoid it yet: it is tried once more, and the master looks at it before.
+        avoid it yet: it is tried once more, and the master looks at it before. `until_s`: when it
+        was to be done; long after that it is not the node that failed.
         """
+        if self.now() > min(until_s, self.end_s) + OVERSLEPT_S:
+            return
         self.avoid.add(node_id)
         self.failed.add(node_id)
         if isinstance(error, DeadlineExceeded) and node_id not in self.last_tries:

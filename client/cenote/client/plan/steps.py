@@ -46,14 +46,17 @@ M = TypeVar("M", bound=Message)
 
 READ_GRANT: Final = 0
 """`grant_id` of a part that reads."""
+NO_LEASE: Final = 0
 
 
 class Checksum:
     """When a part's checksums are wanted."""
 
     NEVER: Final = 0
+    """Of a write."""
     UNLESS_LEASED: Final = 1
-    """Not where the channel's reads are proven by the lease alone (shm)."""
+    """Not where the channel's reads are proven by the lease alone (shm), and the daemon still
+    follows the leader that gave it when they have ended."""
     ALWAYS: Final = 2
 
 
@@ -108,6 +111,7 @@ class Part:
         "extents",
         "grant_id",
         "keeper",
+        "lease_id",
         "node_id",
         "size_bytes",
         "statuses",
@@ -124,6 +128,7 @@ class Part:
         size_bytes: int,
         checksum: int,
         grant_id: int = READ_GRANT,
+        lease_id: int = NO_LEASE,
         keeper: object = None,
     ) -> None:
         self.node_id = node_id
@@ -132,6 +137,7 @@ class Part:
         self.keeper = keeper
         """Keeps memory valid that isn't the caller's."""
         self.grant_id = grant_id
+        self.lease_id = lease_id
         self.checksum = checksum
         self.budget_s = budget_s
         self.size_bytes = size_bytes
@@ -169,6 +175,7 @@ class MoveOne:
         "budget_s",
         "checksum",
         "grant_id",
+        "lease_id",
         "length",
         "node_id",
         "offset",
@@ -188,6 +195,7 @@ class MoveOne:
         checksum: int,
         grant_id: int = READ_GRANT,
         tail: bytes = b"",
+        lease_id: int = NO_LEASE,
     ) -> None:
         self.tail = tail
         self.node_id = node_id
@@ -198,6 +206,7 @@ class MoveOne:
         self.budget_s = budget_s
         self.checksum = checksum
         self.grant_id = grant_id
+        self.lease_id = lease_id
         self.unfenced = False
 
 

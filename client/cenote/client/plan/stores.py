@@ -95,6 +95,7 @@ class Store:
         self._cut = False
         """A daemon cut this session off."""
         self._seal_failures = 0
+        self._until_s = 0.0  # when the step under way is to be done
         self._tails = tails
         self._moved = pieces, sizes
         """What is written: the payloads, or copies of them with their keys."""
@@ -162,6 +163,7 @@ class Store:
                 first_items = items
         assert first_items is not None
         self._grant.moving = parts
+        self._until_s = self.call.now() + sum(part.budget_s for part in parts)
         yield Move(parts)
         unfenced = False
         sums = np.zeros(len(first_items.owner), np.uint64)
@@ -272,13 +274,11 @@ class Store:
             raise error
         if isinstance(error, GrantRevoked):
             self._cut = True
-        elif isinstance(error, StaleEpoch | StaleLocation | SessionUnknown):
-            pass
         elif node_failed(error):
-            self.call.node_failed(part.node_id, error)
+            self.call.node_failed(part.node_id, error, until_s=self._until_s)
             if self.call.remaining_s() <= 0:
                 raise error
-        else:
+        elif not isinstance(error, StaleEpoch | StaleLocation | SessionUnknown):
             raise error
         return part.unfenced
 
@@ -442,6 +442,7 @@ class Store:
             budget_s = seal_budget_s(remaining_s, len(some), self._seal_failures)
             parts.append(SealPart(node, batch, budget_s))
             members.append(some)
+        self._until_s = self.call.now() + sum(part.budget_s for part in parts)
         return parts, members
 
     def _take_seal(self, part: SealPart, extents: I64) -> I64:
@@ -473,7 +474,7 @@ class Store:
             self._cut = True  # the decision stands: seal it in another session
             return extents
         if node_failed(error):
-            self.call.node_failed(part.node_id, error)
+            self.call.node_failed(part.node_id, error, until_s=self._until_s)
             if self._ask_once_more(extents):
                 return extents
         self.lost[extents] = True

@@ -239,7 +239,12 @@ class _Writer:
             if self.versions:
                 yield from self._take_back()
             self.not_yet = self.crowded = False
-            reply = started or (yield from self._start(todo))
+            try:
+                reply = started or (yield from self._start(todo))
+            except GrantRevoked as revoked:  # the answer got lost, and is forgotten by now
+                self.last = revoked
+                attempt += 1
+                continue
             started = None
             granted, duplicates = self._sort_answers(todo, reply)
             if len(granted):

@@ -1,0 +1,28 @@
+"""Payloads that tell of each of their blocks whose it is."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+__all__ = ["BLOCK_BYTES", "make_value", "origin_of"]
+
+BLOCK_BYTES: Final = 16
+
+
+def make_value(serial: int, key: int, client: int, size: int) -> bytes:
+    """Bytes of which each block of 16 says which put, key, client, and place it is of."""
+    count = -(-size // BLOCK_BYTES)
+    blocks = np.empty((count, 2), "<u8")
+    blocks[:, 0] = serial << 32 | key << 16 | client
+    blocks[:, 1] = np.arange(count, dtype=np.uint64) + np.uint64(size << 32)
+    return blocks.tobytes()[:size]
+
+
+def origin_of(block: bytes) -> str:
+    """Which put such a block is of, for people."""
+    if len(block) < 8 or not any(block):
+        return "nothing that was put"
+    word = int.from_bytes(block[:8], "little")
+    return f"put {word >> 32} of key {word >> 16 & 0xFFFF} by client {word & 0xFFFF}"
