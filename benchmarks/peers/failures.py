@@ -162,6 +162,7 @@ def writer_dies(pool) -> dict:
         writer.call(60, op="put_one", key=f"warm{attempt}", size=SIZE)  # connections are there
         writer.answer(60)
         other.call(60, op="remove_one", key=f"warm{attempt}", secs=30)
+        other.call(60, op="prepare", key=key, size=BIG)
         writer.tell(op="put_one", key=key, size=BIG)
         writer.answer(60)  # it begins
         end = time.monotonic() + BEGIN_LIMIT_S
