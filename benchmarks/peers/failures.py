@@ -323,6 +323,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--keep", action="store_true", help="logs")
     args = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):  # so that what was started is ended, too
+        signal.signal(number, lambda *_: sys.exit(1))
     pools = args.pools.split(",")
     if not (MOONCAKE_VENV / "bin" / "python").exists():
         pools = [name for name in pools if name == "cenote"]
