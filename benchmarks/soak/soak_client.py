@@ -64,7 +64,7 @@ def ready_and_waiting_s() -> float:
 def new_buffers() -> list[np.ndarray]:
     """Room for a batch of the largest objects, used again and again: what is measured is the
     memory of the client library."""
-    return list(np.empty((BATCH_MAX, payload.SIZE_MAX), np.uint8))
+    return list(np.full((BATCH_MAX, payload.SIZE_MAX), 1, np.uint8))
 
 
 class SoakClient:
