@@ -30,7 +30,7 @@ from .kv_keys import Keys, SnapshotRow
 from .metadata import Followed
 from .workers import Workers
 
-__all__ = ["Follower", "last_entry_of"]
+__all__ = ["Follower", "last_entry_of", "split_records"]
 
 CHUNKS_PER_READ: Final = 64
 ROWS_PER_READ_MIN: Final = 64
@@ -171,6 +171,15 @@ class Follower:
     # ---- steps ------------------------------------------------------------------------------
 
     def _step(self, timeout_s: float) -> Followed:
+        """What is found next. Where it raises nothing has been given, hence nothing was taken."""
+        position = self.last, self._resume, self.journal_bytes, self.journal_values
+        try:
+            return self._step_from_here(timeout_s)
+        except ResourceUnavailable:
+            self.last, self._resume, self.journal_bytes, self.journal_values = position
+            raise
+
+    def _step_from_here(self, timeout_s: float) -> Followed:
         if self._at is _At.BEGIN:
             return self._begin()
         if self._at is _At.SNAPSHOT:
@@ -223,7 +232,7 @@ class Follower:
             return self._lost(f"a part of the snapshot of entry {row.covers}")
         records: list[Record] = []
         for kv_row in rows:
-            for record in _split(kv_row.value):
+            for record in split_records(kv_row.value):
                 header = verify_record(record)
                 end = snapshot_end(record)
                 if (
@@ -319,7 +328,7 @@ class Follower:
         """Add the records of a key of the journal; False where it is not the one that is due."""
         if self._keys.first_entry(key) != self._resume:
             return False
-        for record in _split(value):
+        for record in split_records(value):
             header = verify_record(record)
             if header.last <= self.last:  # of the snapshot, which ended within this key
                 continue
@@ -335,10 +344,10 @@ class Follower:
 
 def last_entry_of(value: bytes) -> int:
     """Of the records in a value of the journal. Raises JournalCorrupt."""
-    return max(verify_record(record).last for record in _split(value))
+    return max(verify_record(record).last for record in split_records(value))
 
 
-def _split(value: bytes) -> Iterator[Record]:
+def split_records(value: bytes) -> Iterator[Record]:
     """The records of one value. Raises JournalCorrupt."""
     header = parse_header(value)
     if header is not None and header.length == len(value):

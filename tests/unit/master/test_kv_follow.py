@@ -129,6 +129,26 @@ def test_a_standby_that_was_away_for_too_long_begins_anew(masters: Masters) -> N
     assert SnapshotEnd(7, 1) in list(read_entries(found))
 
 
+def test_what_was_read_is_not_lost_when_the_next_answer_is(masters: Masters) -> None:
+    leader, standby = masters.lead("a"), masters.join("b")
+    append(leader, 3)
+    assert standby.follow(0.0).anew
+    reads: list[str] = []
+
+    def second_read_fails(call: str) -> str:
+        if call != "range":
+            return ""
+        reads.append(call)
+        return "lost" if len(reads) == 2 else ""
+
+    with masters.lock:
+        masters.kv(standby).fault = second_read_fails
+    found: list[Record] = list(standby.follow(0.0).records)
+    masters.reconnect(standby)
+    found = follow_all(standby, found, through=3)
+    assert numbers(found) == [1, 2, 3]
+
+
 def test_a_snapshot_of_all_there_is_is_noticed_without_a_later_entry(masters: Masters) -> None:
     leader, standby = masters.lead("a"), masters.join("b")
     append(leader, 3)
