@@ -79,6 +79,7 @@ class Load:
         replicas: int,
         min_replicas: int = 1,
         deadline_s: float = DEADLINE_S,
+        durability: str = "default",
         **settings: bool,
     ) -> None:
         """`settings`: see `loads.steady`."""
@@ -93,7 +94,11 @@ class Load:
                     (seed + i) % 1_000_000,
                     BASE,
                     {"transports": transports, "deadline_s": deadline_s},
-                    {"replicas": replicas, "min_replicas": min_replicas},
+                    {
+                        "replicas": replicas,
+                        "min_replicas": min_replicas,
+                        "durability": durability,
+                    },
                     settings,
                 )
             )

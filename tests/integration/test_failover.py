@@ -6,17 +6,18 @@ CENOTE_TEST_FULL=1 each kind of fault is repeated 20 times; run with `-s` to see
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from cenote.client import Client
-from cluster import Cluster, Process
+from cluster import Cluster, Process, run_cenote
 from etcd import EtcdCluster
 from loads import Sample
 from payloads import payload_of
@@ -92,12 +93,24 @@ def check_stored(client: Client, keys: list[str], stored: object) -> None:
         assert values == [payload_of(key, sizes[key]) for key in some]
 
 
-@pytest.mark.parametrize("fault", [kill, stop_and_continue])
-def test_another_master_takes_over_under_load(etcd: EtcdCluster, seed: int, fault: object) -> None:
-    assert callable(fault)
+@pytest.mark.parametrize(
+    ("fault", "durability"),
+    [(kill, "relaxed"), (kill, "journaled"), (stop_and_continue, "relaxed")],
+)
+def test_another_master_takes_over_under_load(
+    etcd: EtcdCluster, seed: int, fault: Callable[[Cluster, Process], None], durability: str
+) -> None:
     with ExitStack() as stack:
         cluster = stack.enter_context(shared_pool(etcd.url, masters=2, stores=2))
-        load = Load(stack, cluster, seed, replicas=1, deadline_s=DEADLINE_S, misses_are_legal=True)
+        load = Load(
+            stack,
+            cluster,
+            seed,
+            replicas=1,
+            deadline_s=DEADLINE_S,
+            durability=durability,
+            misses_are_legal=True,
+        )
         pass_time(1.0)
         faults: list[float] = []
         for _ in range(ROUNDS):
@@ -135,3 +148,33 @@ def report(load: Load, faults: list[float], end_s: float) -> None:
     for name in ("put", "put by all four"):
         assert statistics.median(times[name]) < MEDIAN_S * SLACK
         assert max(times[name]) < WORST_S * SLACK
+
+
+def test_the_command_shows_who_leads_and_asks_the_leader(etcd: EtcdCluster) -> None:
+    with shared_pool(etcd.url, masters=2, stores=1) as cluster:
+        leader = cluster.leader()
+        (standby,) = [master for master in cluster.masters if master is not leader]
+        lane_of = {m.name: m.ready["lane"].removeprefix("tcp://") for m in cluster.masters}
+
+        def roles() -> dict[str, str]:
+            shown = json.loads(cluster.cli("status", "--json").stdout)
+            assert (shown["role"], shown["nodes_alive"]) == ("leader", 1)
+            return {m["addresses"][0]: m["role"] for m in shown["masters"]}
+
+        wanted = {lane_of[leader.name]: "leader", lane_of[standby.name]: "standby"}
+        wait_until(lambda: roles() == wanted, what="the leader to have heard of the standby")
+        assert "(leader), " in cluster.cli("status").stdout.decode()
+        # Told of the standby alone, it finds the leader.
+        alone = {"CENOTE_MASTER": lane_of[standby.name], "CENOTE_GRPC": standby.ready["grpc"]}
+        environment = cluster.environment | alone
+        shown = json.loads(run_cenote("status", "--json", environment=environment).stdout)
+        assert shown["role"] == "leader"
+        leader.kill()
+        assert cluster.leader() is standby
+        shown = json.loads(cluster.cli("status", "--json").stdout)
+        assert (shown["role"], shown["epoch"]) == ("leader", 2)
+        cluster.wait_alive(1)
+        put = cluster.cli("put", "k", "-", stdin=b"bytes")
+        assert put.returncode == 0, put.stderr
+        got = cluster.cli("get", "k")
+        assert (got.returncode, got.stdout) == (0, b"bytes")

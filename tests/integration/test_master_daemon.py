@@ -325,7 +325,7 @@ def test_a_port_in_use_is_named(lasting: Cluster) -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--metadata", "etcd"), "names no metadata backend"),
+        (("--metadata", "nfs:/etc"), "names no metadata backend"),
         (("--listen", "nowhere"), "--listen 'nowhere' is no address"),
         (("--lease-ttl", "soon"), "no duration"),
         (("--lease-ttl", "20s"), "above --lease-ttl-max-s"),
