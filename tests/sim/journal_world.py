@@ -263,7 +263,7 @@ class JournalWorld:
                     future.add_done_callback(partial(self._done, entry, said))
             self.loop.sleep(self.dice.expovariate(1 / 0.05))
             if self.dice.random() < 0.005 and not self.healing:
-                backend.close(b"longest_lease_ms=0")
+                backend.close()
                 self._end(master, "ends in order")
                 return
 
@@ -392,7 +392,7 @@ def simulate_journal(seed: int) -> JournalReport:
         world.run()
     except Violation as violation:
         failure = f"violation: {violation}"
-    except Exception:
+    except Exception:  # a bug anywhere, of which the report tells
         failure = traceback.format_exc()
     finally:
         for master in world.masters:
