@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -100,9 +101,15 @@ class Pool:
         self.extra: list[Process] = []
         self.nodes: list[Process] = []
         self.rpc, self.admin = free_port(), free_port()
-        self.master = self.start_master()
-        self.nodes = [self.start_node(i) for i in range(nodes)]
-        self.wait_nodes(nodes)
+        self.master: Process | None = None
+        try:
+            self.master = self.start_master()
+            for i in range(nodes):
+                self.nodes.append(self.start_node(i))
+            self.wait_nodes(nodes)
+        except BaseException:
+            self.stop()
+            raise
 
     def cfg(self) -> dict:
         return {
@@ -126,7 +133,7 @@ class Pool:
     def stop(self) -> None:
         """All of it, by force: nothing of it is needed any more."""
         for process in [*self.extra, *self.nodes, self.master]:
-            if process.popen.poll() is None:
+            if process is not None and process.popen.poll() is None:
                 process.send(signal.SIGCONT)
                 process.kill()
 
@@ -242,10 +249,7 @@ class Cenote(Pool):
 
     def stop(self) -> None:
         super().stop()
-        memory = Path("/dev/shm") / f"cenote-failures-{os.getpid()}"
-        for path in sorted(memory.rglob("*"), reverse=True):
-            path.rmdir() if path.is_dir() else path.unlink()
-        memory.rmdir()
+        shutil.rmtree(f"/dev/shm/cenote-failures-{os.getpid()}", ignore_errors=True)
 
 
 POOLS = {"mooncake": Mooncake, "mooncake-snapshots": MooncakeSnapshots, "cenote": Cenote}

@@ -16,7 +16,7 @@ _ORDERS = ("stop", "healthy")
 """`healthy`: 0, or the number of the quiet time in which all has been well for a while."""
 _CALLS = (
     *("put", "put_batch", "put_again", "get", "get_into", "get_batch", "get_into_batch", "view"),
-    *("lease", "exists", "remove", "pin", "connect"),
+    *("lease", "hold", "exists", "remove", "pin", "connect"),
 )
 _SEEN = (
     *("hit", "old", "miss", "missed", "missed pinned", "hit_bytes", "stored", "stored_bytes"),

@@ -392,7 +392,7 @@ def simulate_journal(seed: int) -> JournalReport:
         world.run()
     except Violation as violation:
         failure = f"violation: {violation}"
-    except Exception:  # whatever the bug is: the seed is to be told
+    except Exception:  # a bug anywhere, of which the report tells
         failure = traceback.format_exc()
     finally:
         for master in world.masters:

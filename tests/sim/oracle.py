@@ -153,15 +153,18 @@ class Oracle:
 
     def _is_excused(self, put: PutRecord, version: Version) -> bool:
         """Whether it may be gone without a word, after a power failure: the journal had lost it,
-        and its key was removed before its daemon came; or it lies on several nodes, of which none
-        brings a whole replica; or what the journal had lost is that it was evicted, and others have
-        written where it was since."""
+        and its key was removed or put again before its daemon came; or it lies on several nodes, of
+        which none brings a whole replica; or what the journal had lost is that it was evicted, and
+        others have written where it was since."""
         if not self.power_failed:
             return False
         nodes = {(file.node_id, replica) for file, _, replica in self._placed[version]}
         striped = len(nodes) > len({replica for _, replica in nodes})
-        removed = self._last_removal(put.key) > self._numbers[version]
-        return striped or removed or not self._is_intact(put, version)
+        number = self._numbers[version]
+        removed = self._last_removal(put.key) > number
+        others = [v for other in self.puts.values() if other.key == put.key for v in other.versions]
+        put_again = any(self._numbers[v] > number for v in others)
+        return striped or removed or put_again or not self._is_intact(put, version)
 
     def _is_intact(self, put: PutRecord, version: Version) -> bool:
         """Whether all of its bytes are where its slots say."""

@@ -46,7 +46,7 @@ NOTICED_AT = {
     "seals before the attach": 105,
     "seals of what was dropped": 15,
     "second commit wins": 1,
-    "tombstones are forgotten": 12,
+    "tombstones are forgotten": 90,
     "unfenced is forgotten": 171,
     "void grants are used": 460,
 }
