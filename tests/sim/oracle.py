@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -22,7 +21,7 @@ from cenote.store.slot_format import SLOT_BYTES, SLOT_RECORD
 from sim.facts import is_sealed
 from sim.fingerprint import fingerprint
 from sim.loop import Violation
-from sim.values import BLOCK_BYTES, make_value, origin_of
+from sim.values import BLOCK_BYTES, PutRecord, Removal, make_value, origin_of
 from unit.master.state_checks import check
 
 if TYPE_CHECKING:
@@ -37,27 +36,6 @@ CHECK_EVERY: Final = 40
 """Commands between two looks at everything that the master has."""
 Version = tuple[int, int]
 """(epoch, seq)."""
-
-
-@dataclass(eq=False)
-class PutRecord:
-    """One call's attempt to put one value."""
-
-    serial: int
-    key: int
-    client: int
-    value: bytes
-    min_replicas: int = 1
-    acked: bool = False
-    versions: list[Version] = field(default_factory=list)
-
-
-@dataclass
-class Removal:
-    number: int
-    """Of the master's decisions."""
-    acked_s: float
-    """After this, no read may begin that sees what was decided before."""
 
 
 class Oracle:
