@@ -44,7 +44,6 @@ ALL_FAULTS: Final = frozenset(
         "master-stop",
         "compact",
         "reset",
-        "metadata-loss",
     }
 )
 """All kinds but `power`."""
