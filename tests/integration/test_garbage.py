@@ -15,7 +15,7 @@ import pytest
 from cenote.api.errors import (
     CenoteError,
     InvalidArgument,
-    NamespaceNotFound,
+    NamespaceReset,
     ProtocolError,
     ProtocolVersionMismatch,
 )
@@ -202,7 +202,7 @@ def bad_requests() -> dict[str, tuple[int, bytes, type[CenoteError]]]:
         "unknown namespace": (
             exists,
             master_pb2.ExistsRequest(keys=batch(namespace_id=4_000_000)).SerializeToString(),
-            NamespaceNotFound,
+            NamespaceReset,
         ),
         "sizes missing": (start, start_of(sizes=b""), InvalidArgument),
         "sizes of another batch": (start, start_of(sizes=bytes(24)), InvalidArgument),

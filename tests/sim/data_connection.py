@@ -229,6 +229,8 @@ def seal_at(store: StoreProcess, batch: SealBatch) -> Any:
     statuses = np.full(len(rows), _STALE, np.uint8)
     if batch.epoch < store.segments.epoch:
         return StaleEpoch(f"sealed in epoch {batch.epoch}, this is {store.segments.epoch}")
+    if not store.segments.knows(batch.namespace_id, batch.generation):
+        return np.full(len(rows), Unavailable.code, np.uint8)
     ends = np.cumsum(rows["key_length"], dtype=np.int64)
     starts = ends - rows["key_length"]
     for segment_id in np.unique(rows["segment"]).tolist():

@@ -10,7 +10,7 @@ import numpy as np
 from cenote.store.slot_format import SLOT_BYTES, SLOT_RECORD, STATE_SEALED
 from sim.data_connection import Write, seal_at
 from sim.loop import Party
-from sim.masters import MASTER
+from sim.masters import MASTER, SimLog
 from sim.network import Weather
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ class Faults:
             "master-crash": (2, self._master_crash),
             "master-stop": (1, self._master_stop),
             "power": (2, self._power),
+            "metadata-loss": (1, self._metadata_loss),
             "reset": (1, world.reset_namespace),
         }
         self._every = every
@@ -391,7 +392,12 @@ class Faults:
     # ---- the master -----------------------------------------------------------------------------
 
     def _master_down(
-        self, *, orderly: bool, power: bool = False, away_s: float | None = None
+        self,
+        *,
+        orderly: bool,
+        power: bool = False,
+        loss: bool = False,
+        away_s: float | None = None,
     ) -> None:
         world = self._world
         if self._over or world.master is None or (orderly and world.master.party.paused):
@@ -401,7 +407,9 @@ class Faults:
             world.oracle.power_failed = True
             lost = world.log.lose_power(lambda n: world.loop.dice.randint(0, n))
             world.loop.note(MASTER, f"its machine loses power: {lost} records are gone")
-        if "compact" in self._kinds and world.loop.dice.random() < 0.3:
+        if loss:
+            self._lose_metadata()
+        elif "compact" in self._kinds and world.loop.dice.random() < 0.3:
             world.loop.note(MASTER, "the journal is compacted")
             world.log.compact()
 
@@ -416,6 +424,31 @@ class Faults:
 
     def _master_stop(self) -> None:
         self._master_down(orderly=True)
+
+    def _lose_metadata(self) -> None:
+        """The next master begins with an empty directory. Not while one runs."""
+        world = self._world
+        world.loop.note(MASTER, "loses its metadata")
+        # A directory begins with an epoch that is above, or at least, as the clock is.
+        world.log = SimLog(epoch=world.log.epoch + world.loop.dice.choice((0, 1, 1000)))
+        world.oracle.metadata_lost()
+
+    def wipe_store(self, name: str) -> None:
+        """What it holds belongs to a pool that is gone: its operator removes that."""
+        world = self._world
+
+        def wipe() -> None:
+            host = world.hosts[name]
+            if host.process is not None:
+                world.loop.kill(host.process.party)
+            host.reboot()
+            world.start_store(host)
+
+        world.loop.note(name, "is of a pool that is gone, and wiped")
+        world.loop.after(0.0, wipe)
+
+    def _metadata_loss(self) -> None:
+        self._master_down(orderly=False, loss=True)
 
     def _power(self) -> None:
         self._master_down(orderly=False, power=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +15,7 @@ from cenote.api.errors import (
     ClientClosed,
     DeadlineExceeded,
     NotLeader,
+    PoolMismatch,
     Unavailable,
     error_from_code,
 )
@@ -155,7 +156,7 @@ class MasterProcess:
         world, loop = self.world, self.world.loop
         self.service = MasterService(
             SimBackend(self.log),
-            world.state_config,
+            replace(world.state_config, pool_id=loop.dice.randbytes(16)),
             Settings(location_ttl_ms=world.location_ttl_ms, heartbeat_interval_ms=300),
             clock=PartyClock(loop, self.party),
             draw_seed=lambda: loop.dice.getrandbits(64),
@@ -453,6 +454,8 @@ class StoreLink:
 
     def __init__(self, world: World, party: Party, hello: pb.HelloRequest) -> None:
         self._greeting = pb.HelloResponse()
+        self._world, self._name = world, party.name
+        self._said = pb.HelloRequest.FromString(hello.SerializeToString())
         self._lane = Lane(world, party, hello.SerializeToString(), self._on_hello)
 
     def _on_hello(self, body: bytes) -> None:
@@ -461,7 +464,11 @@ class StoreLink:
     def hello(self, deadline_s: float) -> pb.HelloResponse:
         view = pb.GetClusterViewRequest(known_view_version=_EVERY_VIEW)
         self._call("get_cluster_view", view, deadline_s)
-        return self._greeting
+        greeting = self._greeting
+        strange = self._said.pool_id not in (b"", greeting.pool_id)
+        if strange and greeting.epoch < self._said.last_epoch:
+            self._world.faults.wipe_store(self._name)  # as its operator is told to
+        return greeting
 
     def _call(self, method: str, request: Message, deadline_s: float) -> Any:
         number, _, reply_type = METHODS[method]
@@ -470,7 +477,11 @@ class StoreLink:
         )
 
     def attach(self, request: pb.AttachRequest, deadline_s: float) -> Any:
-        return self._call("attach", request, deadline_s)
+        try:
+            return self._call("attach", request, deadline_s)
+        except PoolMismatch:
+            self._world.faults.wipe_store(self._name)
+            raise
 
     def heartbeat(self, request: pb.HeartbeatRequest, deadline_s: float) -> Any:
         return self._call("heartbeat", request, deadline_s)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -18,10 +17,11 @@ from cenote.api.errors import CenoteError
 from cenote.api.rows import EXTENT, PUT, UNIT_BYTES, PutStatus
 from cenote.master.effects import Effect, Gone, GoneReason, NamespaceOpened, SegmentGone, Stored
 from cenote.master.pool import Pool
-from cenote.store.slot_format import SLOT_BYTES, SLOT_RECORD, STATE_SEALED
+from cenote.store.slot_format import SLOT_BYTES, SLOT_RECORD
+from sim.facts import is_sealed
 from sim.fingerprint import fingerprint
 from sim.loop import Violation
-from sim.values import BLOCK_BYTES, make_value, origin_of
+from sim.values import BLOCK_BYTES, PutRecord, Removal, make_value, origin_of
 from unit.master.state_checks import check
 
 if TYPE_CHECKING:
@@ -36,27 +36,6 @@ CHECK_EVERY: Final = 40
 """Commands between two looks at everything that the master has."""
 Version = tuple[int, int]
 """(epoch, seq)."""
-
-
-@dataclass(eq=False)
-class PutRecord:
-    """One call's attempt to put one value."""
-
-    serial: int
-    key: int
-    client: int
-    value: bytes
-    min_replicas: int = 1
-    acked: bool = False
-    versions: list[Version] = field(default_factory=list)
-
-
-@dataclass
-class Removal:
-    number: int
-    """Of the master's decisions."""
-    acked_s: float
-    """After this, no read may begin that sees what was decided before."""
 
 
 class Oracle:
@@ -81,6 +60,9 @@ class Oracle:
         next one does not know of them, and decides a put that comes again anew."""
         self._removed_at: dict[bytes, list[tuple[int, float]]] = {}
         self._resets: list[tuple[int, float]] = []
+        self._metadata_lost_s = 0.0
+        self._revenants: set[Version] = set()
+        """Gone before metadata were lost: they may come back then, and go again."""
         self.removals: dict[int, list[Removal]] = {}
         """By key."""
         self._grants: dict[int, int] = {}
@@ -99,9 +81,9 @@ class Oracle:
     def master_started(self, master: MasterProcess) -> None:
         decider = master.service.decider
         apply, take = decider.apply, decider._take
-        pool = decider.state._pool
 
         def watched(command: Any) -> Any:
+            pool = decider.state._pool
             before = fingerprint(pool)
             try:
                 return apply(command)
@@ -119,8 +101,21 @@ class Oracle:
 
         decider.apply = watched  # type: ignore[method-assign]
         decider._take = taken  # type: ignore[method-assign]
-        self._note_unheard(pool)
+        self._note_unheard(decider.state._pool)
         self._check(master)
+
+    @property
+    def has_lost_metadata(self) -> bool:
+        return self._metadata_lost_s > 0
+
+    def metadata_lost(self) -> None:
+        """Nobody knows what was removed; all that is sealed may come back."""
+        self.removals.clear()
+        self._removed_at.clear()
+        self._resets.clear()
+        self._lost_unsealed.clear()
+        self._revenants.update(self.gone)
+        self._metadata_lost_s = self._world.loop.now_s
 
     def _note_unheard(self, pool: Pool) -> None:
         records = pool.records_of(pool.objects.live_rows(0, pool.objects.high_water)[0])
@@ -134,7 +129,8 @@ class Oracle:
     def alive(self, put: PutRecord) -> list[Version]:
         """What the master was told to keep of a put."""
         heard = [version for version in put.versions if version not in self._unheard]
-        return [version for version in heard or put.versions if version not in self.gone]
+        gone = self.gone.keys() | self._revenants
+        return [version for version in heard or put.versions if version not in gone]
 
     @contextlib.contextmanager
     def watching(self, who: str, master: MasterProcess) -> Iterator[None]:
@@ -169,7 +165,7 @@ class Oracle:
     def _is_intact(self, put: PutRecord, version: Version) -> bool:
         """Whether all of its bytes are where its slots say."""
         for file, slot, _ in self._placed[version]:
-            if not _is_sealed(file, slot, version):
+            if not is_sealed(file, slot, version):
                 continue
             record = np.frombuffer(file.table, SLOT_RECORD, 1, slot * SLOT_BYTES)[0]
             if int(record["extent_count"]) == 1:
@@ -248,6 +244,9 @@ class Oracle:
             name = digest.tobytes()
             if effect.reason == GoneReason.REMOVED:
                 self._removed_at.setdefault(name, []).append((self._decisions, now_s))
+                if self.has_lost_metadata:  # also of versions that daemons are yet to bring
+                    versions = self._versions_of.items()
+                    self._revenants.update(v for (other, _), v in versions if other == name)
             version = self._versions_of.get((name, seq))
             if version is None:
                 continue
@@ -256,6 +255,8 @@ class Oracle:
                 self.lost += 1
                 if name not in stored_later and not self.surviving_replicas(version):
                     self._lost_unsealed.add(version)
+                if version in self._revenants:
+                    continue
                 if name not in stored_later or self._is_readable(pool, version):
                     self._check_loss(version, forgotten)
 
@@ -265,7 +266,7 @@ class Oracle:
         replicas: dict[int, bool] = {}
         for file, slot, replica in self._placed[version]:
             up = bool(pool.segments.readable[file.segment_id]) and not file.is_lost
-            up = up and _is_sealed(file, slot, version)
+            up = up and is_sealed(file, slot, version)
             replicas[replica] = replicas.get(replica, True) and up
         return any(replicas.values())
 
@@ -289,7 +290,7 @@ class Oracle:
                 not file.is_lost
                 and version not in file.damaged
                 and file.segment_id not in (forgotten or ())
-                and _is_sealed(file, slot, version)
+                and is_sealed(file, slot, version)
             )
             alive[replica] = alive.get(replica, True) and good
         return {replica for replica, good in alive.items() if good}
@@ -409,6 +410,8 @@ class Oracle:
             for number, at_s in self._removed_at.get(digest, ())
             if at_s >= began_s
         ]
+        if began_s <= self._metadata_lost_s:
+            return  # whether it was before or after
         if not numbers:
             raise Violation(f"the removal of key {key} was acknowledged and never decided")
         self.removals.setdefault(key, []).append(Removal(min(numbers), self._world.loop.now_s))
@@ -416,6 +419,8 @@ class Oracle:
     def reset(self, began_s: float) -> None:
         """The namespace was reset: as if all keys had been removed."""
         numbers = [number for number, at_s in self._resets if at_s >= began_s]
+        if began_s <= self._metadata_lost_s:
+            return
         for key in self.digests:
             removal = Removal(min(numbers), self._world.loop.now_s)
             self.removals.setdefault(key, []).append(removal)
@@ -480,12 +485,3 @@ class Oracle:
         for digest in self.digests.get(key, ()):
             numbers += [number for number, _ in self._removed_at.get(digest, ())]
         return max(numbers, default=0)
-
-
-def _is_sealed(file: SegmentFile, slot: int, version: Version) -> bool:
-    if slot >= file.slots:
-        return False
-    record = np.frombuffer(file.table, SLOT_RECORD, 1, slot * SLOT_BYTES)[0]
-    return bool(
-        record["state"] == STATE_SEALED and (int(record["epoch"]), int(record["seq"])) == version
-    )

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from cenote.api.errors import CenoteError, InvalidArgument
+from cenote.api.errors import CenoteError, InvalidArgument, PoolMismatch
 from cenote.api.rows import EXTENT, UNIT_BYTES
 from cenote.runtime.memory import address_of
 from cenote.store.agent import AgentIdentity, StoreAgent
 from cenote.store.claims import ClaimTable
 from cenote.store.dram import DramSegment
+from cenote.store.pool_copy import PoolCopyFile
 from cenote.store.ranges import RangeSet
 from cenote.store.segments import LocalSegments
 from cenote.store.sessions import SessionTable
@@ -67,7 +68,10 @@ class SegmentFile:
 class SimSegment:
     """What `DramSegment` is, without files. One per life of its daemon."""
 
-    def __init__(self, file: SegmentFile, index: int) -> None:
+    def __init__(self, file: SegmentFile, index: int, is_unverified: Callable[[], bool]) -> None:
+        self.is_unverified = is_unverified
+        """Whether bytes may have been written over without a word of it: no lease proves them
+        then. Daemons find that out by reading everything again, which takes its time here."""
         self.file = file
         self.index = index
         self.segment_id = file.segment_id
@@ -104,6 +108,7 @@ class SimSegment:
             unit_bytes=UNIT_BYTES,
             slots=self.table.slots,
             retired_extents=ranges.tobytes(),
+            unverified=self.is_unverified(),
         )
 
     def seal(self, *arguments: Any) -> NDArray[np.uint8]:
@@ -155,6 +160,7 @@ class StoreHost:
     claims: memoryview = field(default_factory=lambda: _claim_memory())
     claims_held: Counter[int] = field(default_factory=Counter)
     """By page: channels that have it mapped."""
+    pool: PoolCopyFile = field(default_factory=PoolCopyFile)
 
     @property
     def boot_id(self) -> str:
@@ -167,6 +173,7 @@ class StoreHost:
         self.files = []
         self.boot += 1
         self.claims, self.claims_held = _claim_memory(), Counter()
+        self.pool = PoolCopyFile()
 
     def page(self, number: int) -> memoryview:
         """A page of claims, as its writer maps it."""
@@ -184,10 +191,14 @@ class StoreProcess:
         self.world = world
         self.host = host
         self.party = party
-        segments = [SimSegment(file, i) for i, file in enumerate(host.files)]
+        segments = [
+            SimSegment(file, i, lambda: world.oracle.has_lost_metadata)
+            for i, file in enumerate(host.files)
+        ]
         held = host.claims_held
         claims = ClaimTable(host.claims, lambda page: held[page] > 0, barrier=lambda: None)
         self.segments = LocalSegments(cast("list[DramSegment]", segments), claims)
+        self.segments.pool = host.pool
         self.sim_segments = segments
         self.sessions = SessionTable(self.segments)
         host.starts += 1
@@ -202,6 +213,11 @@ class StoreProcess:
             process_id=number,
             observer=True,
         )
+
+        def connect(_: str) -> StoreLink:
+            hello.pool_id, hello.last_epoch = host.pool.pool_id, self.segments.epoch
+            return StoreLink(world, party, hello)
+
         self.agent = StoreAgent(
             AgentIdentity(
                 node_name=host.name,
@@ -222,7 +238,7 @@ class StoreProcess:
             self.segments,
             self.sessions,
             ["master"],
-            connect=lambda _: StoreLink(world, party, hello),
+            connect=connect,
             stats=pb.NodeStats,
             is_preparing=self._is_preparing,
             on_end=self._on_end,
@@ -244,6 +260,8 @@ class StoreProcess:
             self.world.loop.after(self.world.loop.dice.random(), self._prepare, self.party)
 
     def _on_end(self, error: CenoteError) -> None:
+        if isinstance(error, PoolMismatch):
+            return  # `StoreLink` has it wiped
         raise AssertionError(f"the daemon gave up: {error!r}")
 
     def _died(self) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
-__all__ = ["BLOCK_BYTES", "make_value", "origin_of"]
+__all__ = ["BLOCK_BYTES", "PutRecord", "Removal", "make_value", "origin_of"]
 
 BLOCK_BYTES: Final = 16
+Version = tuple[int, int]
+"""(epoch, seq)."""
 
 
 def make_value(serial: int, key: int, client: int, size: int) -> bytes:
@@ -26,3 +29,24 @@ def origin_of(block: bytes) -> str:
         return "nothing that was put"
     word = int.from_bytes(block[:8], "little")
     return f"put {word >> 32} of key {word >> 16 & 0xFFFF} by client {word & 0xFFFF}"
+
+
+@dataclass(eq=False)
+class PutRecord:
+    """One call's attempt to put one value."""
+
+    serial: int
+    key: int
+    client: int
+    value: bytes
+    min_replicas: int = 1
+    acked: bool = False
+    versions: list[Version] = field(default_factory=list)
+
+
+@dataclass
+class Removal:
+    number: int
+    """Of the master's decisions."""
+    acked_s: float
+    """After this, no read may begin that sees what was decided before."""

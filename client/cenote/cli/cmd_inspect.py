@@ -155,6 +155,7 @@ def _status_pairs(reply: admin_pb2.GetStatusResponse) -> list[tuple[str, str | i
             f" {format_size(reply.journal_bytes)} of journal",
         ),
         ("journal", _journal_state(reply)),
+        *([("notice", reply.notice)] if reply.notice else []),
     ]
 
 

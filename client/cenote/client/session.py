@@ -96,6 +96,10 @@ class Session:
         self._hello_turn = Turn()
         self._hello_s = 0.0
         self._space_lock = threading.Lock()
+        self._pool_id: bytes | None = None
+        """Of the master's metadata; None before its first hello."""
+        self._numbers_lock = threading.Lock()
+        """Held while numbers of nodes and segments begin to mean others."""
         self._pool_lock = threading.Lock()
         self._close_lock = threading.RLock()
         self._closed = False
@@ -239,12 +243,23 @@ class Session:
     def _greeted(self, reply: pb.HelloResponse) -> None:
         """Take over what a master says in its hello."""
         limits = self.state.limits
+        with self._numbers_lock:
+            if self._pool_id not in (None, reply.pool_id):
+                self._begin_pool(reply)
+            self._pool_id = reply.pool_id
         limits.epoch = max(limits.epoch, reply.epoch)
         limits.session_ttl_s = reply.session_ttl_ms / 1000 or limits.session_ttl_s
         limits.location_ttl_s = reply.location_ttl_ms / 1000
         limits.lease_ttl_max_ms = reply.lease_ttl_max_ms
         limits.batch_keys_max = min(reply.batch_keys_max or 16_384, 16_384)
         self.take_view(reply.cluster_view, reply.epoch)
+
+    def _begin_pool(self, reply: pb.HelloResponse) -> None:
+        """The master's metadata were lost: its numbers of nodes and segments mean others now. No
+        answer of it is used before this returns."""
+        self.state.use_peers(Peers(reply.cluster_view))
+        for node_id, channel in list(self.channels.items()):
+            self.drop_channel(node_id, channel)
 
     def refresh_view(self, deadline_s: float) -> None:
         """Fetch the cluster view if there is a newer one."""
@@ -326,8 +341,13 @@ class Session:
             if channel is None:
                 if self.refusal is not None:
                     raise ClientClosed(self.refusal.message)
+                pool_id = self._pool_id
                 channel = self._connect(node_id, until_s)
-                self.channels[node_id] = channel
+                with self._numbers_lock:
+                    if pool_id != self._pool_id:
+                        channel.close()
+                        raise Unavailable(f"node {node_id} is another one by now")
+                    self.channels[node_id] = channel
         finally:
             turn.give()
         return channel

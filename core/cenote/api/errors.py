@@ -33,6 +33,7 @@ __all__ = [
     "NotLeader",
     "ObjectTooLarge",
     "PermissionDenied",
+    "PoolMismatch",
     "ProtocolError",
     "ProtocolVersionMismatch",
     "QuotaExceeded",
@@ -150,7 +151,8 @@ class FingerprintMismatch(CenoteError):
 
 
 class NamespaceReset(CenoteError):
-    """The namespace was reset since this client opened it; the client opens it again by itself."""
+    """The namespace was reset since this client opened it, or the master does not know its number
+    (any more); the client opens it again, by its name, by itself."""
 
     code = 12
     grpc_status = "ABORTED"
@@ -342,6 +344,17 @@ class NodeNameTaken(CenoteError):
     code = 32
     grpc_status = "ALREADY_EXISTS"
     default_remedy = "give each daemon a --name of its own; `cenote nodes` shows who is there"
+
+
+class PoolMismatch(CenoteError):
+    """A store daemon holds contents of another pool than this master's."""
+
+    code = 34
+    grpc_status = "FAILED_PRECONDITION"
+    default_remedy = (
+        "let the daemon's --master name the master of its pool; or, if what it holds is not wanted"
+        " any more, remove the node's files and start it again"
+    )
 
 
 def _all_errors() -> dict[int, type[CenoteError]]:

@@ -77,6 +77,9 @@ class FakeSegments:
     def by_id(self, segment_id: int) -> FakeSegment | None:
         return self._by_id.get(segment_id)
 
+    def knows(self, namespace_id: int, generation: int) -> bool:
+        return True
+
     def all(self) -> list[FakeSegment]:
         return list(self._by_id.values())
 

@@ -108,6 +108,7 @@ class AdminGrpc:
             broken_slots=status.broken_slots,
             unverified_slots=status.unverified_slots,
             writes_refused="" if refusal is None else str(refusal),
+            notice=status.notice,
         )
         reply.MergeFrom(about_pool)
         return reply

@@ -37,6 +37,8 @@ class _Adoption:
     news: dict[tuple[int, int, int], list[tuple[Found, Spans, int]]] = field(default_factory=dict)
     """(namespace, generation, epoch) -> objects to enter the table: (it, extents, replicas)."""
     digests: set[bytes] = field(default_factory=set)
+    overwritten: list[tuple[Segment, int, int]] = field(default_factory=list)
+    """Space of what can't be adopted: (segment, offset, units). Nothing older is whole there."""
     older: dict[int, tuple[NDArray[np.int64], NDArray[np.int64], Rows, NDArray[np.uint64]]] = field(
         default_factory=dict
     )
@@ -62,6 +64,9 @@ def adopt(
         positions = _adopt_one(work, found)
         adopted += len(positions) > 0
         clear[positions] = False
+        _keep_off(work, found, positions)
+    for segment, offset, units in work.overwritten:
+        segment.give_space(offset, units)
     for segment_id, numbers in work.numbers.items():
         pool.segments.by_id[segment_id].slots.claim(np.array(numbers, np.uint32))
     # Oldest first, so that what was stored last is touched last.
@@ -76,9 +81,9 @@ def _newer(pool: Pool, slots: NDArray[np.void]) -> NDArray[np.bool_]:
     if not pool.adoption_open:
         return newer
     for epoch in distinct(slots["epoch"]).tolist():
-        known = pool.adoption.known.get(epoch)
-        if known is not None and pool.adoption.floor <= epoch < pool.epoch:
-            newer |= (slots["epoch"] == epoch) & (slots["seq"] > known)
+        newest = pool.adoption.newest_of(epoch)
+        if pool.adoption.floor <= epoch < pool.epoch:
+            newer |= (slots["epoch"] == epoch) & (slots["seq"].astype(np.int64) > newest)
     return newer
 
 
@@ -126,6 +131,19 @@ def _adopt_one(work: _Adoption, found: Found) -> list[int]:
         place = (found.namespace_id, found.generation, found.epoch)
         work.news.setdefault(place, []).append((found, added, replicas))
     return positions
+
+
+def _keep_off(work: _Adoption, found: Found, adopted: list[int]) -> None:
+    """What lies where a version was written that is not adopted has been overwritten by it."""
+    taken = set(adopted)
+    for replica in found.replicas.values():
+        for position, slot in replica.extents.values():
+            segment = work.by_index.get(int(slot["segment_index"]))
+            if position in taken or segment is None:
+                continue
+            start = int(slot["offset"]) // UNIT_BYTES
+            end = start - -int(slot["length"]) // UNIT_BYTES
+            work.overwritten += [(segment, *piece) for piece in segment.claim_free(start, end)]
 
 
 def _claim(work: _Adoption, found: Found, replica: int) -> list[tuple[int, int, int, int]]:

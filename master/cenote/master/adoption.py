@@ -18,10 +18,11 @@ from collections.abc import Iterable
 __all__ = ["AdoptionLog"]
 
 _EPOCHS_MAX = 64
+_EVERYTHING = 1 << 63
 
 
 class AdoptionLog:
-    __slots__ = ("_tombstones_max", "floor", "known", "tombstones")
+    __slots__ = ("_tombstones_max", "below", "floor", "known", "tombstones")
 
     def __init__(self, tombstones_max: int) -> None:
         self.known: dict[int, int] = {}
@@ -29,6 +30,8 @@ class AdoptionLog:
         self.tombstones: dict[bytes, int] = {}
         """Digest -> epoch in which it was removed."""
         self.floor = 0
+        self.below = 0
+        """What the journal had of earlier epochs than this one was lost: it may all be adopted."""
         self._tombstones_max = tombstones_max
 
     def start(self, epoch: int, last_seq: int) -> None:
@@ -60,7 +63,9 @@ class AdoptionLog:
             self.known = {e: seq for e, seq in self.known.items() if e >= epoch}
 
     def may_adopt(self, epoch: int, seq: int, digest: bytes) -> bool:
-        known = self.known.get(epoch)
-        if epoch < self.floor or known is None or seq <= known:
-            return False
-        return self.tombstones.get(digest, 0) <= epoch
+        newer = epoch >= self.floor and seq > self.newest_of(epoch)
+        return newer and self.tombstones.get(digest, 0) <= epoch
+
+    def newest_of(self, epoch: int) -> int:
+        """The last seq of this epoch of which the journal can be asked: later ones it missed."""
+        return -1 if epoch < self.below else self.known.get(epoch, _EVERYTHING)

@@ -14,13 +14,14 @@ from cenote.api.errors import InvalidArgument, NodeNameTaken, NodeSuperseded, St
 from cenote.api.rows import CLAIM, SLOT, SLOT_REF, UNIT_BYTES
 
 from .adopting import adopt
-from .commands import Attach, AttachReply, SegmentReport
+from .commands import Attach, AttachReply, PoolCopy, SegmentReport
 from .effects import GoneReason, NodeKnown, NodeServes, SegmentKnown, SlotsGrown
 from .inventory import confirm
 from .node_ops import lose_segment
 from .nodes import Node, NodeState
 from .objects import LIVE
 from .pool import Pool
+from .rebuilding import check_copy, take_in_copy, tell_pool
 from .segments import NO_SLOT, Segment
 from .session_ops import node_cut_session
 from .sessions import SESSION_ID_BYTES, claimer, is_claimer
@@ -39,12 +40,15 @@ def attach(pool: Pool, command: Attach, now_s: float) -> AttachReply:
     """Take a node in, or take it up again.
 
     Raises InvalidArgument (a report that can't be right), StaleEpoch (the daemon has followed a
-    later leader than this one), NodeSuperseded (it comes from an earlier process than the one that
+    later leader than this one), PoolMismatch (its contents are another pool's), NodeSuperseded (it
+    comes from an earlier process than the one that
     has attached), NodeNameTaken (another daemon of that name is alive), ResourceUnavailable
     (segment numbers used up).
     """
     _check(pool, command)
+    check_copy(pool, command)
     _check_place(pool, command)
+    take_in_copy(pool, command)
     node, same_process = _node(pool, command, now_s)
     segments = _segments(pool, node, command)
     inventory = command.inventory
@@ -67,6 +71,13 @@ def attach(pool: Pool, command: Attach, now_s: float) -> AttachReply:
         for session_id in pool.orphans.sessions_at(node.node_id):
             if not is_claimer(session_id):
                 pool.cut_off(node, session_id)
+    if pool.tell_all:
+        pool.tell_all = False
+        for other in pool.nodes.by_id.values():
+            if other.attached:
+                tell_pool(pool, other)
+    elif not same_process:
+        tell_pool(pool, node)
     node.heard_s = now_s
     node.state = NodeState.ALIVE
     node.unanswered = False
@@ -91,6 +102,7 @@ def attach(pool: Pool, command: Attach, now_s: float) -> AttachReply:
         dropped,
         node.last_seq,
         node.first_grant_id,
+        PoolCopy(pool.pool_id, list(pool.ancestors), []) if pool.pool_id else None,
     )
 
 

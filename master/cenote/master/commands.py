@@ -8,9 +8,13 @@ dataclasses (not frozen: a frozen one costs three times as much to make; they li
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from .effects import NamespaceOpened
 
 U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
@@ -326,6 +330,15 @@ class EndpointInfo:
 
 
 @dataclass(slots=True)
+class PoolCopy:
+    """What daemons keep of a pool; see `rebuilding`."""
+
+    pool_id: bytes
+    ancestors: list[bytes]
+    namespaces: list[NamespaceOpened]
+
+
+@dataclass(slots=True)
 class Attach:
     node_uuid: bytes
     node_name: str
@@ -341,6 +354,7 @@ class Attach:
     """Rises with each start of the node's daemon."""
     claims: Rows | None = None
     """rows.CLAIM: what writers under void grants may still be writing into."""
+    pool: PoolCopy | None = None
 
 
 @dataclass(slots=True)
@@ -356,6 +370,8 @@ class AttachReply:
     """What was decided up to here and is not sealed there was dropped, so it must not be sealed."""
     first_grant_id: int
     """Older grants are void there: their writers may have been cut off by an earlier process."""
+    pool: PoolCopy | None = None
+    """Which one it is, without its namespaces; None where no metadata are kept."""
 
 
 @dataclass(slots=True)
@@ -405,6 +421,7 @@ class Instruction:
     cut_sessions: list[bytes] | None = None
     clear_slots: Rows | None = None
     """rows.SLOT_REF."""
+    keep_pool: PoolCopy | None = None
 
 
 @dataclass(slots=True)

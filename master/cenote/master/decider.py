@@ -24,6 +24,7 @@ from .commands import Command, Exists, ExtendTenure, Tick
 from .effects import (
     Effect,
     InstructionsWaiting,
+    Notice,
     ProbeNode,
     Stored,
     ViewChanged,
@@ -44,12 +45,17 @@ def _ignore(_node_id: int) -> None:
     pass
 
 
+def _unheard(_text: str) -> None:
+    pass
+
+
 @final
 class Decider:
     """`load` must be run to its end before anything else. One thread.
 
     `on_instructions(node_id)`: a node's long poll has an answer. `on_probe(node_id)`: see whether
-    it is alive. Both are called between decisions, never in the middle of one.
+    it is alive. `on_notice(text)`: people should know this. All are called between decisions, never
+    in the middle of one.
     """
 
     def __init__(self, backend: MetadataBackend, config: StateConfig, clock: Clock) -> None:
@@ -58,6 +64,7 @@ class Decider:
         self.config = config
         self.on_instructions: Callable[[int], None] = _ignore
         self.on_probe: Callable[[int], None] = _ignore
+        self.on_notice: Callable[[str], None] = _unheard
         self.epoch = 0
         self.replayed_entries = 0
         self._state: MasterState | None = None
@@ -92,6 +99,20 @@ class Decider:
         self._state = state
         self._take(state.start(self.clock.monotonic_s()))
         self._extend_tenure()
+        self.flush()
+
+    def begin_above(self, epoch: int) -> None:
+        """Go on in a later epoch than this one: a daemon comes that has followed it, under metadata
+        that are lost. Sessions end. Raises ResourceUnavailable."""
+        self.flush()
+        past = list(self.state.snapshot())
+        self.epoch = self.backend.raise_epoch(epoch)
+        state = MasterState(self.config, self.epoch)
+        for effect in past:
+            state.replay(effect)
+        self._log = LogWriter(self.backend, self.epoch)
+        self._state = state
+        self._take(state.start(self.clock.monotonic_s()))
         self.flush()
 
     @property
@@ -149,6 +170,8 @@ class Decider:
                 self.on_instructions(effect.node_id)  # type: ignore[union-attr]
             elif kind is ProbeNode:
                 self.on_probe(effect.node_id)  # type: ignore[union-attr]
+            elif kind is Notice:
+                self.on_notice(effect.text)  # type: ignore[union-attr]
             elif kind is not ViewChanged:
                 log.add(effect)  # type: ignore[arg-type]
                 if kind is not Stored:

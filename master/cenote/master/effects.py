@@ -155,6 +155,19 @@ class EpochStarted:
 
 
 @dataclass(slots=True)
+class PoolKnown:
+    """Which pool these metadata are of (durable)."""
+
+    pool_id: bytes
+    ancestors: list[bytes]
+    """Pools that it was rebuilt from."""
+    rebuilt_epoch: int
+    """0: never."""
+    adopt_below: int
+    """All slots of epochs below this one are adopted, 0: only those that the journal missed."""
+
+
+@dataclass(slots=True)
 class InstructionsWaiting:
     """This node's long poll should be answered now (transient)."""
 
@@ -175,6 +188,13 @@ class ProbeNode:
     node_id: int
 
 
+@dataclass(slots=True)
+class Notice:
+    """Something that people should know at once (transient)."""
+
+    text: str
+
+
 DurableEffect = (
     Stored
     | Gone
@@ -187,8 +207,9 @@ DurableEffect = (
     | SegmentGone
     | Pinned
     | EpochStarted
+    | PoolKnown
 )
-TransientEffect = InstructionsWaiting | ViewChanged | ProbeNode
+TransientEffect = InstructionsWaiting | ViewChanged | ProbeNode | Notice
 Effect = DurableEffect | TransientEffect
 DURABLE = (
     Stored,
@@ -202,4 +223,5 @@ DURABLE = (
     SegmentGone,
     Pinned,
     EpochStarted,
+    PoolKnown,
 )

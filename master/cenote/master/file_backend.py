@@ -51,12 +51,15 @@ class FileBackend:
         *,
         rotate_bytes: int = ROTATE_BYTES,
         compaction: CompactionLimits | None = None,
+        first_epoch: int = 1,
         pwrite: Callable[[int, memoryview, int], int] = os.pwrite,
     ) -> None:
-        """`pwrite`: what writes, so that a test can have it fail."""
+        """`first_epoch`: of a directory that begins. `pwrite`: what writes, so that a test can have
+        it fail."""
         self._directory = directory
         self._rotate_bytes = rotate_bytes
         self._pwrite = pwrite
+        self._first_epoch = first_epoch
         self._lock_fd = -1
         self._row = ALONE
         self._epoch = 0
@@ -121,6 +124,7 @@ class FileBackend:
                     remedy="write a number into it that is larger than any epoch in the "
                     "master's log",
                 )
+            epoch = epoch or self._first_epoch - 1
             write_epoch(self._directory, epoch + 1)
         except BaseException:
             self._unlock()
@@ -132,6 +136,10 @@ class FileBackend:
         if not self._epoch:
             raise InternalError(f"{self.name} was not campaigned for")
         return Opened(self._epoch, self._read(self._listing))
+
+    def raise_epoch(self, above: int) -> int:
+        write_epoch(self._directory, above + 1)
+        return above + 1
 
     def _lock(self) -> None:
         path = self._directory / "LOCK"

@@ -8,6 +8,7 @@ from .eviction import evict_ahead, sweep
 from .node_ops import lose_segment, set_node_state
 from .nodes import NodeState
 from .pool import Pool, Rows
+from .rebuilding import known_pool
 from .segments import GROW_ALWAYS
 from .session_ops import abandon_session
 from .slot_growth import grow_slots
@@ -37,7 +38,10 @@ def tick(pool: Pool, command: Tick, now_s: float) -> None:
     _end_pins(pool, now_s)
     _watch_nodes(pool, now_s)
     if pool.adoption_open and now_s >= pool.adoption_until_s:
+        was_rebuilt = pool.adoption.below > 0
         pool.close_adoption()
+        if was_rebuilt:
+            pool.effects.append(known_pool(pool))
     pool.refresh_placement(now_s)
     sweep(pool, pool.config.tick_sweep_rows_max)
     evict_ahead(pool)

@@ -22,6 +22,7 @@ from .effects import (
     NodeKnown,
     NodeServes,
     Pinned,
+    PoolKnown,
     ReplicasChanged,
     SegmentGone,
     SegmentKnown,
@@ -42,6 +43,7 @@ from .journal_layout import (
     KIND_NAMESPACE,
     KIND_NODE,
     KIND_PINNED,
+    KIND_POOL,
     KIND_REPLICAS,
     KIND_SEGMENT,
     KIND_SEGMENT_GONE,
@@ -53,6 +55,7 @@ from .journal_layout import (
     NODE,
     PINNED,
     PINNED_WIDTHS,
+    POOL,
     REPLICAS,
     REPLICAS_WIDTHS,
     SEGMENT,
@@ -305,6 +308,12 @@ def _decode_epoch(payload: memoryview) -> EpochStarted:
     return EpochStarted(epoch, last_seq)
 
 
+def _decode_pool(payload: memoryview) -> PoolKnown:
+    rebuilt, below, length, count = POOL.unpack_from(payload)
+    pool_id, *ancestors = _texts(payload, POOL.size, (length,) * (count + 1))
+    return PoolKnown(pool_id, ancestors, rebuilt, below)
+
+
 def _decode_end(payload: memoryview) -> SnapshotEnd:
     covers, epoch, _ = END.unpack(payload)
     return SnapshotEnd(covers, epoch)
@@ -318,6 +327,7 @@ _DECODERS: Final[dict[int, Callable[[memoryview], Entry]]] = {
     KIND_GROWN: lambda payload: SlotsGrown(*GROWN.unpack(payload)),
     KIND_SEGMENT_GONE: lambda payload: SegmentGone(*SEGMENT_GONE.unpack(payload)),
     KIND_EPOCH: _decode_epoch,
+    KIND_POOL: _decode_pool,
     KIND_SNAPSHOT_END: _decode_end,
 }
 

@@ -20,6 +20,7 @@ from .effects import (
     NodeKnown,
     NodeServes,
     Pinned,
+    PoolKnown,
     ReplicasChanged,
     SegmentGone,
     SegmentKnown,
@@ -41,6 +42,7 @@ from .journal_layout import (
     KIND_NAMESPACE,
     KIND_NODE,
     KIND_PINNED,
+    KIND_POOL,
     KIND_REPLICAS,
     KIND_SEGMENT,
     KIND_SEGMENT_GONE,
@@ -52,6 +54,8 @@ from .journal_layout import (
     PAYLOAD_BYTES_MAX,
     PINNED,
     PINNED_WIDTHS,
+    POOL,
+    POOL_ID_BYTES,
     REPLICAS,
     REPLICAS_ROW_BYTES,
     SEGMENT,
@@ -246,6 +250,14 @@ def _encode_epoch(effect: EpochStarted) -> _Parts:
     return (EPOCH.pack(effect.epoch, 0, effect.last_seq),)
 
 
+def _encode_pool(effect: PoolKnown) -> _Parts:
+    ids = (effect.pool_id, *effect.ancestors)
+    if any(len(one) != POOL_ID_BYTES for one in ids):
+        raise InternalError("a pool's id has another length")
+    head = POOL.pack(effect.rebuilt_epoch, effect.adopt_below, POOL_ID_BYTES, len(ids) - 1)
+    return (head, *ids)
+
+
 def _encode_end(effect: SnapshotEnd) -> _Parts:
     return (END.pack(effect.covers, effect.epoch, 0),)
 
@@ -262,6 +274,7 @@ _ENCODERS: Final[dict[type[Entry], tuple[int, Callable[..., _Parts]]]] = {
     SegmentGone: (KIND_SEGMENT_GONE, _encode_segment_gone),
     Pinned: (KIND_PINNED, _encode_pinned),
     EpochStarted: (KIND_EPOCH, _encode_epoch),
+    PoolKnown: (KIND_POOL, _encode_pool),
     SnapshotEnd: (KIND_SNAPSHOT_END, _encode_end),
 }
 _SPLITTERS: Final[dict[type[Entry], Callable[..., Iterator[Entry]]]] = {

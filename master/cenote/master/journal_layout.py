@@ -24,8 +24,8 @@ class JournalCorrupt(ResourceUnavailable):
     """The journal or snapshot holds bytes that we did not write, or lacks some that we did."""
 
     default_remedy = (
-        "restore the metadata directory from a copy, or begin anew: move all of it away but for "
-        "the file `epoch`, and the pool starts empty"
+        "restore the metadata directory from a copy, or move all of it away: the pool is rebuilt "
+        "from what its store daemons hold"
     )
 
 
@@ -58,6 +58,7 @@ KIND_SEGMENT_GONE: Final = 8
 KIND_PINNED: Final = 9
 KIND_EPOCH: Final = 10
 KIND_SERVES: Final = 12
+KIND_POOL: Final = 14
 KIND_SNAPSHOT_END: Final = 255
 
 STORED: Final = Struct("<IIIII")  # namespace, generation, epoch, objects, extents
@@ -72,6 +73,8 @@ SEGMENT: Final = Struct("<IIIIQIII")  # id, node, index, tier, size, unit, slots
 GROWN: Final = Struct("<IIII")  # segment, offset, length, slots
 SEGMENT_GONE: Final = Struct("<I")
 EPOCH: Final = Struct("<IIQ")  # epoch, 0, last seq
+POOL: Final = Struct("<IIII")  # rebuilt epoch, adopt below, length of id, ancestors
+POOL_ID_BYTES: Final = 16
 END: Final = Struct("<QII")  # covers, epoch, 0
 
 # Bytes of one object in each column, in the order in which the columns lie in an entry.

@@ -200,6 +200,9 @@ class KvBackend:
         if lost is not None:
             raise lost
 
+    def raise_epoch(self, above: int) -> int:
+        raise InternalError("epochs in etcd rise with each leader, and with nothing else")
+
     @property
     def last_entry(self) -> int:
         return self._appender.last if self._ready else self._follower.last

@@ -148,6 +148,10 @@ class MemoryBackend:
         anew = self._is_void()
         return Opened(self._epoch, self._read(anew), anew)
 
+    def raise_epoch(self, above: int) -> int:
+        self._log.epoch = self._epoch = above + 1
+        return above + 1
+
     def _read(self, anew: bool) -> Iterator[Record]:
         if anew:
             self._giving, self._giving_covers = self._log.snapshot, self._log.covers

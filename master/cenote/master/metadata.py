@@ -43,8 +43,23 @@ __all__ = [
     "MetadataOptions",
     "Opened",
     "begin",
+    "first_epoch",
     "open_backend",
 ]
+
+
+_EPOCHS_FROM_S: Final = 1_767_225_600
+_EPOCH_S: Final = 60
+
+
+def first_epoch(now_s: float) -> int:
+    """With which epoch a directory begins: minutes since 2026.
+
+    Above those of one that was lost before: where a daemon's memory is lost, too, nobody is left
+    who could say how far the epochs were, and a grant from then must not be valid now. 24 bits,
+    which ids of grants have for their epoch, last until 2057.
+    """
+    return max(1, int(now_s - _EPOCHS_FROM_S) // _EPOCH_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +215,13 @@ class MetadataBackend(Protocol):
         """
         ...
 
+    def raise_epoch(self, above: int) -> int:
+        """Begin another epoch, larger than `above` and durable when this returns; it is the result.
+
+        Only for one that has decided nothing of weight. Raises ResourceUnavailable.
+        """
+        ...
+
     @property
     def last_entry(self) -> int:
         """Number of the newest entry, appended, read or followed; 0 where there is none."""
@@ -317,7 +339,7 @@ def open_backend(url: str, options: MetadataOptions = MetadataOptions()) -> Meta
         if path and "\0" not in path:
             if Path(path).expanduser().is_file():
                 raise ConfigError(f"what {url!r} names is a file", remedy="name a directory")
-            return FileBackend(Path(path).expanduser())
+            return FileBackend(Path(path).expanduser(), first_epoch=first_epoch(time.time()))
     raise ConfigError(
         f"{url!r} names no metadata backend",
         remedy="write memory:, file:DIR or etcd://host:2379,host:2379",

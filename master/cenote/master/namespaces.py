@@ -73,6 +73,7 @@ class Namespaces:
         "by_id",
         "by_name",
         "count",
+        "ids_after",
         "objects",
         "owner",
         "units",
@@ -85,6 +86,9 @@ class Namespaces:
         self._ids_max = 0
         self.version = 0
         """Rises with each that appears or moves on."""
+        self.ids_after = 0
+        """Where the first id comes from: another place for each pool, so that a client which knew
+        a pool that is gone means nothing here."""
         self.count = 1
         """Incarnations so far, number 0 included."""
         self.alive: NDArray[np.bool_] = np.zeros(16, np.bool_)
@@ -94,13 +98,11 @@ class Namespaces:
         self.units: NDArray[np.int64] = np.zeros(16, np.int64)
 
     def check(self, namespace_id: int, generation: int) -> Namespace:
-        """The namespace, if this is its current generation.
-
-        Raises NamespaceNotFound, NamespaceReset.
-        """
+        """The namespace, if this is its current generation. Raises NamespaceReset."""
         namespace = self.by_id.get(namespace_id)
         if namespace is None:
-            raise NamespaceNotFound(f"no namespace has id {namespace_id}")
+            # Of metadata that were lost, or opened before the daemons came.
+            raise NamespaceReset(f"no namespace has id {namespace_id} here; open it by its name")
         if namespace.generation != generation:
             raise NamespaceReset(
                 f"namespace {namespace.name!r} is at generation {namespace.generation}, "
@@ -131,7 +133,7 @@ class Namespaces:
             raise InvalidArgument(f"a fingerprint has at most {_FINGERPRINT_BYTES_MAX} bytes")
         if len(self.by_name) >= limit:
             raise ResourceUnavailable(f"there are {limit} namespaces already")
-        namespace_id = self._ids_max + 1
+        namespace_id = max(self._ids_max, self.ids_after) + 1
         opened = NamespaceOpened(name, namespace_id, 1, fingerprint, seed, durability or 1)
         return self.apply(opened), True
 
@@ -147,8 +149,10 @@ class Namespaces:
         known = self.by_id.get(opened.namespace_id)
         if known is not None and known.generation >= opened.generation:
             return known
-        if known is not None:
-            self.alive[known.incarnation] = False
+        other = self.by_name.get(opened.name)
+        if other is not None:  # its generation before, or one that was opened too early
+            self.alive[other.incarnation] = False
+            del self.by_id[other.namespace_id]
         namespace = Namespace(
             opened.name,
             opened.namespace_id,

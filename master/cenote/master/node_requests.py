@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, final
+from typing import Final, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +25,13 @@ from .commands import (
     EndpointInfo,
     Heartbeat,
     NodeCounters,
+    PoolCopy,
     SegmentReport,
 )
+from .effects import NamespaceOpened
 from .requests import check_id, check_text
 
-__all__ = ["AttachCollector", "detach_command", "heartbeat_command"]
+__all__ = ["AttachCollector", "detach_command", "heartbeat_command", "pool_message"]
 
 SEGMENTS_MAX: Final = 256
 """Of one node."""
@@ -43,6 +45,8 @@ DAMAGED_SLOTS_MAX: Final = 16_384
 SESSIONS_MAX: Final = 65_536
 """In one heartbeat."""
 CLAIMS_MAX: Final = 1 << 20
+ANCESTORS_MAX: Final = 64
+NAMESPACES_MAX: Final = 100_000
 ATTACHES_MAX: Final = 64
 """Under way at once; each is forgotten after `ATTACH_TIMEOUT_S` without a slice."""
 ATTACH_TIMEOUT_S: Final = 60.0
@@ -118,6 +122,55 @@ def _attach(message: pb.AttachRequest) -> Attach:
         check_text(message.server_version, "server_version"),
         message.start_number,
         _claims(message.claims),
+        _pool(message.pool) if message.HasField("pool") else None,
+    )
+
+
+def _pool(message: pb.PoolCopy) -> PoolCopy | None:
+    """None where the daemon belongs to no pool yet."""
+    if not message.pool_id:
+        return None
+    if len(message.ancestors) > ANCESTORS_MAX or len(message.namespaces) > NAMESPACES_MAX:
+        raise InvalidArgument("a daemon's copy of its pool has too many entries")
+    namespaces = []
+    for copy in message.namespaces:
+        name = check_text(copy.name, "a namespace's name", 256)
+        good = name and copy.namespace_id and copy.generation and len(copy.fingerprint) <= 4096
+        if not good or copy.durability not in (1, 2):
+            raise InvalidArgument(f"a copy of namespace {name!r} can't be right")
+        namespaces.append(
+            NamespaceOpened(
+                name,
+                copy.namespace_id,
+                copy.generation,
+                copy.fingerprint,
+                copy.digest_seed,
+                copy.durability,
+            )
+        )
+    return PoolCopy(
+        check_id(message.pool_id, "pool_id"),
+        [check_id(one, "an ancestor") for one in message.ancestors],
+        namespaces,
+    )
+
+
+def pool_message(copy: PoolCopy) -> pb.PoolCopy:
+    """What a daemon is to keep."""
+    return pb.PoolCopy(
+        pool_id=copy.pool_id,
+        ancestors=copy.ancestors,
+        namespaces=[
+            pb.NamespaceCopy(
+                namespace_id=opened.namespace_id,
+                generation=opened.generation,
+                name=opened.name,
+                fingerprint=opened.fingerprint,
+                digest_seed=opened.digest_seed,
+                durability=cast("common_pb2.Durability", opened.durability),
+            )
+            for opened in copy.namespaces
+        ],
     )
 
 

@@ -21,7 +21,7 @@ from cenote.v1 import master_pb2 as pb
 
 from .commands import AttachReply, HeartbeatReply, Instruction
 from .decider import Decider
-from .node_requests import AttachCollector, detach_command, heartbeat_command
+from .node_requests import AttachCollector, detach_command, heartbeat_command, pool_message
 from .requests import BATCH_KEYS_MAX, RequestReader
 from .views import ViewCache
 
@@ -93,6 +93,16 @@ class Operations:
     # ---- sessions and namespaces ------------------------------------------------------------
 
     def hello(self, request: pb.HelloRequest, _session: bytes = b"") -> pb.HelloResponse:
+        decider = self._decider
+        state = decider.state
+        if (
+            request.pool_id not in (b"", state.pool_id)
+            and request.last_epoch >= decider.epoch
+            and state.is_blank
+            and state.pool_id
+        ):
+            decider.refuse_unless_writable()
+            decider.begin_above(request.last_epoch)
         self._decider.apply(self.reader.hello(request))
         settings, config = self.settings, self._decider.config
         return pb.HelloResponse(
@@ -111,6 +121,7 @@ class Operations:
             leader_addresses=settings.addresses,
             server_version=settings.server_version,
             past_tenure=self._decider.is_past_tenure,
+            pool_id=self._decider.state.pool_id,
         )
 
     def renew_session(
@@ -283,6 +294,8 @@ class Operations:
             last_seq=reply.last_seq,
             first_grant_id=reply.first_grant_id,
         )
+        if reply.pool is not None:
+            response.pool.CopyFrom(pool_message(reply.pool))
         # Ids of nodes and segments must not be given twice, whatever power failure comes.
         return Later(response)
 
@@ -344,6 +357,8 @@ def _instruction(instruction: Instruction) -> pb.Instruction:
         message.cut_sessions.session_ids = b"".join(instruction.cut_sessions)
     elif instruction.clear_slots is not None:
         message.clear_slots.slots = instruction.clear_slots.tobytes()
+    elif instruction.keep_pool is not None:
+        message.keep_pool.CopyFrom(pool_message(instruction.keep_pool))
     else:
         raise InternalError(f"instruction {instruction.number} says nothing")
     return message

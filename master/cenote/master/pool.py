@@ -85,6 +85,13 @@ class Pool(ObjectRows):
         """See `tenure`."""
         self.tenure_lapsed = False
         """It had ended when time was looked at last."""
+        self.pool_id = b""
+        """Empty where no metadata are kept."""
+        self.ancestors: list[bytes] = []
+        self.rebuilt_epoch = 0
+        """In which it was rebuilt from what daemons hold; 0: never."""
+        self.tell_all = False
+        """Daemons' copies of the pool are to be made anew."""
         self.policy: EvictionPolicy = policy if policy is not None else LruPolicy()
         self.namespaces = Namespaces()
         self.nodes = Nodes()
@@ -134,6 +141,11 @@ class Pool(ObjectRows):
         self.epoch = epoch
         self.leases = LeaseTable((epoch & 0xFFFFFF) << 40 | 1)
         self.grants = GrantTable((epoch & 0xFFFFFF) << 40 | 1)
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether no daemon has ever attached, and nothing was put."""
+        return not self.nodes.by_id and not self.last_seq
 
     # ---- age and size -------------------------------------------------------------------------
 
@@ -196,6 +208,7 @@ class Pool(ObjectRows):
     def close_adoption(self) -> None:
         """From now on daemons bring nothing that the journal does not know."""
         self.adoption_open = False
+        self.adoption.below = 0
         self.adoption.raise_floor(self.epoch)
 
     # ---- transitions --------------------------------------------------------------------------

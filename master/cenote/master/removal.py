@@ -12,6 +12,7 @@ from .effects import Gone, GoneReason, NamespaceOpened, Pinned
 from .lookups import check_digests
 from .namespaces import Namespace
 from .pool import Pool, Rows
+from .rebuilding import refuse_while_blank, tell_namespace
 from .sessions import commit_key
 from .spans import distinct
 from .tenure import check_tenure
@@ -70,6 +71,7 @@ def remove(pool: Pool, command: Remove, now_s: float) -> NDArray[np.uint8]:
 def _remove(pool: Pool, command: Remove) -> NDArray[np.uint8]:
     """Keys that are not there are named in the effects, too: a daemon may yet bring them."""
     namespace = pool.namespaces.check(command.namespace_id, command.generation)
+    refuse_while_blank(pool)
     digests = command.digests
     found, rows = _rows_of(pool, namespace, digests)
     if not found.all():
@@ -164,12 +166,14 @@ def open_namespace(pool: Pool, command: OpenNamespace, now_s: float) -> Namespac
     )
     if created:
         pool.effects.append(namespace.opened())
+        tell_namespace(pool, namespace.opened())
     return namespace_reply(namespace, created)
 
 
 def reset_namespace(pool: Pool, command: ResetNamespace, now_s: float) -> NamespaceReply:
     """A new generation and seed: all keys of the old one are gone at once, their space soon."""
     known = pool.namespaces.named(command.name)
+    refuse_while_blank(pool)
     opened = NamespaceOpened(
         known.name,
         known.namespace_id,
@@ -180,6 +184,7 @@ def reset_namespace(pool: Pool, command: ResetNamespace, now_s: float) -> Namesp
     )
     namespace = pool.namespaces.apply(opened)
     pool.effects.append(opened)
+    tell_namespace(pool, opened)
     # The sweep starts over: rows before its place may be stale now.
     pool.sweep_at = 1
     return namespace_reply(namespace, True)

@@ -24,6 +24,7 @@ from .effects import (
     NodeKnown,
     NodeServes,
     Pinned,
+    PoolKnown,
     ReplicasChanged,
     SegmentGone,
     SegmentKnown,
@@ -32,6 +33,7 @@ from .effects import (
 )
 from .objects import LIVE
 from .pool import Pool, Rows
+from .rebuilding import begin_pool, known_pool, name_pool
 from .removal import PIN_FOREVER, set_pins
 from .spans import SEGMENT_MASK, distinct, from_placed, to_placed
 
@@ -185,6 +187,12 @@ def _epoch(pool: Pool, effect: EpochStarted) -> None:
     pool.adoption.start(effect.epoch, effect.last_seq)
 
 
+def _pool(pool: Pool, effect: PoolKnown) -> None:
+    name_pool(pool, effect.pool_id)
+    pool.ancestors = list(effect.ancestors)
+    pool.rebuilt_epoch, pool.adoption.below = effect.rebuilt_epoch, effect.adopt_below
+
+
 _REPLAY: dict[type[DurableEffect], Callable[[Pool, Any], None]] = {
     Stored: _stored,
     Gone: _gone,
@@ -197,6 +205,7 @@ _REPLAY: dict[type[DurableEffect], Callable[[Pool, Any], None]] = {
     SegmentGone: _segment_gone,
     Pinned: _pinned,
     EpochStarted: _epoch,
+    PoolKnown: _pool,
 }
 
 
@@ -224,6 +233,7 @@ def start_epoch(pool: Pool, now_s: float) -> None:
     pool.replayed_pins = []
     pool.adoption.start(pool.epoch, pool.last_seq)
     pool.effects.append(EpochStarted(pool.epoch, pool.last_seq))
+    begin_pool(pool)
     pool.view_changed()
 
 
@@ -261,6 +271,8 @@ def _parts(pool: Pool) -> Iterator[DurableEffect]:
     yield from _epochs(pool)
     for namespace in sorted(pool.namespaces.by_id.values(), key=lambda n: n.namespace_id):
         yield namespace.opened()
+    if pool.pool_id:
+        yield known_pool(pool)
     for node in pool.nodes.by_id.values():
         yield node.known()
         if node.endpoints:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import os
+import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -98,7 +100,11 @@ class MasterServer:
         backend = self._make_backend()
         front = self.front = Front(backend, settings)
         if not backend.shared:
-            service = MasterService(backend, config.state_config(), settings)
+            state_config = config.state_config()
+            if backend.name.startswith("file:"):
+                state_config = dataclasses.replace(state_config, pool_id=secrets.token_bytes(16))
+            service = MasterService(backend, state_config, settings)
+            service.decider.on_notice = lambda text: _log.warning(text)
             front.opening = service
             await self._load(service)
             self._begin_to_lead(service)

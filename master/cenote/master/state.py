@@ -189,6 +189,16 @@ class MasterState:
     def pinned_objects(self) -> int:
         return self._pool.pinned_objects
 
+    @property
+    def pool_id(self) -> bytes:
+        """Of these metadata; empty where none are kept."""
+        return self._pool.pool_id
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether no daemon has ever attached and nothing was put: nothing can be mixed up yet."""
+        return self._pool.is_blank
+
     def has_namespace(self, name: str) -> bool:
         return name in self._pool.namespaces.by_name
 
@@ -214,9 +224,9 @@ class MasterState:
     def stat_objects(
         self, namespace_id: int, generation: int, digests: c.Digests, now_s: float
     ) -> view.ObjectStats:
-        """Raises NamespaceNotFound, NamespaceReset."""
+        """Raises NamespaceReset."""
         return view.objects(self._pool, namespace_id, generation, digests, now_s)
 
     def namespace_seed(self, namespace_id: int, generation: int) -> int:
-        """Seed of the digests of a namespace's keys. Raises NamespaceNotFound, NamespaceReset."""
+        """Seed of the digests of a namespace's keys. Raises NamespaceReset."""
         return self._pool.namespaces.check(namespace_id, generation).digest_seed

@@ -14,6 +14,7 @@ from .counters import Counters
 from .lookups import hits
 from .nodes import Node, NodeState
 from .pool import Pool
+from .rebuilding import notice
 from .segments import Segment
 from .spans import SEGMENT_MASK
 
@@ -61,6 +62,8 @@ class PoolStatus:
     metadata_memory_bytes: int
     broken_slots: int
     unverified_slots: int
+    notice: str
+    """What people should know; empty where there is nothing to say."""
     counters: Counters
 
 
@@ -156,6 +159,7 @@ def status(pool: Pool, now_s: float) -> PoolStatus:
         metadata_memory_bytes=pool.objects.memory_bytes(),
         broken_slots=sum(node.counters.broken_slots for node in nodes_),
         unverified_slots=sum(node.counters.unverified_slots for node in nodes_),
+        notice=notice(pool),
         counters=pool.counters,
     )
 
@@ -239,7 +243,7 @@ def namespaces(pool: Pool) -> list[NamespaceStatus]:
 def objects(
     pool: Pool, namespace_id: int, generation: int, digests: Digests, now_s: float
 ) -> ObjectStats:
-    """Facts of single objects. Raises NamespaceNotFound, NamespaceReset."""
+    """Facts of single objects. Raises NamespaceReset."""
     incarnation = pool.namespaces.check(namespace_id, generation).incarnation
     n = len(digests)
     out = np.zeros(n, OBJECT)

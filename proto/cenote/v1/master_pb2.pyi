@@ -53,23 +53,27 @@ MASTER_METHOD_DETACH: MasterMethod
 MASTER_METHOD_DRAIN: MasterMethod
 
 class HelloRequest(_message.Message):
-    __slots__ = ("credentials", "session_id", "client_name", "boot_id", "process_id", "observer")
+    __slots__ = ("credentials", "session_id", "client_name", "boot_id", "process_id", "observer", "pool_id", "last_epoch")
     CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_NAME_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
     OBSERVER_FIELD_NUMBER: _ClassVar[int]
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    LAST_EPOCH_FIELD_NUMBER: _ClassVar[int]
     credentials: _common_pb2.Credentials
     session_id: bytes
     client_name: str
     boot_id: str
     process_id: int
     observer: bool
-    def __init__(self, credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., session_id: _Optional[bytes] = ..., client_name: _Optional[str] = ..., boot_id: _Optional[str] = ..., process_id: _Optional[int] = ..., observer: bool = ...) -> None: ...
+    pool_id: bytes
+    last_epoch: int
+    def __init__(self, credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., session_id: _Optional[bytes] = ..., client_name: _Optional[str] = ..., boot_id: _Optional[str] = ..., process_id: _Optional[int] = ..., observer: bool = ..., pool_id: _Optional[bytes] = ..., last_epoch: _Optional[int] = ...) -> None: ...
 
 class HelloResponse(_message.Message):
-    __slots__ = ("epoch", "session_ttl_ms", "cluster_view", "shard_map", "location_ttl_ms", "lease_ttl_max_ms", "batch_keys_max", "cluster_name", "is_leader", "server_version", "leader_addresses", "past_tenure")
+    __slots__ = ("epoch", "session_ttl_ms", "cluster_view", "shard_map", "location_ttl_ms", "lease_ttl_max_ms", "batch_keys_max", "cluster_name", "is_leader", "server_version", "leader_addresses", "past_tenure", "pool_id")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SESSION_TTL_MS_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_VIEW_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +86,7 @@ class HelloResponse(_message.Message):
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     LEADER_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     PAST_TENURE_FIELD_NUMBER: _ClassVar[int]
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     session_ttl_ms: int
     cluster_view: _common_pb2.ClusterView
@@ -94,7 +99,8 @@ class HelloResponse(_message.Message):
     server_version: str
     leader_addresses: _containers.RepeatedScalarFieldContainer[str]
     past_tenure: bool
-    def __init__(self, epoch: _Optional[int] = ..., session_ttl_ms: _Optional[int] = ..., cluster_view: _Optional[_Union[_common_pb2.ClusterView, _Mapping]] = ..., shard_map: _Optional[_Union[_common_pb2.ShardMap, _Mapping]] = ..., location_ttl_ms: _Optional[int] = ..., lease_ttl_max_ms: _Optional[int] = ..., batch_keys_max: _Optional[int] = ..., cluster_name: _Optional[str] = ..., is_leader: bool = ..., server_version: _Optional[str] = ..., leader_addresses: _Optional[_Iterable[str]] = ..., past_tenure: bool = ...) -> None: ...
+    pool_id: bytes
+    def __init__(self, epoch: _Optional[int] = ..., session_ttl_ms: _Optional[int] = ..., cluster_view: _Optional[_Union[_common_pb2.ClusterView, _Mapping]] = ..., shard_map: _Optional[_Union[_common_pb2.ShardMap, _Mapping]] = ..., location_ttl_ms: _Optional[int] = ..., lease_ttl_max_ms: _Optional[int] = ..., batch_keys_max: _Optional[int] = ..., cluster_name: _Optional[str] = ..., is_leader: bool = ..., server_version: _Optional[str] = ..., leader_addresses: _Optional[_Iterable[str]] = ..., past_tenure: bool = ..., pool_id: _Optional[bytes] = ...) -> None: ...
 
 class RenewSessionRequest(_message.Message):
     __slots__ = ("session_id", "piggyback", "lease_ttl_ms", "lease_ids", "cancelled_request_ids")
@@ -497,7 +503,7 @@ class SegmentInfo(_message.Message):
     def __init__(self, node_segment_index: _Optional[int] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., incarnation: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., ready_bytes: _Optional[int] = ..., unit_bytes: _Optional[int] = ..., slots: _Optional[int] = ..., retired_extents: _Optional[bytes] = ..., unverified: bool = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("credentials", "node_name", "node_uuid", "boot_id", "failure_domain", "endpoints", "segments", "inventory", "more", "last_epoch", "process_id", "server_version", "start_number", "attempt", "slice", "claims")
+    __slots__ = ("credentials", "node_name", "node_uuid", "boot_id", "failure_domain", "endpoints", "segments", "inventory", "more", "last_epoch", "process_id", "server_version", "start_number", "attempt", "slice", "claims", "pool")
     CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
     NODE_UUID_FIELD_NUMBER: _ClassVar[int]
@@ -514,6 +520,7 @@ class AttachRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     SLICE_FIELD_NUMBER: _ClassVar[int]
     CLAIMS_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
     credentials: _common_pb2.Credentials
     node_name: str
     node_uuid: bytes
@@ -530,10 +537,37 @@ class AttachRequest(_message.Message):
     attempt: int
     slice: int
     claims: bytes
-    def __init__(self, credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., node_name: _Optional[str] = ..., node_uuid: _Optional[bytes] = ..., boot_id: _Optional[str] = ..., failure_domain: _Optional[str] = ..., endpoints: _Optional[_Iterable[_Union[_common_pb2.Endpoint, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[SegmentInfo, _Mapping]]] = ..., inventory: _Optional[bytes] = ..., more: bool = ..., last_epoch: _Optional[int] = ..., process_id: _Optional[int] = ..., server_version: _Optional[str] = ..., start_number: _Optional[int] = ..., attempt: _Optional[int] = ..., slice: _Optional[int] = ..., claims: _Optional[bytes] = ...) -> None: ...
+    pool: PoolCopy
+    def __init__(self, credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., node_name: _Optional[str] = ..., node_uuid: _Optional[bytes] = ..., boot_id: _Optional[str] = ..., failure_domain: _Optional[str] = ..., endpoints: _Optional[_Iterable[_Union[_common_pb2.Endpoint, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[SegmentInfo, _Mapping]]] = ..., inventory: _Optional[bytes] = ..., more: bool = ..., last_epoch: _Optional[int] = ..., process_id: _Optional[int] = ..., server_version: _Optional[str] = ..., start_number: _Optional[int] = ..., attempt: _Optional[int] = ..., slice: _Optional[int] = ..., claims: _Optional[bytes] = ..., pool: _Optional[_Union[PoolCopy, _Mapping]] = ...) -> None: ...
+
+class PoolCopy(_message.Message):
+    __slots__ = ("pool_id", "ancestors", "namespaces")
+    POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    ANCESTORS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    pool_id: bytes
+    ancestors: _containers.RepeatedScalarFieldContainer[bytes]
+    namespaces: _containers.RepeatedCompositeFieldContainer[NamespaceCopy]
+    def __init__(self, pool_id: _Optional[bytes] = ..., ancestors: _Optional[_Iterable[bytes]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceCopy, _Mapping]]] = ...) -> None: ...
+
+class NamespaceCopy(_message.Message):
+    __slots__ = ("namespace_id", "generation", "name", "fingerprint", "digest_seed", "durability")
+    NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_SEED_FIELD_NUMBER: _ClassVar[int]
+    DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    namespace_id: int
+    generation: int
+    name: str
+    fingerprint: bytes
+    digest_seed: int
+    durability: _common_pb2.Durability
+    def __init__(self, namespace_id: _Optional[int] = ..., generation: _Optional[int] = ..., name: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., digest_seed: _Optional[int] = ..., durability: _Optional[_Union[_common_pb2.Durability, str]] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("node_id", "epoch", "segment_ids", "heartbeat_interval_ms", "clear_slots", "last_seq", "first_grant_id")
+    __slots__ = ("node_id", "epoch", "segment_ids", "heartbeat_interval_ms", "clear_slots", "last_seq", "first_grant_id", "pool")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -541,6 +575,7 @@ class AttachResponse(_message.Message):
     CLEAR_SLOTS_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
     FIRST_GRANT_ID_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     epoch: int
     segment_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -548,7 +583,8 @@ class AttachResponse(_message.Message):
     clear_slots: bytes
     last_seq: int
     first_grant_id: int
-    def __init__(self, node_id: _Optional[int] = ..., epoch: _Optional[int] = ..., segment_ids: _Optional[_Iterable[int]] = ..., heartbeat_interval_ms: _Optional[int] = ..., clear_slots: _Optional[bytes] = ..., last_seq: _Optional[int] = ..., first_grant_id: _Optional[int] = ...) -> None: ...
+    pool: PoolCopy
+    def __init__(self, node_id: _Optional[int] = ..., epoch: _Optional[int] = ..., segment_ids: _Optional[_Iterable[int]] = ..., heartbeat_interval_ms: _Optional[int] = ..., clear_slots: _Optional[bytes] = ..., last_seq: _Optional[int] = ..., first_grant_id: _Optional[int] = ..., pool: _Optional[_Union[PoolCopy, _Mapping]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("node_id", "epoch", "segments", "wait_ms", "done_instruction", "cut_session_ids", "quarantined_session_ids", "stats", "start_number", "withdrawn_session_ids")
@@ -595,18 +631,20 @@ class NodeStats(_message.Message):
     def __init__(self, read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., seals: _Optional[int] = ..., sessions: _Optional[int] = ..., connections: _Optional[int] = ..., broken_slots: _Optional[int] = ..., unverified_slots: _Optional[int] = ..., damaged_slots: _Optional[bytes] = ...) -> None: ...
 
 class Instruction(_message.Message):
-    __slots__ = ("number", "grow_slots", "cut_sessions", "clear_slots", "copy_extents")
+    __slots__ = ("number", "grow_slots", "cut_sessions", "clear_slots", "copy_extents", "keep_pool")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     GROW_SLOTS_FIELD_NUMBER: _ClassVar[int]
     CUT_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     CLEAR_SLOTS_FIELD_NUMBER: _ClassVar[int]
     COPY_EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_POOL_FIELD_NUMBER: _ClassVar[int]
     number: int
     grow_slots: GrowSlots
     cut_sessions: CutSessions
     clear_slots: ClearSlots
     copy_extents: CopyExtents
-    def __init__(self, number: _Optional[int] = ..., grow_slots: _Optional[_Union[GrowSlots, _Mapping]] = ..., cut_sessions: _Optional[_Union[CutSessions, _Mapping]] = ..., clear_slots: _Optional[_Union[ClearSlots, _Mapping]] = ..., copy_extents: _Optional[_Union[CopyExtents, _Mapping]] = ...) -> None: ...
+    keep_pool: PoolCopy
+    def __init__(self, number: _Optional[int] = ..., grow_slots: _Optional[_Union[GrowSlots, _Mapping]] = ..., cut_sessions: _Optional[_Union[CutSessions, _Mapping]] = ..., clear_slots: _Optional[_Union[ClearSlots, _Mapping]] = ..., copy_extents: _Optional[_Union[CopyExtents, _Mapping]] = ..., keep_pool: _Optional[_Union[PoolCopy, _Mapping]] = ...) -> None: ...
 
 class GrowSlots(_message.Message):
     __slots__ = ("segment_id", "offset", "length", "slots")

@@ -116,9 +116,10 @@ class AgentIdentity:
 class StoreAgent:
     """Keeps `segments` attached to the leader among `masters`, from `start` to `stop`.
 
-    `connect` makes a link to an address. `stats` and `is_preparing` tell what heartbeats report and
-    whether there is soon more of it. `on_end` is called, in the agent's thread, with the error that
-    ends it by itself: a master that refuses this daemon before it was ever attached.
+    `connect` makes a link to an address. `stats` and
+    `is_preparing` tell what heartbeats report and whether there is soon more of it. `on_end` is
+    called, in the agent's thread, with the error that ends it by itself: a master that refuses this
+    daemon before it was ever attached.
     """
 
     def __init__(
@@ -137,6 +138,9 @@ class StoreAgent:
         self._identity = identity
         self._segments = segments
         self._sessions = sessions
+        self._pool = segments.pool
+        self._other_pool = False
+        """The master's metadata are not those of the pool that this daemon belongs to."""
         self._connect = connect
         self._stats = stats
         self._is_preparing = is_preparing
@@ -264,11 +268,13 @@ class StoreAgent:
         if self._stopping.is_set():  # `stop` may have looked for the link just before
             link.close()
         greeting = link.hello(self._hello_s)
+        self._other_pool = greeting.pool_id != self._pool.pool_id
         return Greeted(
             greeting.epoch,
             greeting.is_leader,
             tuple(greeting.leader_addresses),
             greeting.past_tenure,
+            self._other_pool,
         )
 
     def _cut_older(self, epoch: int) -> Event:
@@ -290,6 +296,10 @@ class StoreAgent:
         self._attempts += 1
         first = self._attach_request(0)
         first.segments.extend(segment.info() for segment in self._segments.all())
+        if self._other_pool:
+            self._segments.forget_ids()
+        if self._pool.pool_id:
+            first.pool.CopyFrom(self._pool.told(namespaces=self._other_pool))
         claims = self._segments.claims.older()
         first.claims = claim_rows(claims, {s.index: s.size_bytes for s in self._segments.all()})
         self._claiming = {claim.session_id for claim in claims}
@@ -329,6 +339,9 @@ class StoreAgent:
     def _take_up(self, response: pb.AttachResponse) -> None:
         if len(response.segment_ids) != len(self._segments.all()):
             raise InternalError(f"{len(response.segment_ids)} segment ids came from the master")
+        if response.HasField("pool"):
+            # First: who followed that epoch must know of which pool it is, whatever happens next.
+            self._pool.keep(response.pool)
         cleared = self._clear(response.clear_slots)
         self._segments.attached(
             response.node_id, response.segment_ids, response.last_seq, response.first_grant_id
@@ -404,6 +417,8 @@ class StoreAgent:
                     self._cut_sessions(instruction.cut_sessions.session_ids)
                 case "clear_slots":
                     self._clear(instruction.clear_slots.slots)
+                case "keep_pool":
+                    self._pool.keep(instruction.keep_pool)
                 case _:
                     raise InvalidArgument(
                         f"this daemon can't carry out {what or 'an unknown instruction'}",

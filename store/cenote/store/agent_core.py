@@ -43,6 +43,7 @@ from cenote.api.errors import (
     NodeSuperseded,
     NotLeader,
     PermissionDenied,
+    PoolMismatch,
     ProtocolVersionMismatch,
     SessionUnknown,
     StaleEpoch,
@@ -180,6 +181,8 @@ class Greeted:
     """Where the leader is, if this is a standby and knows."""
     past_tenure: bool = False
     """It was the leader, and can't prove any more that it still is."""
+    is_other_pool: bool = False
+    """Its metadata are not those of the master that this daemon attached to last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +239,7 @@ Event: TypeAlias = Greeted | OlderCut | Attached | Beaten | Executed | Paused | 
 _HOPELESS: Final = (
     InvalidArgument,
     PermissionDenied,
+    PoolMismatch,
     ProtocolVersionMismatch,
     Unauthenticated,
 )
@@ -313,12 +317,17 @@ class AgentCore:
         if event.past_tenure:
             return self._try_next("this master can't prove any more that it leads")
         if event.epoch < self.epoch:
+            if event.is_other_pool and event.epoch:
+                return self._try_next(
+                    "this master has another pool than the one whose contents are here; name the"
+                    " right one (--master), or remove this node's files and start it again"
+                )
             return self._try_next(
                 f"this master is at epoch {event.epoch}, but this daemon followed {self.epoch}:"
-                " it is an old leader, or its metadata was lost (then wipe this node's files)"
+                " it is an old leader, or its metadata is an old copy"
             )
         self._redirects = self._asked = 0
-        if event.epoch == self.epoch and self._attached:
+        if event.epoch == self.epoch and self._attached and not event.is_other_pool:
             self.stage = Stage.ATTACHED
             return Beat(0.0, self.done_instruction)
         self._attached = False

@@ -27,6 +27,7 @@ from .config import ANY_HOST, StoreConfig, advertised_address, host_and_port, jo
 from .grpc_service import STORE_SERVICE, StoreGrpc
 from .master_link import LaneMasterLink
 from .node_files import NodeFiles, control_directory_for, stale_nodes
+from .pool_copy import PoolCopyFile
 from .preparation import Preparation
 from .segments import LocalSegments, open_segments
 from .server import DataServer
@@ -156,6 +157,9 @@ class StoreDaemon:
         self.segments = segments = open_segments(
             files, config.dram, boot_id_bytes(self._boot_id), allow_less=config.dram_allow_less
         )
+        if not any(segment.reopened for segment in segments.all()):
+            files.pool_path.unlink(missing_ok=True)  # nothing is left of what it was about
+        segments.pool = PoolCopyFile(files.pool_path)
         for segment in segments.all():
             sealed = segment.recover(self._stopping.is_set)
             if segment.reopened:
@@ -208,12 +212,16 @@ class StoreDaemon:
         def has_news() -> bool:
             return self._is_preparing() or verifier.has_news
 
+        def connect(master: str) -> LaneMasterLink:
+            hello.pool_id, hello.last_epoch = segments.pool.pool_id, segments.epoch
+            return LaneMasterLink(master, hello)
+
         self.agent = agent = StoreAgent(
             identity,
             segments,
             sessions,
             config.master,
-            connect=lambda master: LaneMasterLink(master, hello),
+            connect=connect,
             stats=stats,
             is_preparing=has_news,
             on_end=self._fail,

@@ -46,6 +46,7 @@ class LaneMasterLink:
     def __init__(self, address: str, request: pb.HelloRequest) -> None:
         """`request` is the hello of each connection. Raises InvalidArgument for a bad address."""
         self._greeting = pb.HelloResponse()
+        """What the master said last."""
         self._client = LaneClient(
             address,
             request.SerializeToString(),

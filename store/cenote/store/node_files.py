@@ -2,6 +2,7 @@
 
     cenote-<node>.lock       locked while the daemon lives; names its pid and the node's uuid, and
                              counts its starts
+    cenote-<node>.pool       which pool it belongs to, and that pool's namespaces
     cenote-<node>.claims     what clients that write over shared memory are touching; they map it
     cenote-<node>-<i>.data   segment i, which clients map
     cenote-<node>-<i>.slots  its slot table, which only the daemon maps
@@ -59,6 +60,7 @@ class NodeFiles:
         self.name = name
         self.lock_path = self.control_directory / f"cenote-{name}.lock"
         self.claims_path = self.control_directory / f"cenote-{name}.claims"
+        self.pool_path = self.control_directory / f"cenote-{name}.pool"
         self._lock_fd = _lock(self.lock_path, name)
         known = _read_lock(self._lock_fd)
         starts = known.get("starts", "")
@@ -126,6 +128,7 @@ class NodeFiles:
         for index in self.indexes():
             self.remove(index)
         self.claims_path.unlink(missing_ok=True)
+        self.pool_path.unlink(missing_ok=True)
         # Still locked: whoever opened it before sees that it is not the file of that name any more.
         self.lock_path.unlink(missing_ok=True)
 
@@ -164,8 +167,8 @@ def stale_nodes(files: NodeFiles) -> list[StaleNode]:
                 pid = int(_read_lock(fd).get("pid", "0"))
             finally:
                 os.close(fd)
-            claims = lock_path.with_suffix(".claims")
-            rest = [str(path) for path in (claims, lock_path) if path.exists()]
+            others = [lock_path.with_suffix(suffix) for suffix in (".claims", ".pool")]
+            rest = [str(path) for path in (*others, lock_path) if path.exists()]
             command = shlex.join(["rm", *map(str, sorted(theirs)), *rest])
             found.append(StaleNode(name, pid, size_bytes, command))
     return found

@@ -72,4 +72,9 @@ class SegmentSet(Protocol):
 
     def by_id(self, segment_id: int) -> Segment | None: ...
 
+    def knows(self, namespace_id: int, generation: int) -> bool:
+        """Whether a namespace would be known here if its master lost its metadata: what is sealed
+        before would be lost then."""
+        ...
+
     def all(self) -> Sequence[Segment]: ...

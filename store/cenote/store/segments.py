@@ -21,6 +21,7 @@ from .dram import (
     plan_segments,
 )
 from .node_files import NodeFiles
+from .pool_copy import PoolCopyFile
 from .table_file import Survivor
 
 __all__ = ["NO_GRANT", "LocalSegments", "open_segments"]
@@ -59,6 +60,8 @@ class LocalSegments:
         self._lock = threading.Lock()
         self.epoch = max((s.header.last_epoch for s in segments), default=0)
         """Of the leader that this daemon follows; 0 before the first attach."""
+        self.pool = PoolCopyFile()
+        """What is kept of the pool that they belong to."""
         self.claim_file: ClaimFile | None = None
         """Where these claims are."""
         self.node_id = next((s.header.node_id for s in segments if s.header.node_id), 0)
@@ -67,6 +70,10 @@ class LocalSegments:
     def by_id(self, segment_id: int) -> DramSegment | None:
         """The segment that the master calls so."""
         return self._by_id.get(segment_id)
+
+    def knows(self, namespace_id: int, generation: int) -> bool:
+        """See `SegmentSet`."""
+        return self.pool.knows(namespace_id, generation)
 
     def all(self) -> Sequence[DramSegment]:
         """In the order of their indexes."""
@@ -83,6 +90,15 @@ class LocalSegments:
                 self.epoch = epoch
             for segment in self._segments:
                 segment.fence(self.epoch)
+
+    def forget_ids(self) -> None:
+        """Another pool's master numbers its segments anew: what clients call by the old numbers is
+        not here, until this daemon has attached."""
+        with self._lock:
+            for segment in self._segments:
+                segment.attached(0, 0)
+            self.node_id = 0
+            self._by_id = {}
 
     def attached(
         self, node_id: int, segment_ids: Sequence[int], last_seq: int = 0, first_grant_id: int = 0

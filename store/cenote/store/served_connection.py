@@ -29,6 +29,7 @@ from cenote.api.errors import (
     StaleEpoch,
     StaleLocation,
     Unauthenticated,
+    Unavailable,
 )
 from cenote.api.rows import EXTENT, SEAL
 from cenote.runtime.log import get_logger
@@ -482,6 +483,8 @@ class ServedConnection:
     ) -> U8Array:
         ids = rows["segment"]
         found = set(ids.tolist())
+        if not self._segments.knows(*head[1:]):
+            return np.full(len(rows), Unavailable.code, np.uint8)  # its master will tell it soon
         if len(found) == 1:
             segment = self._segments.by_id(found.pop())
             if segment is not None:

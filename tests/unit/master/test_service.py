@@ -64,7 +64,7 @@ def test_full_keys_of_another_generation_are_refused() -> None:
     with pytest.raises(NamespaceReset):
         pool.service.exists(pb.ExistsRequest(keys=batch), 1.0)
     batch.namespace_id += 1
-    with pytest.raises(NamespaceNotFound):
+    with pytest.raises(NamespaceReset):
         pool.service.exists(pb.ExistsRequest(keys=batch), 1.0)
 
 

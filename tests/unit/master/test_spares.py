@@ -9,7 +9,6 @@ import pytest
 
 from cenote.api.errors import (
     InvalidArgument,
-    NamespaceNotFound,
     NamespaceReset,
     SessionUnknown,
 )
@@ -272,7 +271,7 @@ def test_another_namespace_is_refused(kit: Kit, spares: Put, count: int) -> None
     positions, keys = range(count), range(1, count + 1)
     with pytest.raises(InvalidArgument, match="another namespace"):
         kit.commit_spares(spares, positions, keys, place=place)
-    with pytest.raises(NamespaceNotFound):
+    with pytest.raises(NamespaceReset):
         kit.commit_spares(spares, positions, keys, place=(99, 1))
     with pytest.raises(NamespaceReset):
         kit.commit_spares(spares, positions, keys, place=(kit.place[0], 9))

@@ -125,7 +125,7 @@ def test_ids_are_never_reused_and_generations_are_checked() -> None:
     second, _ = names.open("b", b"", True, 0, 6, 10)
     assert (first.namespace_id, second.namespace_id, second.durability) == (1, 2, 1)
     assert names.check(1, 1) is first
-    with pytest.raises(NamespaceNotFound):
+    with pytest.raises(NamespaceReset):
         names.check(9, 1)
     reset = names.apply(NamespaceOpened("a", 1, 2, b"", 99, 1))
     with pytest.raises(NamespaceReset, match="generation 2"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cenote.api.errors import InvalidArgument, NamespaceNotFound, NamespaceReset, SessionUnknown
+from cenote.api.errors import InvalidArgument, NamespaceReset, SessionUnknown
 from cenote.api.rows import CommitStatus, ObjectStatus, PutStatus
 from cenote.master import commands as c
 from cenote.master.effects import Gone, GoneReason, Stored
@@ -198,7 +198,7 @@ def test_requests_that_cannot_be_right(kit: Kit) -> None:
 
     with pytest.raises(SessionUnknown):
         start(session_id=session_id(9))
-    with pytest.raises(NamespaceNotFound):
+    with pytest.raises(NamespaceReset):
         start(namespace_id=99)
     with pytest.raises(NamespaceReset):
         start(generation=99)

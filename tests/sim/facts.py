@@ -1,0 +1,23 @@
+"""What a daemon's memory and a master's state say, for the oracle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cenote.store.slot_format import SLOT_BYTES, SLOT_RECORD, STATE_SEALED
+
+if TYPE_CHECKING:
+    from sim.stores import SegmentFile
+
+__all__ = ["is_sealed"]
+
+
+def is_sealed(file: SegmentFile, slot: int, version: tuple[int, int]) -> bool:
+    if slot >= file.slots:
+        return False
+    record = np.frombuffer(file.table, SLOT_RECORD, 1, slot * SLOT_BYTES)[0]
+    return bool(
+        record["state"] == STATE_SEALED and (int(record["epoch"]), int(record["seq"])) == version
+    )
