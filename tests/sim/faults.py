@@ -41,6 +41,7 @@ ALL_FAULTS: Final = frozenset(
         "torn-slot",
         "flipped-slot",
         "master-crash",
+        "metadata-loss",
         "master-stop",
         "compact",
         "reset",

@@ -15,7 +15,15 @@ from xxhash import xxh3_64_intdigest
 
 from cenote.api.errors import CenoteError
 from cenote.api.rows import EXTENT, PUT, UNIT_BYTES, PutStatus
-from cenote.master.effects import Effect, Gone, GoneReason, NamespaceOpened, SegmentGone, Stored
+from cenote.master.effects import (
+    Effect,
+    Gone,
+    GoneReason,
+    NamespaceOpened,
+    Notice,
+    SegmentGone,
+    Stored,
+)
 from cenote.master.pool import Pool
 from cenote.store.slot_format import SLOT_BYTES, SLOT_RECORD
 from sim.facts import is_sealed
@@ -63,6 +71,8 @@ class Oracle:
         self._metadata_lost_s = 0.0
         self._revenants: set[Version] = set()
         """Gone before metadata were lost: they may come back then, and go again."""
+        self._opened_anew = 0  # what that daemon holds is lost, and said to be
+        """Epoch in which the namespace was opened before a daemon brought that of a lost master."""
         self.removals: dict[int, list[Removal]] = {}
         """By key."""
         self._grants: dict[int, int] = {}
@@ -148,12 +158,12 @@ class Oracle:
                     self._check_slots(put, version)
 
     def _is_excused(self, put: PutRecord, version: Version) -> bool:
-        """Whether it may be gone without a word, after a power failure: the journal had lost it,
-        and its key was removed or put again before its daemon came; or it lies on several nodes, of
-        which none brings a whole replica; or what the journal had lost is that it was evicted, and
-        others have written where it was since."""
-        if not self.power_failed:
-            return False
+        """Whether it may be gone without a word, after a power failure or where the metadata were
+        lost: what is not known any more is that it was evicted, and others have written where it
+        was since; or its key was removed or put again before its daemon came; or it lies on several
+        nodes, of which none brings a whole replica."""
+        if not (self.power_failed or self.has_lost_metadata) or version[0] < self._opened_anew:
+            return version[0] < self._opened_anew
         nodes = {(file.node_id, replica) for file, _, replica in self._placed[version]}
         striped = len(nodes) > len({replica for _, replica in nodes})
         number = self._numbers[version]
@@ -203,6 +213,8 @@ class Oracle:
                 self._stored(pool, effect)
             elif isinstance(effect, Gone):
                 self._gone(pool, effect, stored_later, forgotten)
+            elif isinstance(effect, Notice) and "opened anew" in effect.text:
+                self._opened_anew = master.service.epoch
             elif isinstance(effect, NamespaceOpened):
                 self._decisions += 1
                 self._world.learn_seed(effect.digest_seed)

@@ -154,7 +154,8 @@ def _learn(pool: Pool, node_name: str, opened: NamespaceOpened) -> None:
 
 
 def _is_used(pool: Pool, namespace: Namespace) -> bool:
-    if pool.namespaces.objects[namespace.incarnation]:
+    """Whether something was put or removed (in any namespace: which one is not kept)."""
+    if pool.namespaces.objects[namespace.incarnation] or pool.adoption.tombstones:
         return True
     return any(grant.namespace is namespace for grant in pool.grants.by_id.values())
 

@@ -174,6 +174,21 @@ def test_a_namespace_that_was_opened_too_early_gives_way(kit: PoolKit) -> None:
     assert {(n.name, n.namespace_id) for n in replayed.state.namespaces()} == names
 
 
+def test_a_namespace_in_which_keys_were_removed_gives_way_to_none(kit: PoolKit) -> None:
+    """The daemon that comes first knows of no namespace: what is removed until the others come must
+    not return with them."""
+    fresh = lost(kit)
+    first, second = kit.nodes.values()
+    fresh.copies[first.number] = c.PoolCopy(OLD, [], [])
+    fresh.attach(first)
+    fresh.reopened()
+    assert fresh.remove(1) == [0]
+    fresh.attach(second)
+    assert any("opened anew" in text for text in fresh.notices())
+    assert fresh.exists(*range(8)) == [0] * 8
+    check(fresh.state)
+
+
 def test_of_two_copies_the_newer_generation_counts(kit: PoolKit) -> None:
     first, second = kit.nodes.values()
     reply = kit.apply(c.ResetNamespace("a", 1234))
