@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import signal
 import socket
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NoReturn, cast
 
 from cenote.api.errors import CenoteError
@@ -28,6 +30,7 @@ from cenote.rpc.lane_socket import LaneSocket
 from cenote.transport import copying, memory_access, wire
 from cenote.transport.connection import DataConnection
 from payloads import payload_of
+from waiting import wait_until
 
 if TYPE_CHECKING:
     from programs import Control
@@ -53,7 +56,8 @@ STEPS: Final = (
 _PR_SET_PDEATHSIG: Final = 1
 _PAYLOAD_BYTES_MIN: Final = 1000
 """Smaller messages are no payload."""
-_WARM_UP_PUTS_MAX: Final = 200
+_PATIENCE_S: Final = 30.0
+"""A busy machine may let nodes look dead for a while: then things are tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,8 @@ class _Halt:
         self._line = line
         self._step = step
         self._thread = threading.get_ident()
+        self.spec: WriterSpec | None = None
+        """What is being put."""
         self.armed = False
         self.method = ""
         """The request to the master that is under way."""
@@ -111,7 +117,7 @@ class _Halt:
     def at(self, step: str) -> None:
         if self.armed and step == self._step and threading.get_ident() == self._thread:
             self.armed = False
-            self._line.say(("at", step))
+            self._line.say(("at", self.spec))
             self._line.hear()
 
     def in_payload(self) -> bool:
@@ -142,6 +148,7 @@ def _wrap_steps(driver: Any, halt: _Halt) -> None:
     def moving(real: Callable[..., Any]) -> Callable[..., Any]:
         def move(call: Any, step: Any) -> Any:
             halt.at("granted")
+            halt.replica = 0  # also where it is tried again
             reply = real(call, step)
             halt.replica = 0
             halt.at("payload written")
@@ -151,6 +158,7 @@ def _wrap_steps(driver: Any, halt: _Halt) -> None:
 
     def sealing(call: Any, step: Any) -> None:
         halt.at("decided")
+        halt.seals = 0
         real_seals(call, step)
         halt.at("sealed")
 
@@ -244,16 +252,15 @@ def _wrap_transports(halt: _Halt) -> None:
 def _put(client: Client, spec: WriterSpec, **options: Any) -> list[tuple[str, object]]:
     """Put what is wanted: (stored, existed or error; how it ended) by key."""
     values = spec.payloads()
+    options |= {"replicas": spec.replicas, "min_replicas": spec.replicas}
     if len(spec.keys) == 1:
         try:
-            results = [client.put(spec.keys[0], values[0], replicas=spec.replicas, **options)]
+            results = [client.put(spec.keys[0], values[0], **options)]
         except CenoteError as error:
             return [("error", error)]
     else:
         try:
-            results = list(
-                client.put_batch(list(spec.keys), values, replicas=spec.replicas, **options)
-            )
+            results = list(client.put_batch(list(spec.keys), values, **options))
         except CenoteError as error:
             return [("error", error)] * len(spec.keys)
     return [
@@ -268,17 +275,16 @@ def _warm_up(client: Client, spec: WriterSpec) -> list[str]:
     """Put until space is granted ahead; the keys that were put."""
     made: list[str] = []
     spares = client._space.spares
-    for number in range(_WARM_UP_PUTS_MAX):
-        if spares.held:
-            return made
-        keys = [f"{key}+{number}" for key in spec.keys]
+    until_s = time.monotonic() + _PATIENCE_S
+    while not spares.held and time.monotonic() < until_s:
+        keys = [f"{key}+{len(made)}" for key in spec.keys]
         values = [payload_of(key, spec.size) for key in keys]
         if len(keys) == 1:
             assert client.put(keys[0], values[0]).stored
         else:
             client.put_batch(keys, values).raise_for_errors()
         made += keys
-    raise AssertionError("no space was granted ahead")
+    return made
 
 
 def _write(lane: str, transport: str, path: str, spec: WriterSpec) -> None:
@@ -287,15 +293,25 @@ def _write(lane: str, transport: str, path: str, spec: WriterSpec) -> None:
     _wrap_transports(halt)
     client = Client(lane, transports=(transport,), deadline_s=30.0, name=spec.name)
     _wrap_steps(client._driver, halt)
-    client.put(f"{spec.name}/first", b"\x01" * 100, replicas=2)  # channels are there, mappings, too
     line.say(("ready", os.getpid()))
     line.hear()
-    if spec.spares:
-        line.say(("warm", _warm_up(client, spec)))
-    halt.replica = halt.seals = 0
-    halt.armed = True
-    outcome = _put(client, spec, deadline_s=spec.deadline_s)
-    line.say(("done", outcome, halt.armed))
+    numbers = itertools.count()
+    outcome: list[tuple[str, object]] = []
+
+    def has_halted() -> bool:
+        """Put, under keys that nobody has used; whether it came by the step."""
+        number = next(numbers)
+        now = replace(spec, keys=tuple(f"{key}~{number}" for key in spec.keys))
+        with contextlib.suppress(CenoteError):  # what is put first, for channels and mappings
+            client.put(f"{spec.name}/first{number}", b"\x01" * 100, replicas=2)
+            if spec.spares:
+                line.say(("warm", _warm_up(client, now)))
+            halt.spec, halt.armed = now, True
+            outcome[:] = _put(client, now, deadline_s=spec.deadline_s)
+        return not halt.armed and bool(outcome)
+
+    wait_until(has_halted, _PATIENCE_S, what=f"{spec.name} to come by its step")
+    line.say(("done", outcome))
     while (message := line.hear()) is not None:
         method, arguments = message
         line.say(getattr(client, method)(*arguments))
