@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import json
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,7 @@ from etcd import EtcdCluster
 BATCH: Final = 128
 SNAPSHOT_ROWS: Final = 8000
 WAIT_S: Final = 30.0
+SOAK_SNAPSHOT_BYTES: Final = 32 << 20
 
 
 def commits(first: int, count: int, dice: np.random.Generator) -> Stored:
@@ -192,6 +194,41 @@ class Run:
         }
         self.report["cold_load_s"] = round(self._cold_load(objects), 2)
 
+    def soak(self, rate: int, minutes: float, objects: int) -> None:
+        """Commits at a rate, and a snapshot of so many objects whenever 32 MiB were appended, as a
+        standby would write it; what etcd has come to, minute by minute."""
+        dice = np.random.default_rng(3)
+        stop, standby = threading.Event(), self._join("standby")
+
+        def follow() -> None:
+            size_bytes = 0
+            while not stop.is_set():
+                size_bytes += sum(map(len, standby.follow(0.3).records))
+                if size_bytes < SOAK_SNAPSHOT_BYTES:
+                    continue
+                parts = (
+                    commits(first, SNAPSHOT_ROWS, dice)
+                    for first in range(0, objects, SNAPSHOT_ROWS)
+                )
+                covers = standby.last_entry
+                records = snapshot_records(parts, covers=covers, epoch=1)
+                standby.install_snapshot(records, covers)
+                size_bytes = 0
+                self.report["soak_snapshots"] = self.report.get("soak_snapshots", 0) + 1
+
+        follower = threading.Thread(target=follow)
+        follower.start()
+        self.report["soak"] = []
+        try:
+            for _ in range(round(minutes)):
+                self.steady(rate, 60.0)
+                self.report["soak"].append(self.report.pop("steady"))
+                print(json.dumps(self.report["soak"][-1]), flush=True)
+        finally:
+            stop.set()
+            follower.join()
+            standby.close()
+
     def _cold_load(self, objects: int) -> float:
         reader = self._join("reader")
         began_s = time.monotonic()
@@ -211,6 +248,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--rate", type=int, default=50_000, help="commits a second")
     parser.add_argument("--objects", type=int, default=1_000_000, help="in the snapshot")
+    parser.add_argument("--soak-minutes", type=float, default=0, help="nothing else, for so long")
     options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="cenote-etcd-") as directory,
@@ -218,6 +256,9 @@ def main() -> None:
     ):
         run = Run(etcd)
         with contextlib.closing(run.leader):
+            if options.soak_minutes:
+                run.soak(options.rate, options.soak_minutes, options.objects)
+                return
             run.large_records()
             run.small_records()
             run.steady(options.rate, options.seconds)

@@ -10,7 +10,7 @@ from cenote.api.errors import NotLeader, ResourceUnavailable
 from cenote.master import kv_election, kv_snapshot
 from cenote.master.kv import Created, Delete, KvUnavailable, Modified, Put
 from cenote.master.kv_append import Appender
-from cenote.master.kv_election import Candidacy, Observer, Tenure
+from cenote.master.kv_election import Candidacy, Observer
 from cenote.master.kv_follow import Follower
 from cenote.master.kv_keeper import Keeper
 from cenote.master.kv_upkeep import Upkeep
@@ -100,13 +100,10 @@ def _counted_from_the_answer() -> contextlib.AbstractContextManager[None]:
     true_beat = Keeper._beat
 
     def beat(self: Any) -> bool:
-        tenure, true_proven = self._tenure, Tenure.proven
-
-        def proven(_sent_s: float) -> None:
-            true_proven(tenure, self._clock.monotonic_s() + 0.5 * tenure.tenure_s)
-
-        with _replaced(Tenure, "proven", lambda _self, sent_s: proven(sent_s)):
-            return true_beat(self)
+        answered = true_beat(self)
+        if answered and self.lost is None:
+            self._tenure.proven(self._clock.monotonic_s())
+        return answered
 
     return _replaced(Keeper, "_beat", beat)
 

@@ -15,7 +15,7 @@ from typing import Final, final
 from cenote.api.errors import CenoteError, InternalError, NotLeader, ResourceUnavailable
 from cenote.runtime.clock import SYSTEM_CLOCK, Clock
 
-from .journal import Record
+from .journal import JournalCorrupt, Record
 from .kv import Kv
 from .kv_append import Appender
 from .kv_compaction import CompactorCommand, KvCompaction, KvCompactionLimits
@@ -33,9 +33,11 @@ __all__ = ["TENURE_S", "KvBackend"]
 TENURE_S: Final = 1.5
 OPEN_TIMEOUT_S: Final = 10.0
 """Of a service that does not answer while what is left of the journal is read."""
+RETRY_S: Final = 0.1
 CLOSE_TIMEOUT_S: Final = 0.8
 """For what is queued; a daemon is to end within two seconds."""
 JOIN_TIMEOUT_S: Final = 1.0
+SNAPSHOT_REST_S_MAX: Final = 0.1
 
 
 def _nonce() -> str:
@@ -68,6 +70,7 @@ class KvBackend:
         self._draw_nonce = draw_nonce
         workers = workers if workers is not None else ThreadWorkers()
         self._clock = clock
+        self._workers = workers
         self._keeper = Keeper(
             kv, self._keys, clock, workers, tenure_s=tenure_s, draw_nonce=draw_nonce
         )
@@ -180,10 +183,11 @@ class KvBackend:
             try:
                 anew = self._follower.is_void()
                 break
-            except ResourceUnavailable:
+            except ResourceUnavailable as error:
                 self._raise_if_lost()
-                if self._clock.monotonic_s() >= until_s:
+                if isinstance(error, JournalCorrupt) or self._clock.monotonic_s() >= until_s:
                     raise
+                self._workers.waker().wait(RETRY_S)
         return Opened(candidacy.epoch, self._rest(), anew)
 
     def _rest(self) -> Iterator[Record]:
@@ -247,7 +251,15 @@ class KvBackend:
     def install_snapshot(self, records: Iterable[bytes], covers: int) -> None:
         if self._ready:
             self._appender.sync(covers).result()  # which ends by itself
-        write_snapshot(self._kv, self._keys, records, covers, self._draw_nonce())
+        waker, began_s = self._workers.waker(), self._clock.monotonic_s()
+
+        def rest() -> None:
+            """As long as the write took: half of what the service can do is the journal's."""
+            nonlocal began_s
+            waker.wait(min(self._clock.monotonic_s() - began_s, SNAPSHOT_REST_S_MAX))
+            began_s = self._clock.monotonic_s()
+
+        write_snapshot(self._kv, self._keys, records, covers, self._draw_nonce(), rest)
         self._upkeep.hurry()
 
     @property

@@ -26,9 +26,15 @@ VALUES_PER_TXN: Final = 4
 
 
 def write_snapshot(
-    kv: Kv, keys: Keys, records: Iterable[bytes], covers: int, nonce: str
+    kv: Kv,
+    keys: Keys,
+    records: Iterable[bytes],
+    covers: int,
+    nonce: str,
+    rest: Callable[[], None],
 ) -> SnapshotRow:
-    """`nonce`: of this attempt alone, so that two at work at the same time don't mix.
+    """`nonce`: of this attempt alone, so that two at work at the same time don't mix. `rest` is
+    called after each write, and lets the journal have its turn.
 
     Raises ResourceUnavailable: no answer, or a snapshot that covers as much is in force.
     """
@@ -43,6 +49,7 @@ def write_snapshot(
         if len(puts) == VALUES_PER_TXN:
             _attempt(partial(kv.txn, (), puts, timeout_s=CALL_TIMEOUT_S))
             puts = []
+            rest()
     if puts:
         _attempt(partial(kv.txn, (), puts, timeout_s=CALL_TIMEOUT_S))
     row = SnapshotRow(covers, resume, number, size_bytes, nonce)
