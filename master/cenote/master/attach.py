@@ -58,7 +58,8 @@ def attach(pool: Pool, command: Attach, now_s: float) -> AttachReply:
     fresh = [segment for segment in segments if segment.allocator is None]
     for segment, report in zip(segments, command.segments, strict=True):
         here = np.flatnonzero(inventory["segment_index"] == report.index)
-        gone, known_here = _reconcile(pool, segment, inventory[here], same_process)
+        slots = inventory if len(here) == len(inventory) else inventory[here]
+        gone, known_here = _reconcile(pool, segment, slots, same_process)
         known[here] = known_here
         dropped += gone
         _make_usable(pool, segment, report)

@@ -38,19 +38,20 @@ def confirm(
     known = np.zeros(len(slots), np.bool_)
     if not len(spans) or not len(slots):
         return sealed, known
-    order = np.argsort(slots["slot"], kind="stable")
-    numbers = slots["slot"][order]
+    numbers, order = np.ascontiguousarray(slots["slot"]), None
+    if np.count_nonzero(numbers[1:] <= numbers[:-1]):  # daemons tell them in order
+        order = np.argsort(numbers, kind="stable")
+        numbers = numbers[order]
     at = np.searchsorted(numbers, spans[:, 1])
     at[at == len(numbers)] = 0
-    at = order[at]
-    mine = slots[at]
-    sealed = (
-        (mine["slot"] == spans[:, 1])
-        & (mine["seq"] == seqs)
-        & (mine["epoch"] == epochs)
-        & (mine["offset"] == spans[:, 2].astype(np.uint64) * UNIT_BYTES)
-        & (mine["replica"] == (spans[:, 0] >> 16) & 0xFF)
-    )
+    sealed = numbers.take(at) == spans[:, 1]
+    if order is not None:
+        at = order[at]
+    # Column by column: rows of 88 bytes that are gathered whole take three times as long.
+    sealed &= slots["seq"].take(at) == seqs
+    sealed &= slots["epoch"].take(at) == epochs
+    sealed &= slots["offset"].take(at) == spans[:, 2].astype(np.uint64) * UNIT_BYTES
+    sealed &= slots["replica"].take(at) == (spans[:, 0] >> 16) & 0xFF
     known[at[sealed]] = True
     return sealed, known
 
