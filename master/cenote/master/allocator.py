@@ -85,6 +85,8 @@ class SegmentAllocator:
 
     def allocate_between(self, start: int, end: int) -> list[tuple[int, int]]:
         """Take all that is free in [start, end); (offset, length) of each piece."""
+        if start >= end:
+            return []
         starts, ends = self._runs.columns()
         first = int(np.searchsorted(ends, start, "right"))
         last = int(np.searchsorted(starts, end, "left"))
