@@ -151,7 +151,8 @@ def test_a_claim_of_nothing_withholds_nothing() -> None:
     """Nor does a slot whose extent has no bytes."""
     before = Kit().with_nodes(new_node(1, 16 * KIB)).with_session()
     kit, node = successor(before), before.nodes[1]
-    (segment,) = pool_of(kit.attach(node) and kit.state).segments.by_id.values()
+    kit.attach(node)
+    (segment,) = pool_of(kit.state).segments.by_id.values()
     assert segment.claim_free(2, 2) == []
     node.claims = [(OLD, 0, 2 * UNIT_BYTES, 0)]
     kit = successor(before)
