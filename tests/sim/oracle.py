@@ -164,7 +164,7 @@ class Oracle:
         nodes, of which none brings a whole replica."""
         if not (self.power_failed or self.has_lost_metadata) or version[0] < self._opened_anew:
             return version[0] < self._opened_anew
-        nodes = {(file.node_id, replica) for file, _, replica in self._placed[version]}
+        nodes = {(f.name.partition("[")[0], replica) for f, _, replica in self._placed[version]}
         striped = len(nodes) > len({replica for _, replica in nodes})
         number = self._numbers[version]
         removed = self._last_removal(put.key) > number

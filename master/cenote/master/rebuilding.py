@@ -12,6 +12,8 @@ What nobody can know then, `NOTICE` says.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cenote.api.errors import PoolMismatch, Unavailable
 
 from .commands import Attach, Instruction, PoolCopy
@@ -35,6 +37,8 @@ __all__ = [
 
 ANCESTORS_MAX = 16
 _NAMESPACE_IDS_MASK = 0x3FFF_FFFF
+_SEED_STEP = 0x9E37_79B9_7F4A_7C15
+_SEED_MASK = (1 << 64) - 1
 _COPY_BYTES_MAX = 128 << 10
 """Of the namespaces in one instruction."""
 NOTICE = (
@@ -138,6 +142,20 @@ def _learn(pool: Pool, node_name: str, opened: NamespaceOpened) -> None:
     if known is not None:
         if known.generation >= opened.generation:
             return
+        if pool.adoption.tombstones:
+            # Keys were removed in a generation that was over, and may be there in the later one,
+            # under other digests: neither counts any more.
+            opened = replace(
+                opened,
+                generation=opened.generation + 1,
+                digest_seed=(opened.digest_seed * _SEED_STEP + 1) & _SEED_MASK,
+            )
+            pool.effects.append(
+                Notice(
+                    f"namespace {opened.name!r} was reset before the metadata were lost, which node"
+                    f" {node_name!r} alone knew, and keys were removed since: it is empty now"
+                )
+            )
     else:
         other = namespaces.by_name.get(opened.name)
         if other is not None and _is_used(pool, other):

@@ -39,7 +39,8 @@ def session_id(number: int) -> bytes:
 def digests_of(*keys: int, seed: int = 1) -> Digests:
     """Digests of small numbers; the low words differ, too."""
     return np.array(
-        [((k * 0x9E37_79B9_7F4A_7C15 + seed) % 2**64, k + (seed << 32)) for k in keys], np.uint64
+        [((k * 0x9E37_79B9_7F4A_7C15 + seed) % 2**64, (k + (seed << 32)) % 2**64) for k in keys],
+        np.uint64,
     ).reshape(-1, 2)
 
 

@@ -202,6 +202,31 @@ def test_of_two_copies_the_newer_generation_counts(kit: PoolKit) -> None:
     assert first.number != second.number
 
 
+def test_a_generation_that_is_learned_of_after_keys_were_removed_brings_none_back(
+    kit: PoolKit,
+) -> None:
+    """Keys have other digests in it: what was removed can't be told from what was not."""
+    first, second = kit.nodes.values()
+    kit.apply(c.ResetNamespace("a", 1234))
+    kit.heartbeat(second)
+    kit.namespace = None
+    kit.with_session()
+    kit.put(list(range(4)), KIB)
+    fresh = lost(kit)
+    fresh.attach(first)
+    fresh.reopened()
+    fresh.remove(1)
+    fresh.attach(second)
+    assert any("reset before" in text for text in fresh.notices())
+    fresh.reopened()
+    assert fresh.namespace is not None
+    assert fresh.namespace.generation == 3
+    assert fresh.namespace.digest_seed != 1234
+    assert fresh.exists(*range(8)) == [0] * 8
+    assert fresh.put([1]) == [PutStatus.GRANTED]
+    check(fresh.state)
+
+
 def test_copies_that_contradict_each_other_are_refused(kit: PoolKit) -> None:
     fresh = lost(kit)
     first, second = kit.nodes.values()
