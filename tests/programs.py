@@ -368,6 +368,13 @@ def chaos(control: Control, lane: str, seed: int, options: dict[str, Any]) -> No
     control.say((run.counts, run.wrong))
 
 
+def partitions(control: Control, *arguments: Any) -> None:
+    """See `partitions.py`, which starts programs itself: it can't be imported above."""
+    from partitions import partitions
+
+    partitions(control, *arguments)
+
+
 PROGRAMS: dict[str, Callable[..., None]] = {
     "peer": peer,
     "look": look,
@@ -381,6 +388,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     "chaos": chaos,
     "steady": steady,
     "halting_writers": halting_writers,
+    "partitions": partitions,
 }
 
 
