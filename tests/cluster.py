@@ -58,6 +58,11 @@ READY_TIMEOUT_S = 30.0  # two busy cores and cold caches
 STOP_TIMEOUT_S = 2.5
 CLOSE_TIMEOUT_S = 5.0
 CLI_TIMEOUT_S = 60.0
+PIPES: dict[str, Any] = {
+    "stdin": subprocess.DEVNULL,
+    "stdout": subprocess.PIPE,
+    "stderr": subprocess.PIPE,
+}
 
 
 @final
@@ -427,14 +432,8 @@ def start_cenote(
     """
     command = [sys.executable, *interpreter_options, "-m", "cenote.cli.child", str(os.getpid())]
     command += ["cenote.cli.main", *arguments]
-    settings: dict[str, Any] = {
-        "stdin": subprocess.DEVNULL,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "env": clean_environment() if environment is None else dict(environment),
-        **options,
-    }
-    return CommandProcess(command, **settings)
+    given = clean_environment() if environment is None else dict(environment)
+    return CommandProcess(command, **{**PIPES, "env": given, **options})
 
 
 def run_cenote(
@@ -483,15 +482,8 @@ def start_program(
 
 def start_module(module: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
     """Start `python -m MODULE ARGUMENTS` as `Daemon` would, but with its output in pipes."""
-    settings: dict[str, Any] = {
-        "stdin": subprocess.DEVNULL,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "env": clean_environment(),
-        **options,
-    }
-    command = [sys.executable, "-m", "cenote.cli.child", str(os.getpid()), module]
-    return subprocess.Popen([*command, *arguments], **settings)
+    command = [sys.executable, "-m", "cenote.cli.child", str(os.getpid()), module, *arguments]
+    return subprocess.Popen(command, **{**PIPES, "env": clean_environment(), **options})
 
 
 def run_module(

@@ -1,32 +1,37 @@
-"""A program: the leading master is cut off from etcd again and again, while clients reach it.
+"""Programs: the leading master is cut off from etcd again and again, while its users reach it.
 
-It runs in the users' namespace of a `network.Network`, and starts the pool and its load from there.
+They run in the users' namespace of a `network.Network`, and start the pool and its load from there.
 """
 
 from __future__ import annotations
 
+import random
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from cluster import Cluster, Process
 from network import Network
-from takeovers import DEADLINE_S, ROUNDS, check_all, report, settle
+from takeovers import DEADLINE_S, check_all, report, settle
 from waiting import wait_until
 from workers import Load, pass_time, shared_pool
 
 if TYPE_CHECKING:
     from programs import Control
 
-__all__ = ["partitions"]
+__all__ = ["long_cuts", "short_cuts"]
 
 CUT_S = (0.5, 1.0, 3.0)
 """How long the link stays cut after the other master has taken over: in turn."""
+SHORT_CUT_S = (0.05, 1.6)
+"""About as long as a tenure at most: sometimes the leader stays, sometimes it does not."""
 
 
-def partitions(
-    control: Control, network: Network, metadata: str, seed: int, durability: str
-) -> None:
-    """Says "done" where everything held; what did not is on standard error."""
+@contextmanager
+def loaded_pool(
+    network: Network, metadata: str, seed: int, durability: str
+) -> Iterator[tuple[Cluster, Load]]:
     with ExitStack() as stack:
         cluster = stack.enter_context(
             shared_pool(metadata, masters=2, stores=2, places=network.masters)
@@ -41,9 +46,21 @@ def partitions(
             misses_are_legal=True,
         )
         pass_time(1.0)
+        yield cluster, load
+
+
+def wait_for_role(cluster: Cluster, master: Process, role: str) -> None:
+    wait_until(lambda: cluster.role_of(master) == role, what=f"{master.name} to be the {role}")
+
+
+def long_cuts(
+    control: Control, network: Network, metadata: str, seed: int, durability: str, rounds: int
+) -> None:
+    """Another takes over each time. Says "done" where everything held; the rest is on stderr."""
+    with loaded_pool(network, metadata, seed, durability) as (cluster, load):
         faults: list[float] = []
         taken_over: list[float] = []
-        for round_ in range(ROUNDS):
+        for round_ in range(rounds):
             settle(cluster, 2)
             pass_time(1.0)
             leader = cluster.leader()
@@ -52,22 +69,39 @@ def partitions(
             faults.append(time.monotonic())
             network.cut(index)
             assert cluster.role_of(leader), "the old leader can't be reached by its users"
-            wait_until(
-                lambda new=other: cluster.role_of(new) == "leader",  # type: ignore[misc]
-                what="the other master to take over",
-            )
+            wait_for_role(cluster, other, "leader")
             taken_over.append(time.monotonic())
             pass_time(CUT_S[round_ % len(CUT_S)])
             assert cluster.role_of(leader), "the old leader can't be reached by its users"
             network.heal(index)
-            wait_until(
-                lambda old=leader: cluster.role_of(old) == "standby",  # type: ignore[misc]
-                what="the old leader to stand by",
-            )
+            wait_for_role(cluster, leader, "standby")
         settle(cluster, 2)
         end_s = time.monotonic()
         load.stop()
         assert load.failures() == [], f"{len(load.failures())} failures"
         report(load, faults, end_s, taken_over)
+        check_all(cluster, load)
+    control.say("done")
+
+
+def short_cuts(
+    control: Control, network: Network, metadata: str, seed: int, durability: str, rounds: int
+) -> None:
+    """Healed about when another may take over. Says "done" as `long_cuts` does."""
+    rng = random.Random(seed)
+    changes = 0
+    with loaded_pool(network, metadata, seed, durability) as (cluster, load):
+        for _ in range(rounds):
+            leader = cluster.leader()
+            index = cluster.masters.index(leader)
+            network.cut(index)
+            pass_time(rng.uniform(*SHORT_CUT_S))
+            network.heal(index)
+            settle(cluster, 2)
+            pass_time(0.5)
+            changes += cluster.leader() is not leader
+        load.stop()
+        print(f"the lead changed {changes} times of {rounds}")
+        assert load.failures() == [], f"{len(load.failures())} failures"
         check_all(cluster, load)
     control.say("done")

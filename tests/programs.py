@@ -368,11 +368,11 @@ def chaos(control: Control, lane: str, seed: int, options: dict[str, Any]) -> No
     control.say((run.counts, run.wrong))
 
 
-def partitions(control: Control, *arguments: Any) -> None:
+def partition(control: Control, program: str, *arguments: Any) -> None:
     """See `partitions.py`, which starts programs itself: it can't be imported above."""
-    from partitions import partitions
+    import partitions
 
-    partitions(control, *arguments)
+    getattr(partitions, program)(control, *arguments)
 
 
 PROGRAMS: dict[str, Callable[..., None]] = {
@@ -388,7 +388,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     "chaos": chaos,
     "steady": steady,
     "halting_writers": halting_writers,
-    "partitions": partitions,
+    "partition": partition,
 }
 
 

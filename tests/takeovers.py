@@ -22,8 +22,9 @@ __all__ = ["DEADLINE_S", "ROUNDS", "check_all", "report", "settle"]
 ROUNDS = 20 if os.environ.get("CENOTE_TEST_FULL") else 2
 DEADLINE_S = 8.0
 MEDIAN_S, WORST_S = 3.0, 4.0
-SLACK = 1.0 if os.environ.get("CENOTE_TEST_FULL") else 1.5
-"""Two rounds on a busy machine tell little of a median."""
+SLACK_OF_FEW = 1.5
+"""Few rounds on a busy machine tell little of a median."""
+FEW = 10
 
 
 def first_after(samples: list[Sample], fault_s: float) -> float:
@@ -82,9 +83,10 @@ def report(
         print(f" of {len(some)}")
     misses = sum(len(one.misses) for one in load.reports)
     print(f"misses until the daemons had attached: {misses}")
-    for some in times.values():
-        assert statistics.median(some) < MEDIAN_S * SLACK
-        assert max(some) < WORST_S * SLACK
+    slack = SLACK_OF_FEW if len(faults) < FEW else 1.0
+    for name, some in times.items():
+        assert statistics.median(some) < MEDIAN_S * slack, name
+        assert max(some) < WORST_S * slack, name
 
 
 def _times(load: Load, fault_s: float, until_s: float, new_s: float | None) -> dict[str, float]:

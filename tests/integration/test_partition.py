@@ -13,6 +13,7 @@ import pytest
 from etcd import EtcdCluster
 from network import network_of
 from remote import Remote
+from takeovers import ROUNDS
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -20,19 +21,22 @@ PROGRAM_TIMEOUT_S = 840.0
 
 
 @pytest.mark.parametrize("durability", ["relaxed", "journaled"])
-def test_a_leader_that_is_cut_off_from_etcd_is_replaced_under_load(
-    tmp_path: Path, seed: int, durability: str
+@pytest.mark.parametrize("program", ["long_cuts", "short_cuts"])
+def test_the_leader_is_cut_off_from_etcd_under_load(
+    tmp_path: Path, seed: int, program: str, durability: str
 ) -> None:
     with (
         network_of(masters=2) as network,
         EtcdCluster(tmp_path / "etcd", place=network.etcd) as etcd,
         Remote(
-            "partitions",
+            "partition",
+            program,
             network,
             etcd.url,
             seed,
             durability,
+            ROUNDS,
             place=network.users,
-        ) as program,
+        ) as running,
     ):
-        program.expect("done", PROGRAM_TIMEOUT_S)
+        running.expect("done", PROGRAM_TIMEOUT_S)
