@@ -24,6 +24,8 @@ __all__ = ["long_cuts", "short_cuts"]
 
 CUT_S = (0.5, 1.0, 3.0)
 """How long the link stays cut after the other master has taken over: in turn."""
+TENURE_S = 2.0
+"""And some more."""
 SHORT_CUT_S = (0.05, 1.6)
 """About as long as a tenure at most: sometimes the leader stays, sometimes it does not."""
 
@@ -100,6 +102,8 @@ def short_cuts(
             settle(cluster, 2)
             pass_time(0.5)
             changes += cluster.leader() is not leader
+        pass_time(TENURE_S)  # by then another has taken over, or none will
+        settle(cluster, 2)
         load.stop()
         print(f"the lead changed {changes} times of {rounds}")
         assert load.failures() == [], f"{len(load.failures())} failures"
