@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from cenote.client import Client
 from cluster import Cluster, Process
 from network import Network
 from takeovers import DEADLINE_S, check_all, report, settle
@@ -55,6 +56,20 @@ def wait_for_role(cluster: Cluster, master: Process, role: str) -> None:
     wait_until(lambda: cluster.role_of(master) == role, what=f"{master.name} to be the {role}")
 
 
+def check_newcomer(cluster: Cluster, old: Process, new: Process, removed: str) -> None:
+    """A client that comes now is told what the new leader decided, though it asks the old first."""
+    lanes = ",".join(each.ready["lane"].removeprefix("tcp://") for each in (old, new))
+    stored = f"{removed}-since"
+    with cluster.client(deadline_s=DEADLINE_S) as client:
+        assert client.put(stored, b"new").stored
+        client.remove(removed)
+    with Client(lanes, deadline_s=DEADLINE_S) as newcomer:
+        seen = newcomer.exists_batch([stored, removed]).tolist()
+        assert seen == [1, 0], f"a newcomer sees {seen} of what was stored and what was removed"
+        assert newcomer.get(stored) == b"new"
+        assert newcomer.get(removed) is None
+
+
 def long_cuts(
     control: Control, network: Network, metadata: str, seed: int, durability: str, rounds: int
 ) -> None:
@@ -65,6 +80,8 @@ def long_cuts(
         for round_ in range(rounds):
             settle(cluster, 2)
             pass_time(1.0)
+            with cluster.client(deadline_s=DEADLINE_S) as client:
+                assert client.put(f"mark{round_}", b"old").stored
             leader = cluster.leader()
             (other,) = [master for master in cluster.masters if master is not leader]
             index = cluster.masters.index(leader)
@@ -73,6 +90,7 @@ def long_cuts(
             assert cluster.role_of(leader), "the old leader can't be reached by its users"
             wait_for_role(cluster, other, "leader")
             taken_over.append(time.monotonic())
+            check_newcomer(cluster, leader, other, f"mark{round_}")
             pass_time(CUT_S[round_ % len(CUT_S)])
             assert cluster.role_of(leader), "the old leader can't be reached by its users"
             network.heal(index)
