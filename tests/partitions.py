@@ -35,9 +35,16 @@ SHORT_CUT_S = (0.05, 1.6)
 def loaded_pool(
     network: Network, metadata: str, seed: int, durability: str
 ) -> Iterator[tuple[Cluster, Load]]:
+    here = f"{network.users.host}:0"  # masters ask daemons that clients complain of
     with ExitStack() as stack:
         cluster = stack.enter_context(
-            shared_pool(metadata, masters=2, stores=2, places=network.masters)
+            shared_pool(
+                metadata,
+                masters=2,
+                stores=2,
+                places=network.masters,
+                store_flags={"listen": here, "grpc": here},
+            )
         )
         load = Load(
             stack,

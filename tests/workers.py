@@ -45,6 +45,7 @@ def shared_pool(
     stores: int,
     dram_bytes: int = 96 * MIB,
     places: Sequence[Place] = (),
+    store_flags: Mapping[str, object] | None = None,
     **flags: object,
 ) -> Iterator[Cluster]:
     """As `pool`, with several masters over metadata that they share; `places`: see `Cluster`."""
@@ -56,6 +57,7 @@ def shared_pool(
         metadata=metadata,
         master_flags=named,
         places=places,
+        store_flags=store_flags,
     ) as cluster:
         for i in range(stores):
             cluster.add_store(flags={"failure-domain": f"domain{i}"})
