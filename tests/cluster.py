@@ -17,6 +17,8 @@
         cluster.leader()                                # the Process that leads, waited for
         cluster.lane                                    # all of them, with commas between
 
+    Cluster(masters=2, places=network.masters)          # each in its own namespace: `network.py`
+
 `Process`: name, pid, is_running, exit_code, ready (fields of the readiness line), log_text(),
 start(), wait_ready(), stop(), kill(), restart(), pause(), resume(), wait_exit().
 
@@ -44,6 +46,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 from cenote.cli.daemons import Daemon, DaemonSpec, clean_environment, stop_all
 from cenote.cli.scratch import MEMORY_DIRECTORY, scratch_directory
 from cenote.cli.specs import master_spec, store_spec
+from network import Place
 from waiting import wait_until
 
 if TYPE_CHECKING:
@@ -55,6 +58,11 @@ READY_TIMEOUT_S = 30.0  # two busy cores and cold caches
 STOP_TIMEOUT_S = 2.5
 CLOSE_TIMEOUT_S = 5.0
 CLI_TIMEOUT_S = 60.0
+PIPES: dict[str, Any] = {
+    "stdin": subprocess.DEVNULL,
+    "stdout": subprocess.PIPE,
+    "stderr": subprocess.PIPE,
+}
 
 
 @final
@@ -179,7 +187,10 @@ class Cluster:
         store_flags: Mapping[str, object] | None = None,
         allow_tracebacks: bool = False,
         ready_timeout_s: float = READY_TIMEOUT_S,
+        places: Sequence[Place] = (),
     ) -> None:
+        """`places`: where each master runs; the stores run where the test does."""
+        self._places = places
         self._store_count = stores
         self._master_count = masters
         self._dram_bytes = dram_bytes
@@ -220,6 +231,10 @@ class Cluster:
             spec = master_spec(metadata=each[number], extra=self._master_flags)
             if self._master_count > 1:
                 spec.name = f"master{number}"
+            if self._places:
+                place = self._places[number]
+                spec.flags.update(listen=f"{place.host}:0", grpc=f"{place.host}:0")
+                spec.launcher = place.launcher
             master = Process(spec, self.directory, self._daemon_environment)
             self.masters.append(master)
             master.start()
@@ -417,14 +432,8 @@ def start_cenote(
     """
     command = [sys.executable, *interpreter_options, "-m", "cenote.cli.child", str(os.getpid())]
     command += ["cenote.cli.main", *arguments]
-    settings: dict[str, Any] = {
-        "stdin": subprocess.DEVNULL,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "env": clean_environment() if environment is None else dict(environment),
-        **options,
-    }
-    return CommandProcess(command, **settings)
+    given = clean_environment() if environment is None else dict(environment)
+    return CommandProcess(command, **{**PIPES, "env": given, **options})
 
 
 def run_cenote(
@@ -449,6 +458,7 @@ def start_program(
     name: str,
     *arguments: str,
     environment: Mapping[str, str] | None = None,
+    place: Place | None = None,
     **options: Any,
 ) -> subprocess.Popen[bytes]:
     """Start the program `name` of `programs.py`, which ends with this process at the latest.
@@ -459,7 +469,8 @@ def start_program(
     given = clean_environment() if environment is None else dict(environment)
     paths = [str(Path(__file__).parent), given.get("PYTHONPATH", "")]
     given["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    command = [sys.executable, "-m", "cenote.cli.child", str(os.getpid())]
+    command = [*(place.launcher if place else ()), sys.executable]
+    command += ["-m", "cenote.cli.child", str(os.getpid())]
     settings: dict[str, Any] = {
         "stdin": subprocess.PIPE,
         "stdout": subprocess.PIPE,
@@ -471,15 +482,8 @@ def start_program(
 
 def start_module(module: str, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
     """Start `python -m MODULE ARGUMENTS` as `Daemon` would, but with its output in pipes."""
-    settings: dict[str, Any] = {
-        "stdin": subprocess.DEVNULL,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "env": clean_environment(),
-        **options,
-    }
-    command = [sys.executable, "-m", "cenote.cli.child", str(os.getpid()), module]
-    return subprocess.Popen([*command, *arguments], **settings)
+    command = [sys.executable, "-m", "cenote.cli.child", str(os.getpid()), module, *arguments]
+    return subprocess.Popen(command, **{**PIPES, "env": clean_environment(), **options})
 
 
 def run_module(

@@ -24,6 +24,7 @@ import pytest
 from cenote.api.errors import ResourceUnavailable
 from cenote.master.etcd import EtcdKv
 from cenote.master.etcd_options import EtcdOptions
+from network import Place
 from waiting import stop_process, wait_until
 
 __all__ = ["EtcdCluster", "EtcdMember", "etcd_program", "free_ports"]
@@ -64,8 +65,16 @@ def free_ports(count: int) -> list[int]:
 class EtcdMember:
     """One server."""
 
-    def __init__(self, name: str, directory: Path, port: int, arguments: Sequence[str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        port: int,
+        arguments: Sequence[str],
+        place: Place | None = None,
+    ) -> None:
         self.name = name
+        self._launcher = place.launcher if place else ()
         self.port = port
         self._directory = directory
         self._arguments = list(arguments)
@@ -85,7 +94,7 @@ class EtcdMember:
         """Again after `kill`, with the same data."""
         with (self._directory / f"{self.name}.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [etcd_program(), *self._arguments],
+                [*self._launcher, etcd_program(), *self._arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -119,8 +128,11 @@ class EtcdCluster:
         tls: Sequence[str] = (),
         scheme: str = "http",
         extra: Sequence[str] = (),
+        place: Place | None = None,
     ) -> None:
-        """`tls`: arguments that have etcd speak TLS to clients."""
+        """`tls`: arguments that have etcd speak TLS to clients. `place`: where all members run."""
+        self._place = place
+        self.host = place.host if place else "127.0.0.1"
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         ports = ports or free_ports(2 * members)
@@ -129,7 +141,7 @@ class EtcdCluster:
         initial = ",".join(f"m{i}={peer}" for i, peer in enumerate(peers))
         self.members = []
         for index in range(members):
-            client = f"{scheme}://127.0.0.1:{ports[index]}"
+            client = f"{scheme}://{self.host}:{ports[index]}"
             arguments = [
                 f"--name=m{index}",
                 f"--data-dir={directory}/m{index}",
@@ -145,7 +157,8 @@ class EtcdCluster:
                 *tls,
                 *extra,
             ]
-            self.members.append(EtcdMember(f"m{index}", directory, ports[index], arguments))
+            member = EtcdMember(f"m{index}", directory, ports[index], arguments, place)
+            self.members.append(member)
 
     def __enter__(self) -> Self:
         try:
@@ -175,7 +188,7 @@ class EtcdCluster:
     @property
     def url(self) -> str:
         """Of all members."""
-        return "etcd://" + ",".join(f"127.0.0.1:{member.port}" for member in self.members)
+        return "etcd://" + ",".join(f"{self.host}:{member.port}" for member in self.members)
 
     def options(self, prefix: str = "/cenote", *members: int, **more: str) -> EtcdOptions:
         """For clients, of these members or of all."""
@@ -185,6 +198,13 @@ class EtcdCluster:
 
     def wait_healthy(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """A read goes through, or (where it wants TLS) the ports are open."""
+        if self._place:  # this process is elsewhere
+            wait_until(
+                lambda: self._run_ctl("endpoint", "health").returncode == 0,
+                timeout_s,
+                what="etcd to answer",
+            )
+            return
         if self.scheme != "http":
             for member in self.members:
                 wait_until(lambda p=member.port: _is_open(p), timeout_s, what="etcd's port")  # type: ignore[misc]
@@ -205,9 +225,15 @@ class EtcdCluster:
 
     def ctl(self, *arguments: str, flags: Sequence[str] = ()) -> str:
         """What `etcdctl` says."""
-        endpoints = ",".join(f"{self.scheme}://127.0.0.1:{m.port}" for m in self.members)
-        done = subprocess.run(
-            [etcd_program("etcdctl"), f"--endpoints={endpoints}", *flags, *arguments],
+        done = self._run_ctl(*flags, *arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def _run_ctl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        endpoints = ",".join(f"{self.scheme}://{self.host}:{m.port}" for m in self.members)
+        launcher = self._place.launcher if self._place else ()
+        return subprocess.run(
+            [*launcher, etcd_program("etcdctl"), f"--endpoints={endpoints}", *arguments],
             env={"ETCDCTL_API": "3", "PATH": "/usr/bin:/bin"},
             capture_output=True,
             text=True,
@@ -215,8 +241,6 @@ class EtcdCluster:
             timeout=30,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
 
     def leading_member(self) -> EtcdMember:
         """The one that leads etcd itself."""

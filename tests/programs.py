@@ -368,6 +368,13 @@ def chaos(control: Control, lane: str, seed: int, options: dict[str, Any]) -> No
     control.say((run.counts, run.wrong))
 
 
+def partition(control: Control, program: str, *arguments: Any) -> None:
+    """See `partitions.py`, which starts programs itself: it can't be imported above."""
+    import partitions
+
+    getattr(partitions, program)(control, *arguments)
+
+
 PROGRAMS: dict[str, Callable[..., None]] = {
     "peer": peer,
     "look": look,
@@ -381,6 +388,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     "chaos": chaos,
     "steady": steady,
     "halting_writers": halting_writers,
+    "partition": partition,
 }
 
 

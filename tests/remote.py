@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from cluster import start_program
+from network import Place
 from programs import read_message, write_message
 
 __all__ = ["Peer", "Remote"]
@@ -27,13 +28,15 @@ class Remote:
         report = looker.hear()
     """
 
-    def __init__(self, name: str, *arguments: object) -> None:
+    def __init__(self, name: str, *arguments: object, place: Place | None = None) -> None:
+        """`place`: where it runs, instead of where the test does."""
         self._name = name
+        self._place = place
         self._arguments = arguments
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        self._process = start_program(self._name, bufsize=0)
+        self._process = start_program(self._name, place=self._place, bufsize=0)
         self.say(self._arguments)
         return self
 

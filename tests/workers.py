@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 from cluster import Cluster
 from loads import Report, Sample, quantile_ms, summary
+from network import Place
 from payloads import payload_of
 from remote import Remote
 from waiting import wait_until
@@ -43,12 +44,20 @@ def shared_pool(
     masters: int,
     stores: int,
     dram_bytes: int = 96 * MIB,
+    places: Sequence[Place] = (),
+    store_flags: Mapping[str, object] | None = None,
     **flags: object,
 ) -> Iterator[Cluster]:
-    """As `pool`, with several masters over metadata that they share."""
+    """As `pool`, with several masters over metadata that they share; `places`: see `Cluster`."""
     named = {name.replace("_", "-"): value for name, value in flags.items()}
     with Cluster(
-        stores=0, masters=masters, dram_bytes=dram_bytes, metadata=metadata, master_flags=named
+        stores=0,
+        masters=masters,
+        dram_bytes=dram_bytes,
+        metadata=metadata,
+        master_flags=named,
+        places=places,
+        store_flags=store_flags,
     ) as cluster:
         for i in range(stores):
             cluster.add_store(flags={"failure-domain": f"domain{i}"})

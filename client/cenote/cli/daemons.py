@@ -41,7 +41,7 @@ def clean_environment() -> dict[str, str]:
 class DaemonSpec:
     """What to start: a module such as `cenote.master`, and its flags."""
 
-    __slots__ = ("before", "flags", "module", "name")
+    __slots__ = ("before", "flags", "launcher", "module", "name")
 
     def __init__(
         self, name: str, module: str, flags: Mapping[str, object], *, before: Sequence[str] = ()
@@ -52,6 +52,8 @@ class DaemonSpec:
         """Words in front of the flags."""
         self.flags = dict(flags)
         """By name with dashes, without the two in front; a value of None leaves a flag out."""
+        self.launcher: tuple[str, ...] = ()
+        """A command that becomes the daemon, in the same process, such as `ip netns exec NAME`."""
 
     def arguments(self) -> list[str]:
         """The flags as a command line has them."""
@@ -142,7 +144,7 @@ class Daemon:
             with self._out_path.open("ab") as out, self.log_path.open("ab") as log:
                 self._out_start, self._log_start = out.tell(), log.tell()
                 self._process = subprocess.Popen(
-                    [*command, *self.spec.arguments()],
+                    [*self.spec.launcher, *command, *self.spec.arguments()],
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=log,

@@ -137,7 +137,8 @@ class LaneMaster:
         return self._hello
 
     def greeted(self, body: bytes) -> None:
-        """The reply to a connection's hello. Raises NotLeader on a standby and an old leader."""
+        """The reply to a connection's hello. Raises NotLeader on a standby and an old leader, and
+        on one past its tenure until the others were asked."""
         reply = decoded(pb.HelloResponse, body)
         masters = self._masters
         if not masters.accepts(reply):
@@ -146,6 +147,8 @@ class LaneMaster:
             raise NotLeader(
                 "this master is a standby", addresses=reply.leader_addresses, epoch=reply.epoch
             )
+        if not masters.settles_for(reply):
+            raise NotLeader("this master can't prove any more that it leads")
         masters.followed(reply)
         self._said = reply
         self._hellos += 1
@@ -262,7 +265,7 @@ class LaneMaster:
         masters = self._masters
         todo = masters.in_order(hints)
         asked: set[str] = set()
-        second_best = ""
+        second_best: tuple[str, pb.HelloResponse] | None = None
         while todo:
             address = todo.pop(0)
             now_s = time.monotonic()
@@ -279,8 +282,11 @@ class LaneMaster:
             elif masters.accepts(reply):
                 if not reply.past_tenure:
                     return address
-                second_best = second_best or address
-        return "" if past_tenure else second_best
+                second_best = second_best or (address, reply)
+        if past_tenure or second_best is None:
+            return ""
+        masters.settle_for(second_best[1])
+        return second_best[0]
 
     def _hello_to(self, address: str, until_s: float) -> pb.HelloResponse | None:
         """What this master says of itself; None where it does not answer."""

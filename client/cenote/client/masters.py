@@ -33,6 +33,8 @@ class Masters:
         """The present leader, or who was taken for it last, first."""
         self.epoch = 0
         """Of the latest leader that was met."""
+        self._second_best = 0
+        """Epoch of the leader past its tenure beside which nobody better was found."""
         self._silent: set[str] = set()
 
     @property
@@ -43,6 +45,15 @@ class Masters:
     def accepts(self, reply: pb.HelloResponse) -> bool:
         """Whether this is the hello of a leader that may be followed."""
         return reply.is_leader and (self.is_lone or reply.epoch >= self.epoch)
+
+    def settles_for(self, reply: pb.HelloResponse) -> bool:
+        """Whether the leader of this hello may be asked before the others were. One past its tenure
+        knows nothing of what its successor decides: what was removed there exists here."""
+        return not reply.past_tenure or self.is_lone or reply.epoch == self._second_best
+
+    def settle_for(self, reply: pb.HelloResponse) -> None:
+        """All were asked: this leader past its tenure is better than none."""
+        self._second_best = reply.epoch
 
     def followed(self, reply: pb.HelloResponse) -> None:
         """A leader was met."""

@@ -184,6 +184,37 @@ def test_a_leader_past_its_tenure_serves_reads_and_is_left_by_writes(
     assert client.put("b", b"x").stored
 
 
+def test_a_new_client_prefers_the_successor_of_a_leader_past_its_tenure(
+    served: MasterThread, other: MasterThread, connect: Connect
+) -> None:
+    """Which answers lookups from what it knew: what was removed since is there."""
+    served.past_tenure = True
+    take_over(served, other)
+    client = connect(served.address, other.address)
+    assert not client.exists("a")
+    assert client.session.master.addresses[0] == other.address  # type: ignore[attr-defined]
+
+
+def test_a_new_client_reads_from_a_leader_past_its_tenure_where_nobody_else_leads(
+    served: MasterThread, other: MasterThread, connect: Connect
+) -> None:
+    other.leader = served.address
+    connect(served.address, other.address).put("a", b"x")
+    served.past_tenure = True
+    with ends_within(1.0):
+        late = connect(served.address, other.address)
+        assert late.get("a") == b"x"
+    assert late.session.master.addresses[0] == served.address  # type: ignore[attr-defined]
+
+    async def read() -> bytes | None:
+        client = await AsyncClient.connect(f"{served.address},{other.address}")
+        async with client:
+            return await client.get("a")
+
+    with ends_within(1.0):
+        assert asyncio.run(read()) == b"x"
+
+
 def test_many_threads_look_for_the_leader_once(
     served: MasterThread, other: MasterThread, connect: Connect
 ) -> None:
