@@ -31,6 +31,7 @@ _LOOKUP: Final = re.compile(
     r"^gRPC .*(lookup failed|resolving|resolution)", re.IGNORECASE | re.DOTALL
 )
 _LOOKUP_TIMEOUT_S: Final = 1.0
+_ELECTION_PAUSE_S: Final = 0.2
 _NO_MASTER: Final = "start a pool with `cenote up`, or say where it is: --master, CENOTE_MASTER"
 M = TypeVar("M", bound="Message")
 
@@ -108,8 +109,21 @@ class Admin:
             raise _typed(error, f"the master's gRPC address {address}", _NO_MASTER) from error
 
     def _call(self, method: str, request: Message) -> Any:
-        """The leader's answer. Raises what the last master raised that was asked in vain."""
+        """The leader's answer; while masters are there and none leads, one is waited for.
+
+        Raises what the last master raised that was asked in vain.
+        """
         until_s = time.monotonic() + self._deadline_s
+        while True:
+            try:
+                return self._ask_around(method, request, until_s)
+            except NotLeader:
+                if time.monotonic() + _ELECTION_PAUSE_S >= until_s:
+                    raise
+            time.sleep(_ELECTION_PAUSE_S)
+
+    def _ask_around(self, method: str, request: Message, until_s: float) -> Any:
+        """`_call`, each master once."""
         todo = list(self._addresses)
         asked: set[str] = set()
         failure: CenoteError | None = None
