@@ -176,11 +176,16 @@ def test_extents_that_do_not_exist_fail_alone(pool: Pool, port: str) -> None:
 @pytest.mark.parametrize("port", DATA)
 def test_a_write_where_there_is_nothing_is_refused(pool: Pool, port: str) -> None:
     with pool.connect(port) as sock:
-        (segment,) = greeted(sock).segments
+        told = greeted(sock)
+        (segment,) = told.segments
         where = extent(segment.segment_id, segment.size_bytes - 32, 64)
-        say(sock, request(wire.OP_WRITE, 1, where, bytes(64)))
+        epoch = told.epoch
+        say(sock, request(wire.OP_WRITE, 1, where, bytes(64), epoch=epoch))
         assert outcome(sock) == [GrantRevoked.code], "the grant is of an earlier tenure"
-        say(sock, request(wire.OP_WRITE, 1, where, bytes(64), grant_id=99 << 40))
+        say(
+            sock,
+            request(wire.OP_WRITE, 1, where, bytes(64), epoch=epoch, grant_id=(epoch + 1) << 40),
+        )
         assert outcome(sock) == [InvalidArgument.code]
         say(sock, request(wire.OP_PING, 1, bytes(24)))
         assert outcome(sock) == [0]

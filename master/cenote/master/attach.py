@@ -287,26 +287,27 @@ def _withhold(pool: Pool, node: Node, fresh: list[Segment], command: Attach) -> 
                     [(segment.segment_id, NO_SLOT, at, length) for at, length in pieces], np.uint32
                 )
                 pool.orphans.add(claimer(row["session_id"].tobytes()), node.node_id, spans)
-        views = claims[(claims["segment_index"] == segment.index) & (claims["is_view"] != 0)]
-        if len(views):
-            _hold_viewed(pool, node, segment, views)
+        here = claims[claims["segment_index"] == segment.index]
+        if len(here):
+            _hold_claimed(pool, node, segment, here)
 
 
-def _hold_viewed(pool: Pool, node: Node, segment: Segment, views: NDArray[np.void]) -> None:
-    """What is looked at in place under a lease of an earlier tenure stays where it is, also when it
-    is evicted or removed, before its daemon says that nobody looks any more."""
+def _hold_claimed(pool: Pool, node: Node, segment: Segment, claims: NDArray[np.void]) -> None:
+    """What lives in a claimed range stays where it is, also when it is evicted or removed, before
+    its daemon says that the claim is over: somebody may be looking at it in place, or overwriting
+    it (what was adopted from slots may have been evicted before the metadata were lost)."""
     rows, spans = pool.rows_in_segment(segment.segment_id)
     live = (pool.state.take(rows) & LIVE) != 0
     rows, spans = rows[live], spans[live]
     first = spans[:, 2].astype(np.int64)
     last = first + spans[:, 3]
-    for view in views:
-        start = int(view["offset"]) // UNIT_BYTES
-        end = -(-(int(view["offset"]) + int(view["length"])) // UNIT_BYTES)
-        seen = distinct(rows[(first < end) & (last > start)])
-        if len(seen):
-            hold = pool.hold(seen)
-            pool.orphans.add_hold(claimer(view["session_id"].tobytes()), hold, {node.node_id})
+    for claim in claims:
+        start = int(claim["offset"]) // UNIT_BYTES
+        end = -(-(int(claim["offset"]) + int(claim["length"])) // UNIT_BYTES)
+        touched = distinct(rows[(first < end) & (last > start)])
+        if len(touched):
+            hold = pool.hold(touched)
+            pool.orphans.add_hold(claimer(claim["session_id"].tobytes()), hold, {node.node_id})
 
 
 def _make_usable(pool: Pool, segment: Segment, report: SegmentReport) -> None:

@@ -36,7 +36,7 @@ def grant(
     reply = pb.PutStartResponse(
         spare_grant_id=next(NUMBERS), spare_extents=rows.tobytes(), epoch=epoch
     )
-    return SpareGrant(reply, session, generation)
+    return SpareGrant(reply, session, (7, generation))
 
 
 def eager(count: int = 100) -> Spares:
@@ -56,7 +56,7 @@ def take(
     session: bytes = SESSION,
     generation: int = 1,
 ) -> SpareRun | None:
-    return spares.take(units, count, epoch, session, generation, now_s)
+    return spares.take(units, count, epoch, session, (7, generation), now_s)
 
 
 def places(*runs: SpareRun | None) -> list[Place]:

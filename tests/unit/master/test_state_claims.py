@@ -159,3 +159,23 @@ def test_a_claim_of_nothing_withholds_nothing() -> None:
     kit.attach(node)
     assert quarantined(kit) == 0
     check(kit.state)
+
+
+def test_what_lives_where_somebody_still_writes_leaves_no_free_space_behind() -> None:
+    """It was evicted before the metadata were lost, and is adopted from its slot: once it is found
+    to be damaged, its space is the writer's still."""
+    before = Kit().with_nodes(new_node(1, 16 * KIB)).with_session()
+    before.put([1])
+    kit, node = successor(before), before.nodes[1]
+    node.claims = [(OLD, 0, 0, KIB)]
+    kit.attach(node)
+    kit.with_session(1)
+    kit.namespace = before.namespace
+    kit.remove(1)
+    assert not granted(kit, 15) & set(range(KIB // UNIT_BYTES))
+    check(kit.state)
+    node.withdrawn = [OLD]
+    kit.heartbeat(node)
+    check(kit.state)
+    (segment,) = pool_of(kit.state).segments.by_id.values()
+    assert segment.claim(0, KIB // UNIT_BYTES)

@@ -155,7 +155,8 @@ def _spare_place(call: Call, units: int, options: PutOptions) -> _Place | None:
     state, spares = call.state, call.space.spares
     if not spares.held or not options.takes_spares():
         return None
-    run = spares.take(units, 1, state.limits.epoch, state.session_id, call.generation, state.now())
+    home = call.namespace_id, call.generation
+    run = spares.take(units, 1, state.limits.epoch, state.session_id, home, state.now())
     if run is None:
         return None
     spare = run.grant
@@ -282,7 +283,7 @@ def _commit(
         place.segment, place.slot, place.offset, size + len(tail), reply.seq_first, checksum, size,
         digest, 0, 1, len(key), 0, 0, 0, 0, 0,
     )  # fmt: skip
-    batch = SealBatch(reply.epoch, space.namespace_id, call.generation, row, key)
+    batch = SealBatch(reply.epoch, call.namespace_id, call.generation, row, key)
     refusal = yield from _seal(call, node, batch)
     if refusal is not None:
         return _Undone(refusal, decided=(reply.epoch, reply.seq_first))

@@ -54,19 +54,22 @@ class SpareGrant:
         "commit_head",
         "epoch",
         "extents",
-        "generation",
         "grant_id",
+        "home",
         "session_id",
         "units",
     )
 
-    def __init__(self, reply: pb.PutStartResponse, session_id: bytes, generation: int) -> None:
+    def __init__(
+        self, reply: pb.PutStartResponse, session_id: bytes, home: tuple[int, int]
+    ) -> None:
+        """`home`: the namespace's id and generation."""
         self._packed = reply.spare_extents
         self.extents: NDArray[np.void] = np.frombuffer(self._packed, EXTENT)
         self.grant_id = reply.spare_grant_id
         self.epoch = reply.epoch
         self.session_id = session_id
-        self.generation = generation
+        self.home = home
         self.units = units_of(int(self.extents["length"][0]))
         head = pb.PutCommitRequest(grant_id=self.grant_id, session_id=session_id, epoch=self.epoch)
         self.commit_head = head.SerializeToString()
@@ -159,9 +162,15 @@ class Spares:
             self._move(runs)
 
     def take(
-        self, units: int, count: int, epoch: int, session_id: bytes, generation: int, now_s: float
+        self,
+        units: int,
+        count: int,
+        epoch: int,
+        session_id: bytes,
+        home: tuple[int, int],
+        now_s: float,
     ) -> SpareRun | None:
-        """`count` neighbours of so many units, of this epoch, session and generation."""
+        """`count` neighbours of so many units, of this epoch, session and namespace."""
         runs = self._runs.get(units)
         if not runs or self._credit < 0:
             return None
@@ -179,7 +188,7 @@ class Spares:
                 run.stop - start < count
                 or grant.epoch != epoch
                 or grant.session_id != session_id
-                or grant.generation != generation
+                or grant.home != home
             ):
                 self.unwanted.append(run)
                 continue

@@ -367,6 +367,7 @@ class Call:
         "grants",
         "key_head",
         "last_tries",
+        "namespace_id",
         "now",
         "space",
         "stalled",
@@ -393,6 +394,7 @@ class Call:
         self.unanswered = 0
         """A request that gives something that no time takes back; whoever drives the plan cancels
         what is left here when it ended."""
+        self.namespace_id = space.namespace_id
         self.generation = space.generation
         self.key_head = space.key_head
 
@@ -407,7 +409,9 @@ class Call:
     def begin_anew(self) -> None:
         """Digests are made next, with the namespace's present seed. What is sent says that it is
         of the present generation, also after another thread learned of a newer one: a digest of
-        one generation must never be sent as one of another."""
+        one generation must never be sent as one of another. (Nor of another namespace, which may
+        have the name now: metadata may have been lost.)"""
+        self.namespace_id = self.space.namespace_id
         self.generation = self.space.generation
         self.key_head = self.space.key_head
 
@@ -422,14 +426,13 @@ class Call:
         state = self.state
         spare = None
         if reply.spare_grant_id:
-            spare = SpareGrant(reply, session_id, self.generation)
+            spare = SpareGrant(reply, session_id, (self.namespace_id, self.generation))
             state.wake()
         self.space.spares.add(spare, count, state.now())
 
     def key_batch(self, digests: bytes) -> common_pb2.KeyBatch:
-        space = self.space
         return common_pb2.KeyBatch(
-            namespace_id=space.namespace_id, generation=self.generation, digests=digests
+            namespace_id=self.namespace_id, generation=self.generation, digests=digests
         )
 
     def node_failed(

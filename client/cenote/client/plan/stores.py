@@ -428,7 +428,6 @@ class Store:
     def _seal_parts(
         self, extents: I64, table: NDArray[np.void], epoch: int
     ) -> tuple[list[SealPart], list[I64]]:
-        space = self.call.space
         remaining_s = self.call.remaining_s()
         parts: list[SealPart] = []
         members: list[I64] = []
@@ -438,7 +437,8 @@ class Store:
                 keys = b"".join(self.keys)
             else:
                 keys = b"".join([self.keys[row] for row in self.placement.owner[some].tolist()])
-            batch = SealBatch(epoch, space.namespace_id, self.call.generation, rows.tobytes(), keys)
+            call = self.call
+            batch = SealBatch(epoch, call.namespace_id, call.generation, rows.tobytes(), keys)
             budget_s = seal_budget_s(remaining_s, len(some), self._seal_failures)
             parts.append(SealPart(node, batch, budget_s))
             members.append(some)

@@ -366,7 +366,7 @@ class _Writer:
             len(todo),
             state.limits.epoch,
             state.session_id,
-            call.generation,
+            (call.namespace_id, call.generation),
             call.now(),
         )
         if run is not None and state.suspects:
