@@ -23,6 +23,7 @@ from cenote.api.errors import (
     NamespaceReset,
     SessionUnknown,
 )
+from cenote.api.keys import split_digests
 from cenote.api.rows import EXTENT, OBJECT, PUT, CommitStatus, ObjectStatus, PutStatus
 from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
@@ -72,6 +73,7 @@ class FakeMaster:
         """Nodes that the view calls dead, and that get nothing."""
         self.seed = 7
         self.generation = 1
+        self.first_namespace_id = 1
         self.fingerprints: dict[str, bytes] = {}
         self.objects: dict[bytes, FakeObject] = {}
         self.grants: dict[int, FakeGrant] = {}
@@ -116,18 +118,24 @@ class FakeMaster:
         if news is not None:
             for lease_id in np.frombuffer(news.released_lease_ids, "<u8").tolist():
                 self.leases.discard(lease_id)
-            self.touched += _split(news.touched_digests)
+            self.touched += split_digests(news.touched_digests)
             if news.touched_chain_digests:
                 self.touched_chains.append(news.touched_chain_digests)
 
     def _digests(self, keys: common_pb2.KeyBatch) -> list[bytes]:
-        if keys.generation != self.generation:
+        if keys.generation != self.generation or keys.namespace_id < self.first_namespace_id:
             raise NamespaceReset("the namespace was reset")
-        return _split(keys.digests)
+        return split_digests(keys.digests)
 
     def reset(self) -> None:
         """As an administrator would: new generation, new seed, nothing left."""
         self.generation += 1
+        self.seed += 1
+        self.objects.clear()
+
+    def rebuild(self) -> None:
+        """As after its metadata were lost: another namespace of that name, and generation."""
+        self.first_namespace_id += 100
         self.seed += 1
         self.objects.clear()
 
@@ -194,7 +202,7 @@ class FakeMaster:
         if known != request.fingerprint:
             raise FingerprintMismatch(f"namespace {request.name!r} has another fingerprint")
         return pb.OpenNamespaceResponse(
-            namespace_id=1 + list(self.fingerprints).index(request.name),
+            namespace_id=self.first_namespace_id + list(self.fingerprints).index(request.name),
             generation=self.generation,
             digest_seed=self.seed + list(self.fingerprints).index(request.name) * 1000,
         )
@@ -482,10 +490,6 @@ class FakeMaster:
 
     def drain(self, request: pb.DrainRequest, deadline_s: float) -> pb.DrainResponse:
         raise InvalidArgument("no daemons attach to this master")
-
-
-def _split(digests: bytes) -> list[bytes]:
-    return [digests[at : at + 16] for at in range(0, len(digests), 16)]
 
 
 def _clipped(replica: list[tuple[int, int, int]], size: int) -> list[tuple[int, int, int]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cenote.api.errors import Unavailable
 from cenote.client import Client
 from cenote.client.plan.budgets import lease_ttl_ms
@@ -26,16 +28,18 @@ def test_a_deadline_that_passed_meanwhile_is_no_negative_lease() -> None:
     assert 0 < lease_ttl_ms(-1.0, 10_000) < 1000
 
 
-def test_a_digest_is_never_sent_as_one_of_another_generation(
-    client: Client, master: FakeMaster
+@pytest.mark.parametrize("what", ["generation", "namespace"])
+def test_a_digest_is_never_sent_as_one_of_another(
+    client: Client, master: FakeMaster, what: str
 ) -> None:
-    """Another thread learns of a reset while a put is under way, which then starts anew."""
+    """Another thread learns of a reset, or of a namespace that has the name now, while a put is
+    under way, which then starts anew."""
     node = next(iter(master.nodes.values()))
     node.fault = Unavailable("gone")
 
     def reset_behind_its_back() -> None:
         node.on_copy = lambda: None
-        master.reset()
+        (master.reset if what == "generation" else master.rebuild)()
         client.session.reopen_space(client._space, 1.0)
 
     node.on_copy = reset_behind_its_back
