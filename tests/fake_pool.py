@@ -67,10 +67,8 @@ class FakeMaster:
             i: FakeNode(i, np.zeros(segment_bytes, np.uint8)) for i in range(1, nodes + 1)
         }
         self.extent_bytes_max = segment_bytes
-        self.not_yet = 0
-        """So many put_starts are answered as by a master that was just restarted."""
-        self.down: set[int] = set()
-        """Nodes that the view calls dead, and that get nothing."""
+        self.not_yet = 0  # so many put_starts are answered as by a master that was just restarted
+        self.down: set[int] = set()  # nodes that the view calls dead, and that get nothing
         self.seed = 7
         self.generation = 1
         self.first_namespace_id = 1
