@@ -13,7 +13,7 @@ from cenote.api.errors import DeadlineExceeded
 from cenote.transport.base import SessionIdentity
 from cenote.v1 import common_pb2
 from sim.data_connection import DataConnection, open_connection
-from sim.faults import ALL_FAULTS, WITH_POWER
+from sim.faults import ALL_FAULTS, WITH_METADATA_LOSS, WITH_POWER
 from sim.loop import Loop, Party, Signal
 from sim.mutations import MUTATIONS, mutated
 from sim.network import Weather
@@ -77,10 +77,11 @@ def test_seeds_are_clean(first: int) -> None:
         assert report.counts["reads"] or report.counts["faults"]
 
 
+@pytest.mark.parametrize("faults", [WITH_POWER, WITH_METADATA_LOSS], ids=["end", "all of it"])
 @pytest.mark.parametrize("first", range(0, POWER_SEEDS, PER_TEST))
-def test_seeds_are_clean_where_the_journals_end_is_lost(first: int) -> None:
+def test_seeds_are_clean_where_the_journal_is_lost(first: int, faults: frozenset[str]) -> None:
     for seed in range(first, first + PER_TEST):
-        report = simulate(Options(seed, faults=WITH_POWER))
+        report = simulate(Options(seed, faults=faults))
         if report.failure:
             pytest.fail(told(report), pytrace=False)
 
