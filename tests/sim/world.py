@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -439,22 +438,7 @@ def _watch_agent(process: StoreProcess) -> None:
 
 
 def simulate(options: Options) -> Report:
-    """Run one seed.
-
-    Nothing is collected meanwhile: what finalizers do would come at times that depend on what this
-    process did before.
-    """
-    collects = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        return _simulate(options)
-    finally:
-        if collects:
-            gc.enable()
-
-
-def _simulate(options: Options) -> Report:
+    """Run one seed."""
     world = World(options)
     loop = world.loop
 
