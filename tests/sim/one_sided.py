@@ -182,19 +182,21 @@ class OneSidedChannel(SimChannel):
     ) -> U8Array:
         def act(pair: QueuePair, until_s: float) -> U8Array:
             statuses, found = self._locate(pair, extents)
-            targets: dict[tuple[int, int], int] = {}
+            # Several, where a stale location and a newer one begin at the same place.
+            targets: dict[Place, list[int]] = {}
             pieces: list[Place] = []
             for place, address in zip(found, addresses.tolist(), strict=True):
                 cut = [] if place is None else cut_pieces(self.world, [place])
                 pieces += cut
-                for file, offset, _ in cut:
+                for piece in cut:
                     assert place is not None
-                    targets[id(file), offset] = address + offset - place[1]
+                    targets.setdefault(piece, []).append(address + piece[1] - place[1])
 
             def landing(file: SegmentFile, offset: int, length: int) -> None:
                 if not pair.given_up:
                     data = file.data[offset : offset + length].tobytes()
-                    ctypes.memmove(targets[id(file), offset], data, length)
+                    mine = targets[file, offset, length]
+                    ctypes.memmove(mine.pop() if len(mine) > 1 else mine[0], data, length)
 
             self._post(pair, pieces, landing, self.world.crawl_s(), until_s)
             sums(addresses, extents, checksums)
