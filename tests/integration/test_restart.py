@@ -27,7 +27,7 @@ LARGE = {f"large{i}": 300_000 + 7 * i for i in range(40)}
 SMALL = {f"small{i}": 1 + i % 900 for i in range(3000)}
 LONG = {f"long{i}".ljust(112 + i % 400, "x"): 500 for i in range(200)}
 OBJECTS = LARGE | SMALL | LONG
-# A master that was killed reuses no space before the longest lease that it may have given is over.
+# So that what readers of a tenure leased is free soon in the same tenure.
 SHORT_LEASES = {"lease-ttl-s": 0.5, "lease-ttl-max-s": 1}
 REMOVED = [key for i, key in enumerate(OBJECTS) if i % 5 == 0]
 KEPT = [key for i, key in enumerate(OBJECTS) if i % 5]
@@ -145,7 +145,7 @@ def test_a_master_that_was_away_frees_and_reuses_space_again() -> None:
 
 
 def wait_for_room(client: Client, size: int) -> None:
-    """Until space is reused again: not before the longest lease of the old tenure is over."""
+    """Until space is reused again: once its daemon has attached."""
     numbers = iter(range(1_000_000))
 
     def put() -> bool:

@@ -26,7 +26,7 @@ LONG_PAUSE_S: Final = 5.0
 """A session runs out, is cut off, and its space is another's."""
 CRAWL_S: Final = 1.0
 INHERITED_S: Final = 2.0
-"""So long a restarted master waits before it gives away what may have been leased."""
+"""No lease lasts longer: by then a restarted master has given away what was leased before."""
 
 ALL_FAULTS: Final = frozenset(
     {

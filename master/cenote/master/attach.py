@@ -41,9 +41,8 @@ def attach(pool: Pool, command: Attach, now_s: float) -> AttachReply:
 
     Raises InvalidArgument (a report that can't be right), StaleEpoch (the daemon has followed a
     later leader than this one), PoolMismatch (its contents are another pool's), NodeSuperseded (it
-    comes from an earlier process than the one that
-    has attached), NodeNameTaken (another daemon of that name is alive), ResourceUnavailable
-    (segment numbers used up).
+    comes from an earlier process than the one that has attached), NodeNameTaken (another daemon of
+    that name is alive), ResourceUnavailable (segment numbers used up).
     """
     _check(pool, command)
     check_copy(pool, command)

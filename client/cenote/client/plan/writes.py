@@ -419,7 +419,7 @@ class _Writer:
                 self.not_yet = True
                 self.last = Unavailable(
                     "the master was just restarted and gives no space yet",
-                    remedy="try again within its --lease-ttl-max-s, or with a longer deadline",
+                    remedy="try again once its daemons have attached, or with a longer deadline",
                 )
                 continue
             refusal = _REFUSALS.get(status)
