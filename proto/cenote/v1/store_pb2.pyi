@@ -62,6 +62,36 @@ class SharedSegment(_message.Message):
     index: int
     def __init__(self, segment_id: _Optional[int] = ..., size_bytes: _Optional[int] = ..., incarnation: _Optional[bytes] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., ready_bytes: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
+class RdmaPorts(_message.Message):
+    __slots__ = ("ports",)
+    PORTS_FIELD_NUMBER: _ClassVar[int]
+    ports: _containers.RepeatedCompositeFieldContainer[RdmaPort]
+    def __init__(self, ports: _Optional[_Iterable[_Union[RdmaPort, _Mapping]]] = ...) -> None: ...
+
+class RdmaPort(_message.Message):
+    __slots__ = ("device", "port", "link_layer", "gids", "rate_gbps", "lid")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    LINK_LAYER_FIELD_NUMBER: _ClassVar[int]
+    GIDS_FIELD_NUMBER: _ClassVar[int]
+    RATE_GBPS_FIELD_NUMBER: _ClassVar[int]
+    LID_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    port: int
+    link_layer: str
+    gids: _containers.RepeatedCompositeFieldContainer[RdmaGid]
+    rate_gbps: float
+    lid: int
+    def __init__(self, device: _Optional[str] = ..., port: _Optional[int] = ..., link_layer: _Optional[str] = ..., gids: _Optional[_Iterable[_Union[RdmaGid, _Mapping]]] = ..., rate_gbps: _Optional[float] = ..., lid: _Optional[int] = ...) -> None: ...
+
+class RdmaGid(_message.Message):
+    __slots__ = ("index", "gid")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    GID_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    gid: bytes
+    def __init__(self, index: _Optional[int] = ..., gid: _Optional[bytes] = ...) -> None: ...
+
 class GetStoreStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cenote.api.errors import ConfigError
+from cenote.api.errors import ConfigError, ProtocolError
+from cenote.transport.nics.advertised import decode_ports, encode_ports
 from cenote.transport.nics.choice import (
     advertised,
     choose_paths,
@@ -27,6 +28,7 @@ from cenote.transport.nics.sysfs import (
     read_pci_place,
     read_ports,
 )
+from cenote.v1 import store_pb2
 from fake_sys import FakeSys, gid_text
 
 V1, V2 = "IB/RoCE v1", "RoCE v2"
@@ -315,6 +317,32 @@ def test_the_distance_to_a_gpu(sys: FakeSys) -> None:
         Distance.UNKNOWN,
     ]
     assert read_pci_place("0000:ff:00.0", sys.root) == Place()
+
+
+# ---- what peers are told -----------------------------------------------------------------------
+
+
+def test_what_is_advertised_is_what_the_peer_reads() -> None:
+    infiniband = roce("mlx5_1", "fe80::1", link_layer="InfiniBand", lid=7)
+    told = decode_ports(encode_ports(advertised([roce("mlx5_0", "10.0.0.1"), infiniband])))
+    assert [(p.name, p.link_layer, p.rate_gbps, p.lid) for p in told] == [
+        ("mlx5_0:1", "Ethernet", 400.0, 0),
+        ("mlx5_1:1", "InfiniBand", 400.0, 7),
+    ]
+    assert [str(p.gids[0].address) for p in told] == ["10.0.0.1", "fe80::1"]
+    assert decode_ports(b"") == ()
+
+
+def test_ports_that_can_not_be_are_refused() -> None:
+    port = store_pb2.RdmaPort(device="x", gids=[store_pb2.RdmaGid(gid=b"short")])
+    many = store_pb2.RdmaPorts(ports=[store_pb2.RdmaPort()] * 65)
+    for info in (
+        b"\xff\xff",
+        store_pb2.RdmaPorts(ports=[port]).SerializeToString(),
+        many.SerializeToString(),
+    ):
+        with pytest.raises(ProtocolError):
+            decode_ports(info)
 
 
 ADDRESSES = st.builds(lambda net, host: f"10.0.{net}.{host}", st.integers(0, 3), st.integers(1, 9))
