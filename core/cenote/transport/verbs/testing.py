@@ -91,8 +91,10 @@ class Pair:
     def close(self) -> None:
         self.near.close()
         self.far.close()
-        for closing in (*self.queues, *self.regions):
-            closing.close()
+        for queue in self.queues:
+            queue.close()
+        for region in self.regions:
+            region.close()
 
 
 class VerbsContract:
