@@ -177,6 +177,7 @@ class RdmaChannel:
 
     def _end_well(self, lane: Lane, mover: Mover, opcode: int, deadline: float) -> None:
         if not mover.failed:
+            self._lanes.note_success()
             self._pool.give_back(lane.connection)
             return
         self._lanes.note_failed(mover)

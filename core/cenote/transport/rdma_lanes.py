@@ -34,7 +34,7 @@ from .rdma_memory import LocalMemory, StagingBlock
 from .rdma_mover import Mover
 from .rdma_nics import Nics
 from .rdma_queue import WorkQueue
-from .verbs.base import Opcode
+from .verbs.base import Opcode, WorkStatus
 
 __all__ = ["LaneKeeper", "RdmaCounters"]
 
@@ -42,6 +42,7 @@ _ATTEMPTS: Final = 3
 _AGAIN_AFTER_S: Final = 1.0
 """How long everything goes over TCP where lanes can't be had for another reason than a NIC's."""
 _FENCE_S: Final = 0.3
+_REFUSED_MAX: Final = 3
 _PROBE_S_MAX: Final = 2.0
 
 
@@ -87,6 +88,8 @@ class LaneKeeper:
         self._health = PathHealth(len(self._paths), monotonic())
         self._lanes: dict[DataConnection, Lane] = {}
         self._tcp_until = 0.0
+        self._refused = 0
+        """How often in a row the daemon's device did, lately."""
         self.obstacle = ""
         """Why it goes over TCP now; "" where it does not."""
 
@@ -211,9 +214,20 @@ class LaneKeeper:
         self.obstacle = error.message
         self._tcp_until = monotonic() + _AGAIN_AFTER_S
 
+    def note_success(self) -> None:
+        """A call went well."""
+        self._refused = 0
+
     def note_failed(self, mover: Mover | None) -> None:
         for queue in mover.failed if mover is not None else ():
-            self._failed(self._paths.index(queue.path), queue.why)
+            if queue.status == WorkStatus.REMOTE_ACCESS:
+                # Nothing is wrong with the path: what was known of the daemon's memory was.
+                self._refused += 1
+                if self._refused >= _REFUSED_MAX:
+                    self._refused = 0
+                    self._tcp_until = monotonic() + _AGAIN_AFTER_S
+            elif queue.status != WorkStatus.LOCAL_PROTECTION:
+                self._failed(self._paths.index(queue.path), queue.why)
 
     def drop(self, lane: Lane, blocks: Sequence[StagingBlock], *, direct: bool) -> None:
         """End a lane in the middle of something. Raises BufferInUse, and then keeps the lane."""
