@@ -24,7 +24,7 @@ from cenote.v1 import master_pb2 as pb
 
 from .plan.budgets import LEASE_SHARE
 from .plan.grants import Grant, LeaseHold
-from .plan.state import Space
+from .plan.space import Space
 
 if TYPE_CHECKING:
     from .session import Session

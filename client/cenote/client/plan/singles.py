@@ -47,7 +47,8 @@ from .fetches import Located
 from .grants import LeaseHold
 from .pieces import Pieces
 from .reads import ReadOptions, read_objects
-from .state import Call, varint
+from .space import varint
+from .state import Call
 from .steps import (
     AllocateOne,
     AskRaw,
