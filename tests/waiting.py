@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-__all__ = ["loop_turns", "stop_process", "wait_until", "wait_until_async"]
+__all__ = ["children_of", "loop_turns", "stop_process", "wait_until", "wait_until_async"]
 
 T = TypeVar("T")
 _POLL_S = 0.005
@@ -64,3 +64,11 @@ def stop_process(pid: int) -> None:
         return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
     wait_until(stands_still, timeout_s=10, what=f"process {pid} to stop")
+
+
+def children_of(pid: int, module: str = "") -> list[int]:
+    """Child processes, those that run `module`."""
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    found = [int(child) for child in path.read_text().split()]
+    lines = {child: Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0") for child in found}
+    return [child for child in found if not module or module.encode() in lines[child]]
