@@ -18,9 +18,11 @@ __all__ = ["children_of", "loop_turns", "stop_process", "wait_until", "wait_unti
 
 T = TypeVar("T")
 _POLL_S = 0.005
+# Far longer than anything takes that tests wait for: a busy machine shall not decide what they find.
+_TIMEOUT_S = 30.0
 
 
-def wait_until(predicate: Callable[[], T], timeout_s: float = 10.0, *, what: str) -> T:
+def wait_until(predicate: Callable[[], T], timeout_s: float = _TIMEOUT_S, *, what: str) -> T:
     """Call `predicate` until it returns something true, and return that.
 
     Raises AssertionError, saying `what` was waited for and what the predicate returned last, after
@@ -36,7 +38,9 @@ def wait_until(predicate: Callable[[], T], timeout_s: float = 10.0, *, what: str
         time.sleep(_POLL_S)
 
 
-async def wait_until_async(predicate: Callable[[], T], timeout_s: float = 10.0, *, what: str) -> T:
+async def wait_until_async(
+    predicate: Callable[[], T], timeout_s: float = _TIMEOUT_S, *, what: str
+) -> T:
     """`wait_until` for a test that shares the event loop with what it waits for."""
     deadline_s = time.monotonic() + timeout_s
     while True:

@@ -94,7 +94,7 @@ class Load:
         """`settings`: see `loads.steady`."""
         with cluster.client(replicas=replicas, min_replicas=replicas) as client:
             values = [payload_of(key, size) for key, size in BASE.items()]
-            client.put_batch(list(BASE), values).raise_for_errors()
+            client.put_batch(list(BASE), values, deadline_s=30.0).raise_for_errors()
         self._workers = [
             stack.enter_context(
                 Remote(
