@@ -18,7 +18,7 @@ __all__ = ["children_of", "loop_turns", "stop_process", "wait_until", "wait_unti
 
 T = TypeVar("T")
 _POLL_S = 0.005
-# Far longer than anything takes that tests wait for: a busy machine shall not decide what they find.
+# Far longer than anything takes that tests wait for: a busy machine decides nothing.
 _TIMEOUT_S = 30.0
 
 
