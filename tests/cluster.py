@@ -384,7 +384,7 @@ class Cluster:
             *arguments, stdin=stdin, environment=self.environment, timeout_s=timeout_s
         )
 
-    def wait_alive(self, count: int, timeout_s: float = 10.0) -> None:
+    def wait_alive(self, count: int, timeout_s: float = 30.0) -> None:
         """Until the master sees exactly so many nodes alive."""
         from cenote.api.errors import CenoteError
         from cenote.cli.connect import Admin
