@@ -59,13 +59,12 @@ class Report:
     trace: list[str]
     fingerprint: int
     counts: dict[str, int]
-    power: bool = False
-    """Whether the journal's end was lost at times."""
+    faults: frozenset[str] = ALL_FAULTS
 
     @property
     def reproduction(self) -> str:
-        power = " --power" if self.power else ""
-        return f"python tests/sim/run.py --seed {self.seed}{power}"
+        more = "".join(f" --{kind}" for kind in sorted(self.faults - ALL_FAULTS))
+        return f"python tests/sim/run.py --seed {self.seed}{more}"
 
 
 class World:
@@ -480,5 +479,5 @@ def simulate(options: Options) -> Report:
         list(loop.log),
         loop.fingerprint,
         counts,
-        "power" in options.faults,
+        options.faults,
     )

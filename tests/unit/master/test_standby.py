@@ -144,7 +144,7 @@ def test_a_standby_takes_over_what_it_has_followed(log: MemoryLog, leader: Maste
     assert service.put_commit(commit, 1.0).statuses == bytes((CommitStatus.NOT_GRANTED,))
     exists = pb.ExistsRequest(keys=leader.batch(*KEYS))
     assert list(service.exists(exists, 1.0).present) == [i != 3 for i in range(20)]
-    attached = service.attach(attach_request(inventory=inventory, last_epoch=1), 1.0)
+    attached = service.attach(attach_request(inventory=inventory, last_epoch=2), 1.0)
     assert attached.epoch == 2
     start = pb.PutStartRequest(
         keys=leader.batch(b"new"),
