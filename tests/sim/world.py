@@ -24,7 +24,7 @@ from sim.clients import NAMESPACE, ClientProcess, key_bytes
 from sim.data_connection import Write
 from sim.faults import ALL_FAULTS, Faults
 from sim.loop import START_S, Loop, Party, Violation
-from sim.machine import inhabited
+from sim.machine import inhabited, uncollected
 from sim.masters import MASTER, RESET, LaneConnection, MasterProcess, SimLog
 from sim.network import Network
 from sim.oracle import Oracle
@@ -438,6 +438,11 @@ def _watch_agent(process: StoreProcess) -> None:
 
 def simulate(options: Options) -> Report:
     """Run one seed."""
+    with uncollected():
+        return _simulate(options)
+
+
+def _simulate(options: Options) -> Report:
     world = World(options)
     loop = world.loop
 
