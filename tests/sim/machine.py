@@ -235,8 +235,8 @@ class SimSecrets:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """No garbage is collected meanwhile, and all of it afterwards: finalizers of one run are no part
-    of another, and begin at the same step of it whatever ran in this process before."""
+    """No garbage is collected meanwhile, and all of it afterwards: finalizers of one run are no
+    part of another, and do not depend on what ran in this process before."""
     was_enabled = gc.isenabled()
     gc.disable()
     gc.freeze()  # so that the collection goes through what the run made, and nothing else
