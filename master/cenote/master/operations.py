@@ -163,8 +163,9 @@ class Operations:
             durability=reply.durability,
             created=reply.created,
         )
-        # A seed that a power failure takes back would make all its objects unreachable.
-        return Later(response) if reply.created else response
+        # Whoever opened it: a seed that is lost would make all its objects unreachable.
+        entry = self._decider.unsettled_naming
+        return Later(response, entry) if entry else response
 
     # ---- lookups ----------------------------------------------------------------------------
 
