@@ -245,8 +245,10 @@ class LaneMaster:
                 if found:
                     still = found == self._masters.known[0]
                     self._go_to(found)
-                    if still and not isinstance(failure, DeadlineExceeded):
-                        self._closed.wait(seek_pause_s(attempt, random.random()))
+                    if still and attempt == 1 and not isinstance(failure, DeadlineExceeded):
+                        # It leads, and has just failed: not asked again at once.
+                        left_s = max(until_s - time.monotonic(), 0.0)
+                        self._closed.wait(min(seek_pause_s(attempt, random.random()), left_s))
                     return
                 hints = ()
                 pause_s = seek_pause_s(attempt, random.random())

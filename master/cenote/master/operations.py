@@ -163,8 +163,9 @@ class Operations:
             durability=reply.durability,
             created=reply.created,
         )
-        # A seed that a power failure takes back would make all its objects unreachable.
-        return Later(response) if reply.created else response
+        # Whoever opened it: a seed that is lost would make all its objects unreachable.
+        entry = self._decider.unsettled_naming
+        return Later(response, entry) if entry else response
 
     # ---- lookups ----------------------------------------------------------------------------
 
@@ -279,6 +280,7 @@ class Operations:
                 remedy="the metadata directory is older than the daemon: write a number of at "
                 f"least {request.last_epoch} into its file `epoch`, and restart the master",
             )
+        self._refuse_unless_meant(request)
         self._decider.refuse_unless_writable()
         command = self._attaches.add(request, self._decider.clock.monotonic_s())
         if command is None:
@@ -298,6 +300,19 @@ class Operations:
             response.pool.CopyFrom(pool_message(reply.pool))
         # Ids of nodes and segments must not be given twice, whatever power failure comes.
         return Later(response)
+
+    def _refuse_unless_meant(self, request: pb.AttachRequest) -> None:
+        """An attach may be for another master, or for this one before it began a later epoch: the
+        lane connects anew by itself. That daemon has fenced nobody for this epoch yet, and where
+        its pool is another it does not tell of its namespaces."""
+        epoch = self._decider.epoch
+        other_pool = request.master_pool_id not in (b"", self._decider.state.pool_id)
+        if other_pool or 0 < request.last_epoch < epoch:
+            raise StaleEpoch(
+                f"the daemon has fenced its writers for epoch {request.last_epoch}"
+                f"{' of another pool' if other_pool else ''}, this is epoch {epoch}",
+                remedy="say hello, fence for the epoch that it tells, and attach again",
+            )
 
     def heartbeat(self, request: pb.HeartbeatRequest, _session: bytes = b"") -> Reply:
         reply: HeartbeatReply = self._decider.apply(heartbeat_command(request))

@@ -503,7 +503,7 @@ class SegmentInfo(_message.Message):
     def __init__(self, node_segment_index: _Optional[int] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., incarnation: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., ready_bytes: _Optional[int] = ..., unit_bytes: _Optional[int] = ..., slots: _Optional[int] = ..., retired_extents: _Optional[bytes] = ..., unverified: bool = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("credentials", "node_name", "node_uuid", "boot_id", "failure_domain", "endpoints", "segments", "inventory", "more", "last_epoch", "process_id", "server_version", "start_number", "attempt", "slice", "claims", "pool")
+    __slots__ = ("credentials", "node_name", "node_uuid", "boot_id", "failure_domain", "endpoints", "segments", "inventory", "more", "last_epoch", "process_id", "server_version", "start_number", "attempt", "slice", "claims", "pool", "master_pool_id")
     CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
     NODE_UUID_FIELD_NUMBER: _ClassVar[int]
@@ -521,6 +521,7 @@ class AttachRequest(_message.Message):
     SLICE_FIELD_NUMBER: _ClassVar[int]
     CLAIMS_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
+    MASTER_POOL_ID_FIELD_NUMBER: _ClassVar[int]
     credentials: _common_pb2.Credentials
     node_name: str
     node_uuid: bytes
@@ -538,7 +539,8 @@ class AttachRequest(_message.Message):
     slice: int
     claims: bytes
     pool: PoolCopy
-    def __init__(self, credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., node_name: _Optional[str] = ..., node_uuid: _Optional[bytes] = ..., boot_id: _Optional[str] = ..., failure_domain: _Optional[str] = ..., endpoints: _Optional[_Iterable[_Union[_common_pb2.Endpoint, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[SegmentInfo, _Mapping]]] = ..., inventory: _Optional[bytes] = ..., more: bool = ..., last_epoch: _Optional[int] = ..., process_id: _Optional[int] = ..., server_version: _Optional[str] = ..., start_number: _Optional[int] = ..., attempt: _Optional[int] = ..., slice: _Optional[int] = ..., claims: _Optional[bytes] = ..., pool: _Optional[_Union[PoolCopy, _Mapping]] = ...) -> None: ...
+    master_pool_id: bytes
+    def __init__(self, credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., node_name: _Optional[str] = ..., node_uuid: _Optional[bytes] = ..., boot_id: _Optional[str] = ..., failure_domain: _Optional[str] = ..., endpoints: _Optional[_Iterable[_Union[_common_pb2.Endpoint, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[SegmentInfo, _Mapping]]] = ..., inventory: _Optional[bytes] = ..., more: bool = ..., last_epoch: _Optional[int] = ..., process_id: _Optional[int] = ..., server_version: _Optional[str] = ..., start_number: _Optional[int] = ..., attempt: _Optional[int] = ..., slice: _Optional[int] = ..., claims: _Optional[bytes] = ..., pool: _Optional[_Union[PoolCopy, _Mapping]] = ..., master_pool_id: _Optional[bytes] = ...) -> None: ...
 
 class PoolCopy(_message.Message):
     __slots__ = ("pool_id", "ancestors", "namespaces")

@@ -139,8 +139,8 @@ class StoreAgent:
         self._segments = segments
         self._sessions = sessions
         self._pool = segments.pool
-        self._other_pool = False
-        """The master's metadata are not those of the pool that this daemon belongs to."""
+        self._master_pool_id = b""
+        """As its hello says."""
         self._connect = connect
         self._stats = stats
         self._is_preparing = is_preparing
@@ -257,6 +257,11 @@ class StoreAgent:
             self._logged_s = now_s
             _log.warning("not in touch with a master", master=self._address, why=why)
 
+    @property
+    def _other_pool(self) -> bool:
+        """The master's metadata are not those of the pool that this daemon belongs to."""
+        return self._master_pool_id != self._pool.pool_id
+
     # ---- actions ------------------------------------------------------------------------------
 
     def _say_hello(self, address: str) -> Event:
@@ -268,7 +273,7 @@ class StoreAgent:
         if self._stopping.is_set():  # `stop` may have looked for the link just before
             link.close()
         greeting = link.hello(self._hello_s)
-        self._other_pool = greeting.pool_id != self._pool.pool_id
+        self._master_pool_id = greeting.pool_id
         return Greeted(
             greeting.epoch,
             greeting.is_leader,
@@ -330,6 +335,7 @@ class StoreAgent:
             start_number=identity.start_number,
             attempt=self._attempts,
             slice=number,
+            master_pool_id=self._master_pool_id,
         )
 
     def _inventory(self) -> Iterator[NDArray[np.void]]:
