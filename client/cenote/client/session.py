@@ -37,7 +37,8 @@ from .housekeeping import Housekeeper
 from .master_stub import LaneMaster
 from .plan.grants import Grant
 from .plan.peers import Peers
-from .plan.state import ClientState, Space
+from .plan.space import Space
+from .plan.state import ClientState
 from .turns import Turn
 
 __all__ = ["DURABILITIES", "Session", "clock_id"]
