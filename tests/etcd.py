@@ -86,6 +86,11 @@ class EtcdMember:
         return self._process.pid
 
     @property
+    def command(self) -> list[str]:
+        """What `start` starts, for those who start it themselves."""
+        return [etcd_program(), *self._arguments]
+
+    @property
     def log(self) -> str:
         path = self._directory / f"{self.name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
