@@ -28,8 +28,18 @@ def test_a_short_soak_breaks_no_rule(tmp_path: Path, seed: int, metadata: str) -
         etcd_program()  # skips where there is none
     members = "3" if metadata == "etcd" else "0"
     done = subprocess.run(
-        [sys.executable, SOAK, "--minutes", "0.5", "--seed", str(seed), "--dir", tmp_path]
-        + ["--etcd-members", members],
+        [
+            sys.executable,
+            SOAK,
+            "--minutes",
+            "0.5",
+            "--seed",
+            str(seed),
+            "--dir",
+            tmp_path,
+            "--etcd-members",
+            members,
+        ],
         capture_output=True,
         text=True,
         timeout=110,
