@@ -26,7 +26,7 @@ pytestmark = [
 def test_a_short_soak_breaks_no_rule(tmp_path: Path, seed: int, metadata: str) -> None:
     if metadata == "etcd":
         etcd_program()  # skips where there is none
-    members = "3" if metadata == "etcd" else "0"
+    more = ["--etcd-members", "3"] if metadata == "etcd" else []
     done = subprocess.run(
         [
             sys.executable,
