@@ -28,18 +28,7 @@ def test_a_short_soak_breaks_no_rule(tmp_path: Path, seed: int, metadata: str) -
         etcd_program()  # skips where there is none
     more = ["--etcd-members", "3"] if metadata == "etcd" else []
     done = subprocess.run(
-        [
-            sys.executable,
-            SOAK,
-            "--minutes",
-            "0.5",
-            "--seed",
-            str(seed),
-            "--dir",
-            tmp_path,
-            "--etcd-members",
-            members,
-        ],
+        [sys.executable, SOAK, "--minutes", "0.5", "--seed", str(seed), "--dir", tmp_path, *more],
         capture_output=True,
         text=True,
         timeout=110,
