@@ -228,27 +228,35 @@ class Cluster:
         one = self._metadata
         each = [own.get(one, one)] * self._master_count if isinstance(one, str) else list(one)
         for number in range(self._master_count):
-            spec = master_spec(metadata=each[number], extra=self._master_flags)
-            if self._master_count > 1:
-                spec.name = f"master{number}"
-            if self._places:
-                place = self._places[number]
-                spec.flags.update(listen=f"{place.host}:0", grpc=f"{place.host}:0")
-                spec.launcher = place.launcher
-            master = Process(spec, self.directory, self._daemon_environment)
-            self.masters.append(master)
-            master.start()
+            self._start_master(each[number])
         for master in self.masters:
-            master.wait_ready(self._ready_timeout_s)
-            # The same ports after a restart, so that everybody finds it again.
-            master.flags.update(
-                listen=_host_port(master.ready["lane"]), grpc=_host_port(master.ready["grpc"])
-            )
+            self._settle_master(master)
         if each[0] not in own.values():
             self.leader()
         started = [self._new_store(self._dram_bytes, {}) for _ in range(self._store_count)]
         for store in started:
             store.wait_ready(self._ready_timeout_s)
+
+    def _start_master(self, metadata: str) -> Process:
+        number = len(self.masters)
+        spec = master_spec(metadata=metadata, extra=self._master_flags)
+        if self._master_count > 1:
+            spec.name = f"master{number}"
+        if self._places:
+            place = self._places[number]
+            spec.flags.update(listen=f"{place.host}:0", grpc=f"{place.host}:0")
+            spec.launcher = place.launcher
+        master = Process(spec, self.directory, self._daemon_environment)
+        self.masters.append(master)
+        master.start()
+        return master
+
+    def _settle_master(self, master: Process) -> None:
+        master.wait_ready(self._ready_timeout_s)
+        # The same ports after a restart, so that everybody finds it again.
+        master.flags.update(
+            listen=_host_port(master.ready["lane"]), grpc=_host_port(master.ready["grpc"])
+        )
 
     def __exit__(
         self,
@@ -336,6 +344,14 @@ class Cluster:
     def grpc(self) -> str:
         """Address of the master's gRPC server, or of all masters' with commas between."""
         return ",".join(_host_port(master.ready["grpc"]) for master in self.masters)
+
+    def add_master(self) -> Process:
+        """One more over the same metadata, at an address that nobody was told; ready."""
+        assert isinstance(self._metadata, str)
+        assert self._master_count > 1
+        master = self._start_master(self._metadata)
+        self._settle_master(master)
+        return master
 
     def add_store(
         self,

@@ -22,8 +22,8 @@ from typing import Self
 import pytest
 
 from cenote.api.errors import ResourceUnavailable
-from cenote.master.etcd import EtcdKv
-from cenote.master.etcd_options import EtcdOptions
+from cenote.kv.etcd import EtcdKv
+from cenote.kv.etcd_options import EtcdOptions
 from network import Place
 from waiting import stop_process, wait_until
 

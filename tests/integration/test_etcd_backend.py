@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from cenote.api.errors import CenoteError, ResourceUnavailable
+from cenote.kv.etcd import EtcdKv
 from cenote.master.compactor import compact_shared
 from cenote.master.effects import NamespaceOpened
-from cenote.master.etcd import EtcdKv
 from cenote.master.journal import Record, RecordWriter, SnapshotEnd, read_entries
 from cenote.master.kv_backend import KvBackend
 from cenote.master.kv_compaction import CompactorCommand, KvCompactionLimits

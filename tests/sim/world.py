@@ -17,7 +17,7 @@ from cenote.api.rows import UNIT_BYTES
 from cenote.client.plan.spares import Spares
 from cenote.master.effects import GoneReason
 from cenote.master.state_config import StateConfig
-from cenote.store.agent_core import Failed
+from cenote.store.agent_steps import Failed
 from cenote.store.slot_format import SLOT_BYTES
 from cenote.transport.base import SealBatch
 from sim.clients import NAMESPACE, ClientProcess, key_bytes

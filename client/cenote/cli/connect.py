@@ -36,13 +36,21 @@ _NO_MASTER: Final = "start a pool with `cenote up`, or say where it is: --master
 M = TypeVar("M", bound="Message")
 
 
-def grpc_addresses_of(master: str, grpc: str | None) -> list[str]:
-    """Those in `grpc`, or by convention the ports after those of the masters' lanes.
+def grpc_addresses_of(master: str, grpc: str | None, deadline_s: float = 5.0) -> list[str]:
+    """Those in `grpc`, or as etcd has them where `master` is its URL; else by convention the ports
+    after those of the masters' lanes.
 
-    Raises InvalidArgument.
+    Raises InvalidArgument, and what a look into etcd raises, within `deadline_s`.
     """
     if grpc:
         return grpc.split(",")
+    if "etcd://" in master:
+        from cenote.client.config import make_config
+
+        directory = make_config(master, {}).directory()
+        places = directory.wait(deadline_s) if directory is not None else ()
+        found = (place.grpc or _grpc_address_of(place.addresses[0]) for place in places)
+        return list(dict.fromkeys(found))
     return list(dict.fromkeys(map(_grpc_address_of, master.split(","))))
 
 
@@ -58,7 +66,7 @@ def _grpc_address_of(master: str) -> str:
 
 def open_admin(master: str, grpc: str | None, deadline_s: float) -> Admin:
     """The master's administration, by the options of a command."""
-    return Admin(grpc_addresses_of(master, grpc), deadline_s=deadline_s)
+    return Admin(grpc_addresses_of(master, grpc, deadline_s), deadline_s=deadline_s)
 
 
 def _channel(address: str) -> Any:

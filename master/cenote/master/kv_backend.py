@@ -13,10 +13,10 @@ from concurrent.futures import Future
 from typing import Final, final
 
 from cenote.api.errors import CenoteError, InternalError, NotLeader, ResourceUnavailable
+from cenote.kv.service import Kv
 from cenote.runtime.clock import SYSTEM_CLOCK, Clock
 
 from .journal import JournalCorrupt, Record
-from .kv import Kv
 from .kv_append import Appender
 from .kv_compaction import CompactorCommand, KvCompaction, KvCompactionLimits
 from .kv_election import Candidacy

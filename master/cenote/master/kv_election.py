@@ -24,7 +24,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, final
 
-from .kv import Condition, Get, KvRow, Modified, Operation, Put, TxnReply
+from cenote.kv.service import Condition, Get, KvRow, Modified, Operation, Put, TxnReply
+
 from .kv_keys import Keys, LeaderRow, TenureRow, epoch_text, parse_epoch
 from .metadata import Leader, MasterRow
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Final, final
 
 from cenote.api.errors import NotLeader, ResourceUnavailable
+from cenote.kv.service import Delete, Kv, KvUnavailable, Modified, Put
 from cenote.runtime.clock import Clock
 from cenote.runtime.log import get_logger
 
-from .kv import Delete, Kv, KvUnavailable, Modified, Put
 from .kv_append import Fence
 from .kv_election import (
     LOOKS_PER_TENURE,

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, final
 
 from cenote.api.errors import ResourceUnavailable
+from cenote.kv.service import Delete, Kv, KvRefused, KvUnavailable, Modified, Operation, Put
 from cenote.runtime.clock import Clock
 from cenote.runtime.log import get_logger
 
 from .journal import JournalCorrupt
-from .kv import Delete, Kv, KvRefused, KvUnavailable, Modified, Operation, Put
 from .kv_append import Fence
 from .kv_keys import Keys, SnapshotRow, master_bytes, parse_master
 from .metadata import MasterRow

@@ -347,8 +347,9 @@ def open_backend(url: str, options: MetadataOptions = MetadataOptions()) -> Meta
 
 
 def _open_etcd(url: str, options: MetadataOptions) -> MetadataBackend:
-    from .etcd import EtcdKv  # a library that only those load who use it
-    from .etcd_options import parse_etcd_url
+    from cenote.kv.etcd import EtcdKv  # a library that only those load who use it
+    from cenote.kv.etcd_options import parse_etcd_url
+
     from .kv_backend import KvBackend
     from .kv_compaction import CompactorCommand
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from cenote.api.errors import InternalError, NotLeader
+from cenote.kv.service import Put
 from cenote.master import kv_upkeep
-from cenote.master.kv import Put
 from cenote.master.kv_backend import KvBackend
 from cenote.master.metadata import MasterRow
 from kv_kit import TENURE_S, TIMEOUT_S, Masters, follow_all, numbers, records
