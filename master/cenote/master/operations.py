@@ -172,7 +172,10 @@ class Operations:
         if request.HasField("piggyback"):
             self._news(request.piggyback)
         present = self._decider.exists(self.reader.exists(request))
-        return pb.ExistsResponse(present=present.tobytes())
+        response = pb.ExistsResponse(present=present.tobytes())
+        if self._decider.is_past_tenure:
+            response.past_tenure = True
+        return response
 
     def match(self, request: pb.MatchRequest, _session: bytes = b"") -> pb.MatchResponse:
         if request.HasField("piggyback"):
@@ -180,10 +183,14 @@ class Operations:
         present = self._decider.exists(self.reader.exists(request))
         if len(present) == 1:
             there = bool(present[0])
-            return pb.MatchResponse(presence_bitmap=_BIT[there], prefix_keys=there)
-        # argmin gives the first 0, and 0 also where there is none.
-        prefix = len(present) if present.all() else int(np.argmin(present))
-        return pb.MatchResponse(presence_bitmap=pack_bitmap(present), prefix_keys=prefix)
+            response = pb.MatchResponse(presence_bitmap=_BIT[there], prefix_keys=there)
+        else:
+            # argmin gives the first 0, and 0 also where there is none.
+            prefix = len(present) if present.all() else int(np.argmin(present))
+            response = pb.MatchResponse(presence_bitmap=pack_bitmap(present), prefix_keys=prefix)
+        if self._decider.is_past_tenure:
+            response.past_tenure = True
+        return response
 
     def acquire(self, request: pb.AcquireRequest, session: bytes = b"") -> pb.AcquireResponse:
         if request.HasField("piggyback"):
@@ -197,6 +204,8 @@ class Operations:
             lease.lease_id = reply.lease_id
             lease.ttl_ms = reply.ttl_ms
             lease.epoch = self._decider.epoch
+        elif self._decider.is_past_tenure:
+            response.past_tenure = True
         return response
 
     def release(self, request: pb.ReleaseRequest, _session: bytes = b"") -> pb.ReleaseResponse:

@@ -215,6 +215,34 @@ def test_a_new_client_reads_from_a_leader_past_its_tenure_where_nobody_else_lead
         assert asyncio.run(read()) == b"x"
 
 
+LOOKUPS: dict[str, Callable[[Client], object]] = {
+    "exists": lambda client: client.exists("a"),
+    "exists_batch": lambda client: client.exists_batch(["a", "b"]),
+    "match": lambda client: client.match(["a"]),
+    "get": lambda client: client.get("a"),
+    "get_batch": lambda client: client.get_batch(["a", "b"]),
+}
+
+
+@pytest.mark.parametrize("lookup", LOOKUPS)
+def test_who_only_reads_leaves_a_leader_past_its_tenure_at_once(
+    served: MasterThread, other: MasterThread, connect: Connect, lookup: str
+) -> None:
+    """Not with the next renewal of its session, which may be seconds away."""
+    other.leader = served.address
+    client = connect(served.address, other.address)
+    assert client.put("a", b"x").stored
+    served.past_tenure = True
+    take_over(served, other)
+    client._space.locations.clear()
+    with ends_within(1.0):
+        LOOKUPS[lookup](client)
+        wait_until(
+            lambda: client.session.master.addresses[0] == other.address,  # type: ignore[attr-defined]
+            what="the client to follow",
+        )
+
+
 def test_many_threads_look_for_the_leader_once(
     served: MasterThread, other: MasterThread, connect: Connect
 ) -> None:

@@ -84,6 +84,8 @@ def exists_single(call: Call, digest: bytes) -> Plan[bool]:
     if news:
         body += b"\x12" + varint(len(news)) + news
     reply = yield from ask_packed(call, "exists", body, pb.ExistsRequest, pb.ExistsResponse)
+    if reply.past_tenure:
+        call.state.doubt_leader()
     return reply.present == b"\x01"
 
 
@@ -124,6 +126,8 @@ def read_single(
         body += b"\x1a" + varint(len(news)) + news
     reply = yield from ask_packed(call, "acquire", body, pb.AcquireRequest, pb.AcquireResponse)
     state.see_view(reply.view_version)
+    if reply.past_tenure:
+        state.doubt_leader()
     row = reply.objects
     if len(row) != _OBJECT_BYTES or row[31] == ObjectStatus.MISS:
         state.counters.misses += 1

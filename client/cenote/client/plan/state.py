@@ -110,6 +110,8 @@ class ClientState:
         self.counters = Counters()
         self.view_seen = 0
         """The newest cluster view that a reply spoke of."""
+        self.leader_in_doubt = False
+        """It answered past its tenure; see `doubt_leader`."""
         self.released: deque[int] = deque()
         """Leases that nobody needs any more; bounded by what was acquired."""
         self.released_holds: deque[int] = deque()
@@ -243,6 +245,12 @@ class ClientState:
         if view_version > self.peers.view_version:
             self.view_seen = max(self.view_seen, view_version)
             self.wake()
+
+    def doubt_leader(self) -> None:
+        """A lookup was answered by a leader past its tenure: another one is looked for in the
+        background."""
+        self.leader_in_doubt = True
+        self.wake()
 
     def cancel(self, request_id: int) -> None:
         """Nobody waits for the answer to this request any more."""
