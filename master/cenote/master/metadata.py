@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -74,6 +75,13 @@ class MasterRow:
     """host:port of its gRPC server."""
     details: Mapping[str, str | int] = field(default_factory=dict)
     """Whatever else people should see: version, pid, how far it has followed."""
+    seen_s: float = field(default=math.inf, compare=False)
+    """When its last sign of life was seen, on the monotonic clock of who has this row; infinite for
+    a master that needs none, such as the one that has it."""
+
+    def silent_s(self, now_s: float) -> float:
+        """How long it has been silent."""
+        return max(0.0, now_s - self.seen_s)
 
 
 ALONE: Final = MasterRow("alone")

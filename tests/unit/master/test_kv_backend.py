@@ -276,6 +276,29 @@ def test_a_dead_masters_row_goes_with_its_lease(
     assert a.lost is None
 
 
+def test_how_long_a_master_has_been_silent(
+    masters: Masters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is listed until its lease ends, and others can tell that it may be dead."""
+    monkeypatch.setattr(kv_upkeep, "MASTERS_S", 0.02)
+    monkeypatch.setattr(kv_upkeep, "STEP_S", 0.02)
+    monkeypatch.setattr(kv_upkeep, "MASTER_KEEP_S", 0.02)
+    a, b = masters.lead("a"), masters.join("b")
+
+    def silent_s(name: str) -> float:
+        return next((r.silent_s(time.monotonic()) for r in a.masters if r.name == name), -1.0)
+
+    wait_until(lambda: silent_s("b") >= 0, what="it to be known")
+    began_s = time.monotonic()
+    wait_until(lambda: time.monotonic() > began_s + 0.6, what="some time")
+    wait_until(lambda: 0 <= silent_s("b") < 0.5, what="signs of life")
+    masters.cut_off(b)
+    wait_until(lambda: silent_s("b") > 0.7, what="it to be missed")
+    assert silent_s("a") == 0
+    masters.reconnect(b)
+    wait_until(lambda: 0 <= silent_s("b") < 0.5, what="it to be seen again")
+
+
 def test_old_revisions_are_forgotten(masters: Masters, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_upkeep, "STEP_S", 0.02)
     monkeypatch.setattr(kv_upkeep, "COMPACT_S", 0.1)
