@@ -54,7 +54,7 @@ _EPOCH_S: Final = 60
 
 
 def first_epoch(now_s: float) -> int:
-    """With which epoch a directory begins: minutes since 2026.
+    """With which epoch a directory, or a prefix in etcd, begins: minutes since 2026.
 
     Above those of one that was lost before: where a daemon's memory is lost, too, nobody is left
     who could say how far the epochs were, and a grant from then must not be valid now. 24 bits,
@@ -374,5 +374,6 @@ def _open_etcd(url: str, options: MetadataOptions) -> MetadataBackend:
         name=etcd.url,
         prefix=etcd.prefix,
         tenure_s=options.tenure_s,
+        first_epoch=first_epoch(time.time()),
         compactor=CompactorCommand(etcd.url, json.dumps(dataclasses.asdict(options))),
     )

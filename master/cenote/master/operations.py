@@ -100,6 +100,7 @@ class Operations:
             and request.last_epoch >= decider.epoch
             and state.is_blank
             and state.pool_id
+            and not decider.backend.shared  # whose epochs rise with elections alone
         ):
             decider.refuse_unless_writable()
             decider.begin_above(request.last_epoch)
