@@ -31,8 +31,8 @@ EXPECTED = {
 FLAT = {"private_mib": (1.15, 8.0), "fds": (1.0, 6.0), "threads": (1.0, 4.0)}
 """Of the level after a tenth of the run: times this, plus that, is still flat."""
 FLAT_OF = {"etcd": {"private_mib": (1.5, 16.0)}}
-"""Other limits for a role. etcd keeps what came since the snapshot before its last one, each of which
-covers 5,000 changes, so that its memory is filled after some 20 minutes of a soak."""
+"""Other limits for a role. etcd keeps what came since the snapshot before its last one, of which it
+makes one each 5,000 changes, so that its memory is filled after some 20 minutes of a soak."""
 FLAT_FROM_S = 150.0
 MINUTES_FOR_ALL = 10
 ROLES = ("master", "store", "client", "etcd")
