@@ -77,7 +77,11 @@ class Lane:
         master = self._world.masters.get(self.name)
         if self._master is not master or master is None:
             self._master = None
-            self._on_hello(self.greet(until_s))
+            answer = self.greet(until_s)
+            self._on_hello(answer)
+            self._world.oracle.following.followed(
+                self._party, pb.HelloResponse.FromString(answer).epoch
+            )
             self._master = master
         reply = self._exchange(method, body, until_s)
         self._world.step()
@@ -88,7 +92,11 @@ class Lane:
         self._connection = LaneConnection()
         connected_s = self._world.loop.now_s + self.connect_s
         try:
-            return self._exchange(HELLO, self.hello, min(until_s, connected_s))
+            answer = self._exchange(HELLO, self.hello, min(until_s, connected_s))
+            self._world.oracle.following.heard(
+                self._party, pb.HelloResponse.FromString(answer).epoch
+            )
+            return answer
         except DeadlineExceeded:
             if until_s <= connected_s:
                 raise

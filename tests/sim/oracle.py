@@ -27,6 +27,7 @@ from cenote.master.effects import (
 from cenote.master.pool import Pool
 from sim.facts import is_intact, is_sealed
 from sim.fingerprint import fingerprint
+from sim.following import Following
 from sim.loop import Violation
 from sim.values import PutRecord, Removal, make_value, wrong_bytes
 from unit.master.state_checks import check
@@ -85,6 +86,7 @@ class Oracle:
         self.journal_lags = False
         """A master's death takes the end of the journal: several share it."""
         self._acting_epoch = 0
+        self.following = Following(world)
         self.digests: dict[int, set[bytes]] = {}
         """By key, in all generations."""
 
@@ -450,9 +452,11 @@ class Oracle:
             raise Violation(f"key {key} gave the bytes of key {put.key} (put {put.serial})")
         if not put.versions:
             raise Violation(f"key {key} gave the bytes of put {put.serial}, never decided")
+        patience_s = self._world.location_ttl_ms / 1000 * 1.1
+        if self.following.may_be_behind(began_s - patience_s):
+            return
         latest = max(self._numbers[version] for version in put.versions)
         for removal in self.removals.get(key, ()):
-            patience_s = self._world.location_ttl_ms / 1000 * 1.1
             if latest < removal.number and began_s > removal.acked_s + patience_s:
                 raise Violation(
                     f"key {key} gave the bytes of put {put.serial} to a read that began"

@@ -155,7 +155,10 @@ class SharedMaster(MasterProcess):
     def receive(
         self, connection: LaneConnection, method: int, body: bytes, reply: Reply, who: str
     ) -> None:
-        if self.front.leading is not None:
+        service = self.front.leading
+        if service is not None:
+            if service.decider.is_past_tenure:
+                self.world.oracle.following.unproven(who)
             super().receive(connection, method, body, reply, who)
         elif method == HELLO:
             connection.session = b""
