@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cenote.api.errors import CenoteError
 from cenote.client import Client
 from cenote.transport.nics.sysfs import read_counters, read_ports
 from cenote.transport.rdma import RdmaTransport
@@ -110,21 +109,3 @@ def test_the_daemon_spends_nothing_on_reads(cluster: Cluster) -> None:
         assert rdma_of(client).counters.read_bytes - seals == reads * len(data)
     # Heartbeats and the like go on: as much in a time without reads is theirs.
     assert spent < 0.1 * took + 0.1, f"{spent} s of processor time in {took} s"
-
-
-def test_a_store_that_is_restarted(cluster: Cluster) -> None:
-    """What was put over RDMA is read from the next process, and more is put."""
-    with client_of(cluster, "rdma", "tcp") as client:
-        client.put("before", b"kept" * 1000)
-        cluster.stores[0].stop(timeout_s=60)
-        cluster.stores[0].start()
-        cluster.stores[0].wait_ready(READY_S)
-        cluster.wait_alive(1, timeout_s=READY_S)
-        assert client.get("before") == b"kept" * 1000
-        try:
-            client.put("after", b"new" * 1000)
-        except CenoteError:
-            print(cluster.master.log_text(), cluster.stores[0].log_text(), sep="\n----\n")
-            print(cluster.cli("nodes", timeout_s=READY_S).stdout)
-            raise
-        assert client.get("after") == b"new" * 1000
