@@ -296,6 +296,8 @@ class Operations:
         if command is None:
             return pb.AttachResponse(epoch=epoch)
         reply: AttachReply = self._decider.apply(command)
+        if reply.wanted_blocks:
+            return pb.AttachResponse(epoch=epoch, wanted_blocks=reply.wanted_blocks)
         response = pb.AttachResponse(
             node_id=reply.node_id,
             epoch=reply.epoch,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -221,11 +223,13 @@ class Segment:
         if self.allocator is not None:
             self.allocator.free(offset, length)
 
-    def build(self, ready_units: int, spans: Spans) -> list[int]:
+    def build(
+        self, ready_units: int, spans: Spans, order: Callable[[], NDArray[np.int64]]
+    ) -> list[int]:
         """Make the allocator, with these spans taken.
 
-        Returns the positions of those that can't be: out of range, or over others that came earlier
-        in the array. Their owners must go.
+        Returns the positions of those that can't be: out of range, or over others that come earlier
+        in `order`, which is only asked for where some overlap. Their owners must go.
         """
         allocator = SegmentAllocator(ready_units)
         self.ready_units = ready_units
@@ -240,7 +244,9 @@ class Segment:
             return refused
         if runs is not None:
             raise InternalError(f"segment {self.segment_id}: objects lie in a retired range")
-        for i, (offset, length) in enumerate(spans[:, 2:4].tolist()):
+        places = spans[:, 2:4].tolist()
+        for i in order().tolist():
+            offset, length = places[i]
             if offset + length > ready_units or not allocator.allocate_at(offset, length):
                 refused.append(i)
         self.slots.claim(np.delete(spans[:, 1], refused))
