@@ -43,7 +43,7 @@ from .agent_steps import (
     SayHello,
     SendAttach,
 )
-from .attaching import AgentIdentity, Attacher
+from .attaching import SLOTS_PER_BLOCK, AgentIdentity, Attacher
 from .master_link import MasterLink
 from .segments import LocalSegments
 
@@ -113,6 +113,7 @@ class StoreAgent:
         on_end: Callable[[CenoteError], None],
         directory: EtcdDirectory | None = None,
         jitter: Callable[[], float] = random.random,
+        slots_per_block: int = SLOTS_PER_BLOCK,
     ) -> None:
         self._identity = identity
         self._segments = segments
@@ -139,7 +140,7 @@ class StoreAgent:
         self._instructions: list[pb.Instruction] = []
         self._cut_to_report: deque[bytes] = deque()
         self._stopping = threading.Event()
-        self._attacher = Attacher(identity, segments, self._stopping)
+        self._attacher = Attacher(identity, segments, self._stopping, slots_per_block)
         self._settled = threading.Event()
         self._logged_s = -_LOG_INTERVAL_S
         self._thread = threading.Thread(target=self._run, name="cenote-agent", daemon=True)

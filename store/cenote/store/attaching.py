@@ -64,11 +64,16 @@ class Attacher:
     """Attaches `segments`, again and again; one thread. `stopping` ends an attach under way."""
 
     def __init__(
-        self, identity: AgentIdentity, segments: LocalSegments, stopping: threading.Event
+        self,
+        identity: AgentIdentity,
+        segments: LocalSegments,
+        stopping: threading.Event,
+        slots_per_block: int = SLOTS_PER_BLOCK,
     ) -> None:
         self._identity = identity
         self._segments = segments
         self._stopping = stopping
+        self._slots_per_block = slots_per_block
         self._attempts = 0
         self._master_pool_id = b""
         self.claiming: set[bytes] = set()
@@ -118,9 +123,9 @@ class Attacher:
         first = self._first(other_pool=False)
         for segment in self._segments.all():
             info = segment.info()
-            info.slot_sums = segment.table.sums(SLOTS_PER_BLOCK).tobytes()
+            info.slot_sums = segment.table.sums(self._slots_per_block).tobytes()
             first.segments.append(info)
-        first.slots_per_block = SLOTS_PER_BLOCK
+        first.slots_per_block = self._slots_per_block
         first.told_blocks = told.tobytes()
         return first
 
@@ -128,7 +133,7 @@ class Attacher:
         for segment in self._segments.all():
             here = told["block"][told["segment_index"] == segment.index].astype(np.int64)
             if len(here):
-                ranges = _ranges(here * SLOTS_PER_BLOCK, SLOTS_PER_BLOCK)
+                ranges = _ranges(here * self._slots_per_block, self._slots_per_block)
                 yield from segment.table.inventory(segment.index, ranges)
 
     def _first(self, *, other_pool: bool) -> pb.AttachRequest:
