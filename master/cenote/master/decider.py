@@ -20,13 +20,16 @@ from cenote.api.errors import (
 )
 from cenote.runtime.clock import Clock
 
-from .commands import Command, Exists, ExtendTenure, Tick
+from .commands import Command, Digests, Exists, ExtendTenure, Tick
 from .effects import (
     Effect,
+    Gone,
     InstructionsWaiting,
     NamespaceOpened,
     Notice,
+    Pinned,
     ProbeNode,
+    ReplicasChanged,
     Stored,
     ViewChanged,
 )
@@ -35,11 +38,13 @@ from .log_writer import LogWriter
 from .metadata import MetadataBackend, Opened, begin
 from .state import MasterState
 from .state_config import StateConfig
+from .unsettled import Unsettled
 
 __all__ = ["Decider"]
 
 RETRY_INTERVAL_S: Final = 1.0
 _TICK: Final = Tick()
+_OF_OBJECTS: Final = (Gone, ReplicasChanged, Pinned)
 
 
 def _ignore(_node_id: int) -> None:
@@ -72,6 +77,7 @@ class Decider:
         self._log: LogWriter | None = None
         self._shared = backend.shared
         self._retry_at_s = 0.0
+        self._unsettled = Unsettled()
 
     # ---- start ------------------------------------------------------------------------------
 
@@ -101,6 +107,8 @@ class Decider:
         self._take(state.start(self.clock.monotonic_s()))
         self._extend_tenure()
         self.flush()
+        if self._shared:
+            state.take_freed()  # from now on
 
     def begin_above(self, epoch: int) -> None:
         """Go on in a later epoch than this one: a daemon comes that has followed it, under metadata
@@ -178,6 +186,9 @@ class Decider:
                 if kind is not Stored:
                     log.urgent = True
                     log.naming |= kind is NamespaceOpened
+                    log.basic |= kind not in _OF_OBJECTS
+                    if self._shared:
+                        self._unsettled.note(effect)
 
     def refuse_unless_writable(self) -> None:
         """Raises where a new decision could not be journaled: ResourceUnavailable; where it is a
@@ -210,6 +221,8 @@ class Decider:
             if not log.is_full:
                 self.apply(_TICK)
                 log.flush()
+            if self._shared and not log.urgent:
+                self._note_freed(log)
 
     # ---- journal ----------------------------------------------------------------------------
 
@@ -261,6 +274,30 @@ class Decider:
         if log.naming:
             log.flush()
         return log.naming_entry if log.naming_entry > self.backend.durable_entry else 0
+
+    def unsettled_under(self, digests: Digests, *grants: bytes) -> int:
+        """As `unsettled_entry`, for grants (packed EXTENT rows) for these keys: of what frees space
+        and removes objects only that counts which freed just this, or one of these. What says
+        which nodes, segments and namespaces there are always does."""
+        log = self._log
+        if not self._shared or log is None:
+            return 0
+        if log.urgent:
+            log.flush()
+        durable = self._note_freed(log)
+        basic = log.basic_entry if log.basic_entry > durable else 0
+        return max(basic, self._unsettled.entry_under(digests, *grants))
+
+    def _note_freed(self, log: LogWriter) -> int:
+        """Take down what was freed by decisions that are not durable; the newest entry that is.
+
+        All that was decided must have been appended.
+        """
+        durable = self.backend.durable_entry
+        self._unsettled.note_freed(self.state.take_freed())
+        self._unsettled.decided(log.urgent_entry)
+        self._unsettled.settled(durable)
+        return durable
 
     def sync_to(self, entry: int) -> Future[None]:
         """Done when everything up to `entry` is durable; 0: everything decided so far."""

@@ -326,6 +326,7 @@ class Segments:
         "by_id",
         "by_incarnation",
         "drops",
+        "freed",
         "readable",
         "verified",
     )
@@ -334,6 +335,8 @@ class Segments:
         self.by_id: dict[int, Segment] = {}
         self.by_incarnation: dict[bytes, Segment] = {}
         self._ids_max = 0
+        self.freed: list[Spans] | None = None
+        """What `give` was given since it was last taken; None where nobody wants to know."""
         self.drops = 0
         """How many have gone: grants made before the last one may have lost extents."""
         self.readable: NDArray[np.bool_] = np.zeros(SEGMENT_IDS_MAX + 1, np.bool_)
@@ -394,6 +397,8 @@ class Segments:
 
     def give(self, spans: Spans) -> None:
         """Free spans of any segments; those of segments that are gone are forgotten."""
+        if self.freed is not None and len(spans):
+            self.freed.append(spans)
         for segment_id, part in by_segment(spans):
             segment = self.by_id.get(segment_id)
             if segment is not None:

@@ -44,6 +44,7 @@ from . import (
 from . import commands as c
 from .effects import DurableEffect, Effect
 from .pool import Pool
+from .spans import Spans
 from .state_config import StateConfig
 
 __all__ = ["MasterState", "StateConfig"]
@@ -121,6 +122,12 @@ class MasterState:
         if effects:
             pool.effects = []
         return effects
+
+    def take_freed(self) -> list[Spans]:
+        """Space that objects, or grants, have given up since this was last called; nothing the
+        first time."""
+        freed, self._pool.segments.freed = self._pool.segments.freed, []
+        return freed or []
 
     def exists(self, command: c.Exists, now_s: float) -> NDArray[np.uint8]:
         return lookups.exists(self._pool, command, now_s)

@@ -299,6 +299,74 @@ def test_nobody_learns_a_seed_before_it_is_durable(log: MemoryLog) -> None:
     waits.close()
 
 
+class Pending:
+    """A pool of which nothing more becomes durable; PutStarts, and whether they wait."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self.backend = Waiting(log)
+        self.pool = MasterPool(self.backend, size_bytes=MIB)
+        self.pool.put(b"a", b"b", b"c", size=4000)
+        self.backend.settle()
+        self.backend.slow = True
+
+    def remove(self, key: bytes) -> None:
+        body = pb.RemoveRequest(keys=self.pool.batch(key)).SerializeToString()
+        session = lane(self.pool.session_id)
+        reply = self.pool.service.dispatch(session, pb.MASTER_METHOD_REMOVE, body, 1000)
+        assert asyncio.iscoroutine(reply)
+        reply.close()
+
+    def waits(self, key: bytes, size: int) -> bool:
+        body = pb.PutStartRequest(
+            keys=self.pool.batch(key),
+            sizes=size.to_bytes(8, "little"),
+            session_id=self.pool.session_id,
+            request_id=self.pool.next_request(),
+        ).SerializeToString()
+        session = lane(self.pool.session_id)
+        reply = self.pool.service.dispatch(session, pb.MASTER_METHOD_PUT_START, body, 1000)
+        if isinstance(reply, bytes):
+            return False
+        assert asyncio.iscoroutine(reply)
+        reply.close()
+        return True
+
+
+def test_a_put_waits_for_a_removal_only_where_it_gets_its_space_or_is_of_its_key(
+    log: MemoryLog,
+) -> None:
+    pending = Pending(log)
+    pending.remove(b"b")
+    assert not pending.waits(b"x", 8000), "does not fit between its neighbours"
+    assert pending.waits(b"b", 8000), "the removed key"
+    assert pending.waits(b"y", 4000), "just fits between its neighbours"
+    assert not pending.waits(b"z", 8000)
+    pending.backend.settle()
+    assert not pending.waits(b"b2", 4000)
+    assert not pending.waits(b"b", 8000)
+
+
+def test_a_put_waits_for_the_namespace_that_it_is_in(log: MemoryLog) -> None:
+    """Who opens it waits by itself."""
+    pending = Pending(log)
+    service, pool = pending.pool.service, pending.pool
+    open_it = pb.OpenNamespaceRequest(name="new", create=True).SerializeToString()
+    reply = service.dispatch(lane(pool.session_id), pb.MASTER_METHOD_OPEN_NAMESPACE, open_it, 1000)
+    assert asyncio.iscoroutine(reply)
+    reply.close()
+    assert pending.waits(b"x", 8000)
+    pending.backend.settle()
+    assert not pending.waits(b"y", 8000)
+
+
+def test_pins_and_ticks_keep_nobody_waiting(log: MemoryLog) -> None:
+    pending = Pending(log)
+    body = pb.PinRequest(keys=pending.pool.batch(b"a"), ttl_ms=1000).SerializeToString()
+    pending.pool.service.dispatch(lane(pending.pool.session_id), pb.MASTER_METHOD_PIN, body, 1000)
+    pending.pool.service.tick()
+    assert not pending.waits(b"x", 8000)
+
+
 def test_a_relaxed_commit_does_not_wait(log: MemoryLog) -> None:
     backend = Waiting(log)
     pool = MasterPool(backend)
