@@ -1,12 +1,13 @@
 """Puts a second with the metadata in etcd and in a directory, by turns in one run.
 
-    PYTHONPATH=tests python benchmarks/put_rate.py [--rounds 9] [--seconds 1] [--members 1]
+    PYTHONPATH=tests python benchmarks/put_rate.py [--rounds 40] [--seconds 0.15] [--members 1]
 
-Two pools on loopback, alike but for `--metadata`; a client process of its own for each, over shared
-memory, `relaxed`. A round is the same work at one pool and then at the other, which goes first
-alternates, and the other's processes are idle meanwhile. Cases: batches of 128 objects of 64 B,
-single puts of 4 KiB, both with room left; batches into a pool that is full, so that each of them
-evicts. Told are medians, and the median over the rounds of etcd's rate by the directory's.
+Two pools on loopback, alike but for `--metadata`, shared memory, `relaxed`. A round is the same
+work at one pool and then at the other; which goes first alternates. Rounds are short, so that both
+see the same of what else the machine does. Cases: batches of 128 objects of 64 B, single puts of 4
+KiB, both with room left; batches into a pool that is full, so that each of them evicts. Told are
+medians, the ratio of them, and the microseconds of CPU that each kind of process takes for a put:
+less depends on the machine's other work there.
 """
 
 from __future__ import annotations
@@ -35,9 +36,11 @@ FULL_BYTES: Final = 24 * MIB
 BATCH: Final = 128
 SMALL_BYTES: Final = 64
 BLOCK_BYTES: Final = 4096
-PAUSE_S: Final = 0.1
-WARM_SHARE: Final = 0.2
+PAUSE_S: Final = 0.02
+TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 REMOVED_AT_ONCE: Final = 4096
+FILL_S: Final = 3.0
+"""Until a small pool evicts."""
 
 
 class Work:
@@ -68,11 +71,9 @@ class Work:
         self._put.append(key)
         return 1
 
-    def rate(self, step: Callable[[], int], seconds: float) -> float:
-        """Puts a second, after a moment that does not count."""
-        warm_until_s = time.perf_counter() + seconds * WARM_SHARE
-        while time.perf_counter() < warm_until_s:
-            step()
+    def rate(self, step: Callable[[], int], seconds: float) -> tuple[float, int]:
+        """Puts a second, after one that does not count; how many there were."""
+        step()
         began_s, done = time.perf_counter(), 0
         while time.perf_counter() - began_s < seconds:
             done += step()
@@ -81,42 +82,74 @@ class Work:
             for first in range(0, len(self._put), REMOVED_AT_ONCE):
                 self._client.remove_batch(self._put[first : first + REMOVED_AT_ONCE])
         self._put.clear()
-        return rate
+        return rate, done
+
+
+def cpu_s(pid: int) -> float:
+    """Of a process, all threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+
+class Spent:
+    """CPU by kind of process, while at work for one pool."""
+
+    def __init__(self, pids: dict[str, int]) -> None:
+        self._pids = {"client": os.getpid(), **pids}
+        self._from: dict[str, float] = {}
+        self.total_s = dict.fromkeys(self._pids, 0.0)
+
+    def __enter__(self) -> None:
+        self._from = {name: cpu_s(pid) for name, pid in self._pids.items()}
+
+    def __exit__(self, *_: object) -> None:
+        for name, pid in self._pids.items():
+            self.total_s[name] += cpu_s(pid) - self._from[name]
 
 
 def measure(
-    pools: dict[str, Cluster], case: str, rounds: int, seconds: float, *, full: bool = False
-) -> dict[str, float]:
+    pools: dict[str, tuple[Cluster, dict[str, int]]],
+    case: str,
+    rounds: int,
+    seconds: float,
+    *,
+    full: bool = False,
+) -> dict[str, object]:
     with contextlib.ExitStack() as stack:
-        clients = {
-            name: stack.enter_context(pool.client(transports=("shm",), deadline_s=10.0))
-            for name, pool in pools.items()
+        works = {
+            name: Work(
+                stack.enter_context(pool.client(transports=("shm",), deadline_s=10.0)), keep=full
+            )
+            for name, (pool, _) in pools.items()
         }
-        works = {name: Work(client, keep=full) for name, client in clients.items()}
         steps = {name: getattr(work, case) for name, work in works.items()}
-        if full:
-            for name, work in works.items():
-                work.rate(steps[name], seconds * 3)  # until it evicts
+        for name, work in works.items():
+            work.rate(steps[name], FILL_S if full else seconds)
         rates: dict[str, list[float]] = {name: [] for name in pools}
+        done = dict.fromkeys(pools, 0)
+        spent = {name: Spent(pids) for name, (_, pids) in pools.items()}
         for number in range(rounds):
-            order = list(pools) if number % 2 else list(pools)[::-1]
-            for name in order:
-                rates[name].append(works[name].rate(steps[name], seconds))
-                time.sleep(PAUSE_S)
-    ratios = [e / f for e, f in zip(rates["etcd"], rates["file"], strict=True)]
+            for name in list(pools) if number % 2 else list(pools)[::-1]:
+                with spent[name]:
+                    rate, count = works[name].rate(steps[name], seconds)
+                    time.sleep(PAUSE_S)
+                rates[name].append(rate)
+                done[name] += count
+    median = {name: statistics.median(some) for name, some in rates.items()}
     return {
-        "file_per_s": round(statistics.median(rates["file"])),
-        "etcd_per_s": round(statistics.median(rates["etcd"])),
-        "ratio": round(statistics.median(ratios), 3),
-        "ratio_least": round(min(ratios), 3),
-        "ratio_most": round(max(ratios), 3),
+        "per_s": {name: round(value) for name, value in median.items()},
+        "ratio": round(median["etcd"] / median["file"], 3),
+        "cpu_us": {
+            name: {kind: round(1e6 * s / done[name], 1) for kind, s in spent[name].total_s.items()}
+            for name in pools
+        },
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--seconds", type=float, default=0.15)
     parser.add_argument("--members", type=int, default=1, help="of etcd")
     parser.add_argument("--cases", default="batch,single,full")
     options = parser.parse_args()
@@ -133,11 +166,15 @@ def main() -> None:
                     name: inner.enter_context(Cluster(metadata=metadata, dram_bytes=size_bytes))
                     for name, metadata in (("file", "file"), ("etcd", f"{etcd.url}/{case}"))
                 }
-                for pool in pools.values():
+                parts = {}
+                for name, pool in pools.items():
                     pool.wait_alive(1)
-                report[case] = measure(
-                    pools, "batch" if full else case, options.rounds, options.seconds, full=full
-                )
+                    pids = {"master": pool.master.pid, "store": pool.stores[0].pid}
+                    if name == "etcd":
+                        pids |= {f"etcd{i}": member.pid for i, member in enumerate(etcd.members)}
+                    parts[name] = (pool, pids)
+                step = "batch" if full else case
+                report[case] = measure(parts, step, options.rounds, options.seconds, full=full)
                 print(json.dumps({case: report[case]}), flush=True)
     print(json.dumps(report, indent=2))
 
