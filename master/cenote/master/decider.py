@@ -222,7 +222,7 @@ class Decider:
                 self.apply(_TICK)
                 log.flush()
             if self._shared and not log.urgent:
-                self._note_freed(log)
+                self._settle_soon(log)
 
     # ---- journal ----------------------------------------------------------------------------
 
@@ -287,6 +287,12 @@ class Decider:
         durable = self._note_freed(log)
         basic = log.basic_entry if log.basic_entry > durable else 0
         return max(basic, self._unsettled.entry_under(digests, *grants))
+
+    def _settle_soon(self, log: LogWriter) -> None:
+        """What was evicted ahead of need is to be ready by then: it does not wait for company."""
+        self._note_freed(log)
+        if len(self._unsettled):
+            self.backend.sync(log.urgent_entry)  # nobody waits for it
 
     def _note_freed(self, log: LogWriter) -> int:
         """Take down what was freed by decisions that are not durable; the newest entry that is.
