@@ -43,6 +43,7 @@ from .unsettled import Unsettled
 __all__ = ["Decider"]
 
 RETRY_INTERVAL_S: Final = 1.0
+AHEAD_INTERVAL_S: Final = 0.002
 _TICK: Final = Tick()
 _OF_OBJECTS: Final = (Gone, ReplicasChanged, Pinned)
 
@@ -78,6 +79,9 @@ class Decider:
         self._shared = backend.shared
         self._retry_at_s = 0.0
         self._unsettled = Unsettled()
+        self._granted = False
+        """Since `evict_ahead` looked."""
+        self._ahead_at_s = 0.0
 
     # ---- start ------------------------------------------------------------------------------
 
@@ -237,6 +241,22 @@ class Decider:
         if log is not None and log.dirty:
             log.flush()
 
+    def evict_ahead(self) -> None:
+        """Make up for the space that was granted, where metadata are shared: what is evicted only
+        when it is needed keeps its writer waiting for the journal."""
+        log, now_s = self._log, self.clock.monotonic_s()
+        if not self._granted or log is None or now_s < self._ahead_at_s:
+            return
+        self._granted, self._ahead_at_s = False, now_s + AHEAD_INTERVAL_S
+        if log.refusal is not None:
+            return
+        effects = self.state.evict_ahead(now_s)
+        if effects:
+            with contextlib.suppress(ResourceUnavailable, NotLeader):
+                self._take(effects)
+                log.flush()
+                self._settle_soon(log)
+
     def flush_urgent(self) -> None:
         """`flush`, unless all there is are commits: of these the daemons' slots tell as well, so
         that a master which is killed in this very moment learns of them again."""
@@ -284,6 +304,7 @@ class Decider:
             return 0
         if log.urgent:
             log.flush()
+        self._granted = True
         durable = self._note_freed(log)
         basic = log.basic_entry if log.basic_entry > durable else 0
         return max(basic, self._unsettled.entry_under(digests, *grants))

@@ -31,6 +31,7 @@ from cenote.policy.base import EvictionPolicy
 from . import (
     attach,
     commits,
+    eviction,
     housekeeping,
     lookups,
     node_ops,
@@ -128,6 +129,12 @@ class MasterState:
         first time."""
         freed, self._pool.segments.freed = self._pool.segments.freed, []
         return freed or []
+
+    def evict_ahead(self, now_s: float) -> list[Effect]:
+        """What a tick does about room, between two ticks. Past the tenure nothing."""
+        if not tenure.is_past(self._pool, now_s):
+            eviction.evict_ahead(self._pool)
+        return self.take_effects()
 
     def exists(self, command: c.Exists, now_s: float) -> NDArray[np.uint8]:
         return lookups.exists(self._pool, command, now_s)

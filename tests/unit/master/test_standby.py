@@ -299,6 +299,31 @@ def test_nobody_learns_a_seed_before_it_is_durable(log: MemoryLog) -> None:
     waits.close()
 
 
+def test_what_is_granted_is_made_up_for_before_it_is_needed(log: MemoryLog) -> None:
+    """Between two ticks, too: what is evicted on demand keeps its writer waiting."""
+    backend = Waiting(log)
+    pool = MasterPool(backend, size_bytes=2 * MIB)
+    pool.clock.advance_s(1.0)
+    state = pool.service.state
+
+    def free_bytes() -> int:
+        status = state.status(0)
+        return status.capacity_bytes - status.used_bytes
+
+    while not state.status(0).counters.evicted:  # fill it
+        pool.put(*[b"f%d" % pool.next_request() for _ in range(16)])
+        pool.service.tick()
+    pool.service.tick()
+    backend.settle()
+    before, evicted = free_bytes(), state.status(0).counters.evictions_on_demand
+    for _ in range(50):
+        pool.put(*[b"g%d" % pool.next_request() for _ in range(16)])
+        pool.clock.advance_s(0.003)
+        pool.service.flush()
+    assert state.status(0).counters.evictions_on_demand == evicted
+    assert free_bytes() > before / 2
+
+
 class Pending:
     """A pool of which nothing more becomes durable; PutStarts, and whether they wait."""
 
