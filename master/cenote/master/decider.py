@@ -321,9 +321,11 @@ class Decider:
         All that was decided must have been appended.
         """
         durable = self.backend.durable_entry
-        self._unsettled.note_freed(self.state.take_freed())
+        self._unsettled.note_freed(*self.state.take_freed())
         self._unsettled.decided(log.urgent_entry)
-        self._unsettled.settled(durable)
+        number = self._unsettled.settled(durable)
+        if number:
+            self.state.release_freed(number)
         return durable
 
     def sync_to(self, entry: int) -> Future[None]:

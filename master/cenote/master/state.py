@@ -124,11 +124,18 @@ class MasterState:
             pool.effects = []
         return effects
 
-    def take_freed(self) -> list[Spans]:
-        """Space that objects, or grants, have given up since this was last called; nothing the
-        first time."""
-        freed, self._pool.segments.freed = self._pool.segments.freed, []
-        return freed or []
+    def take_freed(self) -> tuple[list[Spans], int]:
+        """Space that objects, or grants, have given up since this was last called, and a number
+        for it, which rises. It is held back until `release_freed`; nothing is before the first
+        call."""
+        segments = self._pool.segments
+        freed, segments.freed = segments.freed, []
+        return freed or [], segments.freed_number
+
+    def release_freed(self, number: int) -> None:
+        """What freed that space, up to this number, is known to outlive this master: it is as good
+        as any other."""
+        self._pool.segments.release(number)
 
     def evict_ahead(self, now_s: float) -> list[Effect]:
         """What a tick does about room, between two ticks. Past the tenure nothing."""

@@ -41,6 +41,8 @@ class _Part(NamedTuple):
     """What is settled once `entry` is durable; places are segment << 40 | unit."""
 
     entry: int
+    number: int
+    """Of the space, as whoever freed it counts."""
     starts: U64
     ends: U64
     keys: U64
@@ -62,6 +64,7 @@ class Unsettled:
         self._pieces = 0
         self._all_until = 0
         """Whatever is granted waits for this entry."""
+        self._all_number = self._number = 0
 
     def __len__(self) -> int:
         """Spans and keys that are not known to be settled."""
@@ -72,9 +75,10 @@ class Unsettled:
         if type(effect) is Gone:
             self._keys.append(effect.digests[:, 0].copy())
 
-    def note_freed(self, spans: Iterable[Spans]) -> None:
-        """This space was freed by what was decided."""
+    def note_freed(self, spans: Iterable[Spans], number: int) -> None:
+        """This space was freed by what was decided. The number rises."""
         self._spans += spans
+        self._number = number
 
     def decided(self, entry: int) -> None:
         """What was noted so far came of decisions up to this entry."""
@@ -84,21 +88,26 @@ class Unsettled:
         keys = np.concatenate(self._keys or [np.zeros(0, np.uint64)])
         self._spans, self._keys = [], []
         starts = segments_of(spans).astype(np.uint64) << _SEGMENT_SHIFT | spans[:, 2]
-        self._parts.append(_Part(entry, starts, starts + spans[:, 3], keys))
+        self._parts.append(_Part(entry, self._number, starts, starts + spans[:, 3], keys))
         self._pieces += self._parts[-1].pieces
         if self._pieces > PIECES_MAX:
             self._parts.clear()
-            self._pieces, self._all_until = 0, entry
+            self._pieces, self._all_until, self._all_number = 0, entry, self._number
         elif len(self._parts) > PARTS_MAX:
-            columns = [np.concatenate(c) for c in zip(*(p[1:] for p in self._parts), strict=True)]
-            self._parts = deque([_Part(entry, *columns)])
+            columns = [np.concatenate(c) for c in zip(*(p[2:] for p in self._parts), strict=True)]
+            self._parts = deque([_Part(entry, self._number, *columns)])
 
-    def settled(self, durable: int) -> None:
-        """Decisions up to this entry outlive this master."""
+    def settled(self, durable: int) -> int:
+        """Decisions up to this entry outlive this master. The number up to which space is settled
+        by that; 0: nothing is that was not."""
+        number = 0
+        if 0 < self._all_until <= durable:
+            self._all_until, number = 0, self._all_number
         while self._parts and self._parts[0].entry <= durable:
-            self._pieces -= self._parts.popleft().pieces
-        if self._all_until <= durable:
-            self._all_until = 0
+            part = self._parts.popleft()
+            self._pieces -= part.pieces
+            number = part.number
+        return number
 
     def entry_under(self, digests: U64, *grants: bytes) -> int:
         """The entry that settles all of these keys (uint64[n, 2]) and of this space (packed EXTENT

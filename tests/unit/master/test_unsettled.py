@@ -45,19 +45,21 @@ def test_whatever_overlaps_waits_and_little_else(parts_max: int, data: st.DataOb
     unsettled = Unsettled()
     log: list[tuple[int, set[tuple[int, int]], set[int]]] = []
     entry = durable = 0
+    told: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(unsettled_module, "PARTS_MAX", parts_max)
         for _ in range(data.draw(st.integers(1, 6))):
             entry += 1
             spans = data.draw(st.lists(st.tuples(SEGMENTS, PLACES, st.integers(1, 4)), max_size=3))
             keys = data.draw(st.lists(st.integers(0, 9), max_size=2))
-            unsettled.note_freed([pack_span(s, 1, 0, at, n) for s, at, n in spans])
+            unsettled.note_freed([pack_span(s, 1, 0, at, n) for s, at, n in spans], 10 * entry)
             if keys:
                 unsettled.note(gone(*keys))
             unsettled.decided(entry)
             log.append((entry, {(s, at + i) for s, at, n in spans for i in range(n)}, set(keys)))
             durable = max(durable, data.draw(st.integers(durable, entry)))
-            unsettled.settled(durable)
+            number = unsettled.settled(durable)
+            told.append(number) if number else None
             at, length = data.draw(PLACES), data.draw(st.integers(1, 4))
             segment, key = data.draw(SEGMENTS), data.draw(st.integers(0, 9))
             other = (3, 0, 1)
@@ -69,7 +71,11 @@ def test_whatever_overlaps_waits_and_little_else(parts_max: int, data: st.DataOb
             assert found >= max(due, default=0)
             if parts_max > 1:
                 assert found == max(due, default=0)
-    unsettled.settled(entry)
+        number = unsettled.settled(entry)
+        told.append(number) if number else None
+    assert told == sorted(told)
+    last = max((e for e, units, of in log if units or of), default=0)
+    assert max(told, default=0) == 10 * last
     assert len(unsettled) == 0
     assert unsettled.entry_under(digests(*range(10)), grant((1, 0, 30))) == 0
 
