@@ -44,6 +44,11 @@ __all__ = ["Decider"]
 
 RETRY_INTERVAL_S: Final = 1.0
 AHEAD_INTERVAL_S: Final = 0.002
+AHEAD_FACTOR_MAX: Final = 4.0
+"""Of the reserve that is kept free, where grants had to wait for the journal: what is evicted in
+the time that it takes must have room beside what is granted in that time."""
+AHEAD_GROWTH: Final = 1.1
+AHEAD_DECAY_PER_S: Final = 0.1
 _TICK: Final = Tick()
 _OF_OBJECTS: Final = (Gone, ReplicasChanged, Pinned)
 
@@ -82,6 +87,9 @@ class Decider:
         self._granted = False
         """Since `evict_ahead` looked."""
         self._ahead_at_s = 0.0
+        self._waited = False
+        """A grant has had to wait since then."""
+        self._ahead_factor = 1.0
 
     # ---- start ------------------------------------------------------------------------------
 
@@ -247,10 +255,14 @@ class Decider:
         log, now_s = self._log, self.clock.monotonic_s()
         if not self._granted or log is None or now_s < self._ahead_at_s:
             return
+        passed_s = now_s - self._ahead_at_s + AHEAD_INTERVAL_S
         self._granted, self._ahead_at_s = False, now_s + AHEAD_INTERVAL_S
         if log.refusal is not None:
             return
-        effects = self.state.evict_ahead(now_s)
+        factor = self._ahead_factor
+        factor = factor * AHEAD_GROWTH if self._waited else factor - passed_s * AHEAD_DECAY_PER_S
+        self._ahead_factor, self._waited = min(max(1.0, factor), AHEAD_FACTOR_MAX), False
+        effects = self.state.evict_ahead(now_s, self._ahead_factor)
         if effects:
             with contextlib.suppress(ResourceUnavailable, NotLeader):
                 self._take(effects)
@@ -307,7 +319,9 @@ class Decider:
         self._granted = True
         durable = self._note_freed(log)
         basic = log.basic_entry if log.basic_entry > durable else 0
-        return max(basic, self._unsettled.entry_under(digests, *grants))
+        entry = self._unsettled.entry_under(digests, *grants)
+        self._waited |= entry > 0
+        return max(basic, entry)
 
     def _settle_soon(self, log: LogWriter) -> None:
         """What was evicted ahead of need is to be ready by then: it does not wait for company."""

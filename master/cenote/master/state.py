@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cenote.api.rows import UNIT_BYTES
 from cenote.policy.base import EvictionPolicy
 
 from . import (
@@ -137,10 +138,16 @@ class MasterState:
         as any other."""
         self._pool.segments.release(number)
 
-    def evict_ahead(self, now_s: float) -> list[Effect]:
-        """What a tick does about room, between two ticks. Past the tenure nothing."""
-        if not tenure.is_past(self._pool, now_s):
-            eviction.evict_ahead(self._pool)
+    def evict_ahead(self, now_s: float, factor: float) -> list[Effect]:
+        """What a tick does about room, between two ticks. Past the tenure nothing.
+
+        `factor`: of the configured reserve so much is kept free from now on.
+        """
+        pool = self._pool
+        if not tenure.is_past(pool, now_s):
+            reserve = eviction.reserve_units(pool, pool.capacity_bytes // UNIT_BYTES)
+            pool.ahead_units = int(reserve * factor)
+            eviction.evict_ahead(pool)
         return self.take_effects()
 
     def exists(self, command: c.Exists, now_s: float) -> NDArray[np.uint8]:
