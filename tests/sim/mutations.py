@@ -165,7 +165,7 @@ def _seals_of_what_was_dropped() -> contextlib.AbstractContextManager[None]:
 
 def _sums_are_not_compared() -> contextlib.AbstractContextManager[None]:
     """What a daemon sums up counts as what the table has, so its inventory is never asked for."""
-    return _replaced(attach, "wanted_blocks", lambda pool, command: np.zeros(0, BLOCK))
+    return replaced(attach, "wanted_blocks", lambda pool, command: np.zeros(0, BLOCK))
 
 
 def _late_attaches_count() -> contextlib.AbstractContextManager[None]:
