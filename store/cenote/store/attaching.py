@@ -86,7 +86,8 @@ class Attacher:
     ) -> pb.AttachResponse:
         """The master's answer to all of it. Raises CenoteError.
 
-        `master_pool_id`: what its hello named. `other_pool`: its metadata are not those of the pool that this daemon belongs to.
+        `master_pool_id`: what its hello named. `other_pool`: its metadata are not those of the pool
+        that this daemon belongs to.
         """
         self.told_slots = 0
         self._master_pool_id = master_pool_id
