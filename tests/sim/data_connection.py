@@ -256,6 +256,7 @@ class SimChannel:
     """What both kinds of channels do alike."""
 
     verifies_by_lease = False
+    route = "simulated"
 
     def proves(self, lease_id: int) -> bool:
         return False

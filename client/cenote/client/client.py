@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, Self, TypedDict, Unpack, cast
 
 from cenote.api.errors import ConfigError
 from cenote.api.master import MasterApi
-from cenote.api.types import ClientStats
+from cenote.api.types import ClientStats, PeerPath
 from cenote.transport.base import Region, Transport
 from cenote.v1 import master_pb2 as pb
 
@@ -20,6 +20,7 @@ from .config import ClientConfig, make_config
 from .master_stub import LaneMaster
 from .namespace import Namespace
 from .session import Session
+from .survey import survey
 
 __all__ = ["Client", "ClientKeywords", "Registration"]
 
@@ -185,6 +186,16 @@ class Client(Namespace):
         return Registration(parts)
 
     # ---- the client itself -------------------------------------------------------------------
+
+    def paths(self, *, deadline_s: float | None = None) -> list[PeerPath]:
+        """The way that this client's bytes take to each store daemon, and why no better one.
+
+        Connects to daemons that it has not talked to yet; one that does not answer by the deadline
+        has no path. Raises Unavailable, DeadlineExceeded where the master is not reached.
+        """
+        self._session.check()
+        limit_s = self._session.config.deadline_s if deadline_s is None else deadline_s
+        return survey(self._session, limit_s)
 
     def stats(self) -> ClientStats:
         """Counters since the client was made."""

@@ -259,6 +259,10 @@ class MemoryChannel:
     def node_id(self) -> int:
         return self._node_id
 
+    @property
+    def route(self) -> str:
+        return "this process"
+
     def open(self, deadline_s: float) -> None:
         """Raises what makes the daemon unreachable."""
         _, fault = self._begin(deadline_s)
@@ -451,8 +455,10 @@ class MemoryTransport:
         self._channels: weakref.WeakSet[MemoryChannel] = weakref.WeakSet()
         self._closed = False
 
-    def reachable(self, node: common_pb2.NodeView, identity: SessionIdentity) -> bool:
-        return any(endpoint.kind == self.kind for endpoint in node.endpoints)
+    def obstacle(self, node: common_pb2.NodeView, identity: SessionIdentity) -> str | None:
+        if any(endpoint.kind == self.kind for endpoint in node.endpoints):
+            return None
+        return "the node is not in this process"
 
     def register(self, address: int, length: int, keeper: object) -> Region:
         return Region(address, length, keeper)

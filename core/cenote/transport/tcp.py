@@ -57,6 +57,10 @@ class TcpChannel:
     def node_id(self) -> int:
         return self._node_id
 
+    @property
+    def route(self) -> str:
+        return self._pool.address
+
     def open(self, deadline_s: float) -> None:
         """Make the first connection, so that errors show now. Raises a hello's errors."""
         now = monotonic()
@@ -329,8 +333,10 @@ class TcpTransport:
         self._channels: weakref.WeakSet[TcpChannel] = weakref.WeakSet()
         self._closed = False
 
-    def reachable(self, node: common_pb2.NodeView, identity: SessionIdentity) -> bool:
-        return any(endpoint.kind == self.kind for endpoint in node.endpoints)
+    def obstacle(self, node: common_pb2.NodeView, identity: SessionIdentity) -> str | None:
+        if any(endpoint.kind == self.kind for endpoint in node.endpoints):
+            return None
+        return "the node tells no TCP address"
 
     def register(self, address: int, length: int, keeper: object) -> Region:
         return Region(address, length, keeper)
