@@ -17,6 +17,7 @@ import cenote.client.client
 import cenote.client.driver
 import cenote.client.housekeeping
 import cenote.client.session
+import cenote.client.ways
 import cenote.store.agent
 import cenote.store.sessions
 from sim.loop import Loop, Signal, Task
@@ -241,9 +242,10 @@ def inhabited(
     clock, threads = SimTime(loop), SimThreading(loop)
     session, store_sessions = cenote.client.session, cenote.store.sessions
     keeping, agent = cenote.client.housekeeping, cenote.store.agent
+    ways = cenote.client.ways
     places: list[tuple[Any, str, Any]] = [
         (module, "time", clock)
-        for module in (cenote.client.client, cenote.client.driver, keeping, session, agent)
+        for module in (cenote.client.client, cenote.client.driver, keeping, session, ways, agent)
     ]
     places += [(module, "threading", threads) for module in (keeping, session, agent)]
     places += [
