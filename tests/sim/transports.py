@@ -54,8 +54,11 @@ class SimShm(SimTransport):
     kind = common_pb2.TRANSPORT_KIND_SHM
 
     def obstacle(self, node: common_pb2.NodeView, identity: SessionIdentity) -> str | None:
-        same = bool(node.boot_id) and node.boot_id == identity.boot_id
-        return None if same else "another host"
+        if not node.boot_id or node.boot_id != identity.boot_id:
+            return "another host"
+        if self._world.loop.now_s < self._world.sockets_hidden_until_s:
+            return "its socket is hidden"
+        return None
 
     def connect(
         self, node: common_pb2.NodeView, identity: SessionIdentity, epoch: int, deadline_s: float

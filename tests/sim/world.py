@@ -115,6 +115,7 @@ class World:
         self._processes = 0
         # There are few puts here.
         Spares.credit_needed = dice.choice((1, 8))
+        self.sockets_hidden_until_s = 0.0
         self.faults = Faults(self, options.faults)
 
     # ---- names and places ---------------------------------------------------------------------

@@ -9,7 +9,16 @@ from typing import Any, Final
 
 import typer
 
-from . import cmd_bench, cmd_data, cmd_demo, cmd_inspect, cmd_ls, cmd_pool, cmd_replay
+from . import (
+    cmd_bench,
+    cmd_data,
+    cmd_demo,
+    cmd_inspect,
+    cmd_ls,
+    cmd_paths,
+    cmd_pool,
+    cmd_replay,
+)
 from .cmd_namespaces import namespaces_app
 from .exits import EXIT_CODES_HELP, EXIT_OK, exit_code_of
 from .interrupts import Interrupts
@@ -39,6 +48,7 @@ _COMMANDS: Final[tuple[tuple[_Function, str], ...]] = (
     (cmd_inspect.status, _LOOK),
     (cmd_inspect.nodes, _LOOK),
     (cmd_inspect.segments, _LOOK),
+    (cmd_paths.paths, _LOOK),
     (cmd_ls.ls, _LOOK),
     (cmd_data.stat, _LOOK),
     (cmd_data.put, _USE),

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypedDict, Unpack, cast
+from typing import Any, Literal, Self, TypedDict, Unpack, cast
 
-from cenote.api.errors import ConfigError
 from cenote.api.master import MasterApi
 from cenote.api.types import ClientStats, PeerPath
 from cenote.transport.base import Region, Transport
@@ -21,13 +19,9 @@ from .master_stub import LaneMaster
 from .namespace import Namespace
 from .session import Session
 from .survey import survey
+from .transports import make_transport
 
 __all__ = ["Client", "ClientKeywords", "Registration"]
-
-_TRANSPORTS: Final = {
-    "shm": ("cenote.transport.shm", "ShmTransport"),
-    "tcp": ("cenote.transport.tcp", "TcpTransport"),
-}
 
 
 class ClientKeywords(TypedDict, total=False):
@@ -95,7 +89,7 @@ class Client(Namespace):
             config,
             fingerprint,
             lambda hello, greeted: LaneMaster(config.addresses, hello, on_hello=greeted),
-            [_make_transport(name) for name in config.transports],
+            [make_transport(name) for name in config.transports],
         )
 
     @classmethod
@@ -265,14 +259,3 @@ def _configure(
         overrides["transports"] = (overrides["transports"],)
     config = make_config(addresses, overrides)
     return config, config.fingerprint.encode("utf-8", "surrogateescape")
-
-
-def _make_transport(name: str) -> Transport:
-    try:
-        module, kind = _TRANSPORTS[name]
-    except KeyError:
-        raise ConfigError(
-            f"there is no transport {name!r}", remedy="one of: " + ", ".join(_TRANSPORTS)
-        ) from None
-    made: Transport = getattr(importlib.import_module(module), kind)()
-    return made

@@ -384,7 +384,9 @@ class Session:
         self._close_retired(now_s)
         if self._improving is not None and not self._improving.done():
             return
-        found = self.ways.improvable(self.state.peers.nodes, self.identity, now_s)
+        nodes = self.state.peers.nodes
+        in_use = {node_id: nodes[node_id] for node_id in list(self.channels) if node_id in nodes}
+        found = self.ways.improvable(in_use, self.identity, now_s)
         if found:
             self._improving = self.pool().submit(self._improve, found)
 

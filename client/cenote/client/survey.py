@@ -3,18 +3,41 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from typing import TYPE_CHECKING
 
 from cenote.api.errors import CenoteError, DeadlineExceeded, Unavailable
 from cenote.api.types import PeerPath
 from cenote.v1 import common_pb2
 
-if TYPE_CHECKING:
-    from .session import Session
+from .config import make_config
+from .master_stub import LaneMaster
+from .session import Session
+from .transports import make_transport
 
-__all__ = ["survey"]
+__all__ = ["survey", "survey_from_here"]
+
+
+def survey_from_here(
+    addresses: Sequence[str], transports: Sequence[str], deadline_s: float
+) -> list[PeerPath]:
+    """As a client of these masters that is told to use these transports would find it.
+
+    Opens no namespace and leaves nothing behind. Raises as `Client` does.
+    """
+    until_s = time.monotonic() + deadline_s
+    options: dict[str, object] = {"transports": list(transports), "name": "cenote-paths"}
+    config = make_config(addresses, options)
+    made = [make_transport(name) for name in config.transports]
+    session = Session(
+        config, lambda hello, greeted: LaneMaster(config.addresses, hello, on_hello=greeted), made
+    )
+    try:
+        session.open(deadline_s)
+        return survey(session, max(0.001, until_s - time.monotonic()))
+    finally:
+        session.close()
 
 
 def survey(session: Session, deadline_s: float) -> list[PeerPath]:
