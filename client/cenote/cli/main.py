@@ -13,6 +13,7 @@ from . import (
     cmd_bench,
     cmd_data,
     cmd_demo,
+    cmd_doctor,
     cmd_inspect,
     cmd_ls,
     cmd_paths,
@@ -45,6 +46,7 @@ _USE: Final = "Use it"
 _COMMANDS: Final[tuple[tuple[_Function, str], ...]] = (
     (cmd_pool.up, _POOL),
     (cmd_pool.down, _POOL),
+    (cmd_doctor.doctor, _LOOK),
     (cmd_inspect.status, _LOOK),
     (cmd_inspect.nodes, _LOOK),
     (cmd_inspect.segments, _LOOK),

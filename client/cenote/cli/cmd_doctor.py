@@ -1,0 +1,151 @@
+"""`cenote doctor`: is this host fit, and does it reach the pool?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from .cmd_paths import TRANSPORTS_DEFAULT, Transports, split_transports
+from .exits import EXIT_ERROR, EXIT_OK
+from .options import MASTER_DEFAULT, AsJson, GrpcAddress
+
+if TYPE_CHECKING:
+    from .doctor.findings import Check, Finding
+
+__all__ = ["doctor"]
+
+_ETCD_SCHEME: Final = "etcd://"
+
+
+def doctor(
+    master: Annotated[
+        str | None,
+        typer.Option(
+            envvar="CENOTE_MASTER",
+            metavar="HOST:PORT",
+            help="The master's lane; several with commas. Without, one on this host if there is.",
+        ),
+    ] = None,
+    grpc: GrpcAddress = None,
+    etcd: Annotated[
+        str, typer.Option(metavar="URL", help="etcd://HOST:PORT,...; by default the master's.")
+    ] = "",
+    etcd_ca: Annotated[str, typer.Option(metavar="FILE", help="CA of etcd, for TLS.")] = "",
+    etcd_cert: Annotated[str, typer.Option(metavar="FILE", help="Our certificate for it.")] = "",
+    etcd_key: Annotated[str, typer.Option(metavar="FILE", help="Its key.")] = "",
+    dram: Annotated[
+        str, typer.Option(metavar="SIZE", help="What a store daemon here is to give: 64GiB.")
+    ] = "",
+    dram_dir: Annotated[Path, typer.Option(metavar="DIR", help="Where it is taken from.")] = Path(
+        "/dev/shm"
+    ),
+    rdma_devices: Annotated[
+        str,
+        typer.Option(metavar="LIST", help="RDMA devices to use: mlx5_0,mlx5_2:1 or mlx5_*,!mlx5_3"),
+    ] = "",
+    transports: Transports = TRANSPORTS_DEFAULT,
+    json: AsJson = False,
+    deadline: Annotated[
+        float, typer.Option(min=0.1, max=600, metavar="SECONDS", help="Of each check.")
+    ] = 3.0,
+) -> int:
+    """Check this host and its way to the pool: each finding with a verdict and a remedy.
+
+    Nothing is changed. Exit code 1 where something fails; warnings alone are 0.
+    """
+    from cenote.runtime.units import parse_size_bytes
+    from cenote.transport.nics.filters import DeviceFilter
+    from cenote.transport.nics.sysfs import read_ports
+
+    from .connect import grpc_addresses_of
+    from .doctor.clock import clock_checks
+    from .doctor.findings import run_checks
+    from .doctor.host import host_checks
+    from .doctor.pool import pool_checks
+    from .doctor.rdma import rdma_checks
+
+    allowed = DeviceFilter.parse(rdma_devices)
+    dram_bytes = parse_size_bytes(dram) if dram else None
+    ways = split_transports(transports)
+    host = [
+        *host_checks(dram_dir, dram_bytes, has_rdma=bool(read_ports())),
+        *clock_checks(),
+        *rdma_checks(allowed),
+    ]
+    address = master or MASTER_DEFAULT
+    grpc_addresses = grpc_addresses_of(address, grpc)
+    until_s = time.monotonic() + deadline
+    pool = _without_a_master(address) if master is None else None
+    if pool is None:
+        pool = pool_checks(address.split(","), grpc_addresses, ways)
+        pool += _etcd(etcd, (etcd_ca, etcd_cert, etcd_key), grpc_addresses, until_s)
+    elif etcd:
+        pool += _etcd(etcd, (etcd_ca, etcd_cert, etcd_key), (), until_s)
+    findings = run_checks([*host, *pool], deadline)
+    _print(findings, as_json=json)
+    from .doctor.findings import Verdict
+
+    failed = any(finding.verdict is Verdict.FAIL for finding in findings)
+    return EXIT_ERROR if failed else EXIT_OK
+
+
+def _without_a_master(address: str) -> list[Check] | None:
+    """Where nobody named a master and none is on this host, there is no pool to look at."""
+    import socket
+
+    from .doctor.findings import Check, Finding, Verdict
+
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=1.0).close()
+    except OSError:
+        text = f"no master is named, and none is at {address}"
+        skipped = Finding("pool", Verdict.SKIPPED, text, "--master HOST:PORT, or CENOTE_MASTER")
+        return [Check("pool", lambda _: [skipped])]
+    return None
+
+
+def _etcd(url: str, tls: tuple[str, str, str], grpc: Sequence[str], until_s: float) -> list[Check]:
+    """Checks of the etcd that is named, else of the one that the master names."""
+    from cenote.master.etcd_options import parse_etcd_url
+
+    from .doctor.findings import Check, Finding, Verdict
+    from .doctor.pool import etcd_checks, metadata_url
+
+    if not url and grpc:
+        url = metadata_url(grpc, max(0.1, until_s - time.monotonic()))
+    if not url.startswith(_ETCD_SCHEME):
+        text = "the master's metadata are elsewhere" if url else "none is named (--etcd)"
+        skipped = Finding("etcd", Verdict.SKIPPED, text)
+        return [Check("etcd", lambda _: [skipped])]
+    ca, cert, key = tls
+    return etcd_checks(parse_etcd_url(url, ca=ca, cert=cert, key=key))
+
+
+def _print(findings: Sequence[Finding], *, as_json: bool) -> None:
+    from .doctor.findings import Verdict
+    from .output import counted, note, print_json, print_report
+
+    if as_json:
+        print_json(
+            [
+                {
+                    "check": f.check,
+                    "verdict": f.verdict.value,
+                    "found": f.found,
+                    "remedy": f.remedy,
+                }
+                for f in findings
+            ]
+        )
+        return
+    print_report((f.verdict.value, f.check, f.found, f.remedy) for f in findings)
+    counts = {verdict: sum(f.verdict is verdict for f in findings) for verdict in Verdict}
+    note(
+        f"{counts[Verdict.FAIL]} failed, {counted(counts[Verdict.WARN], 'warning')},"
+        f" {counts[Verdict.SKIPPED]} skipped, {counts[Verdict.OK]} fine"
+    )
