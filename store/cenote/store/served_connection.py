@@ -13,7 +13,6 @@ import hmac
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, cast, final
 
 import numpy as np
@@ -26,6 +25,7 @@ from cenote.api.errors import (
     InvalidArgument,
     PermissionDenied,
     ProtocolError,
+    ResourceUnavailable,
     StaleEpoch,
     StaleLocation,
     Unauthenticated,
@@ -41,11 +41,13 @@ from cenote.transport.opening import close_all
 from cenote.v1 import common_pb2, store_pb2
 
 from .claims import ClaimFile
+from .rdma_host import HostedLane, RdmaHost
 from .segment import Segment, SegmentSet
 from .served_socket import STEP_BYTES, Gone, ServedSocket
+from .serving import ConnectionCounters, ServingLimits, epoch_error, grant_error
 from .sessions import SessionTable, open_marked
 
-__all__ = ["ConnectionCounters", "ServedConnection", "ServingLimits"]
+__all__ = ["ServedConnection"]
 
 _STALE: Final = StaleLocation.code
 _INVALID: Final = InvalidArgument.code
@@ -56,26 +58,6 @@ _MSG_MORE: Final = socket.MSG_MORE
 _FIRST: Final = np.zeros(1, np.int64)
 
 _log = get_logger("cenote.store.data")
-
-
-@dataclass(frozen=True, slots=True)
-class ServingLimits:
-    """How long a client may keep a thread waiting in the middle of something."""
-
-    hello_timeout_s: float = 5.0
-    stall_timeout_s: float = 10.0
-    """For each MiB of a request or reply: slower clients are closed."""
-    spin_s: float = 50e-6
-    """How long a thread looks for a hot connection's next request before it sleeps; 0: never."""
-
-
-@dataclass(slots=True)
-class ConnectionCounters:
-    """What went over a connection; written by its thread alone."""
-
-    read_bytes: int = 0
-    written_bytes: int = 0
-    seals: int = 0
 
 
 @final
@@ -92,6 +74,7 @@ class ServedConnection:
         token: bytes,
         server_version: str,
         on_end: Callable[[ServedConnection], None],
+        rdma: RdmaHost | None = None,
     ) -> None:
         self.counters = ConnectionCounters()
         self._io = ServedSocket(sock, limits.spin_s)
@@ -111,11 +94,19 @@ class ServedConnection:
         """Held while bytes of this connection may reach a segment."""
         self._changing_epoch = _NO_EPOCH
         self._writer = False
+        self._rdma = rdma
+        self._lane: HostedLane | None = None if rdma is None else rdma.new_lane()
 
     # ---- from other threads -----------------------------------------------------------------
 
     def revoke(self) -> None:
         self._io.revoke()
+        if self._lane is not None:
+            self._lane.end()
+
+    def supersede(self, epoch: int) -> None:
+        if self._lane is not None and self._lane.end_older(epoch):
+            self._io.supersede()
 
     def writes_of_older(self, epoch: int) -> bool:
         # Set before the lock is taken, at most to what the daemon followed then: who knows of a
@@ -126,7 +117,7 @@ class ServedConnection:
         if not self._changing.acquire(timeout=timeout_s):
             return False
         self._changing.release()
-        return True
+        return self._lane is None or not self._io.revoked or self._lane.is_quiet
 
     def shut_down(self) -> None:
         """Make the thread end, wherever it is."""
@@ -152,6 +143,8 @@ class ServedConnection:
             _log.error("data connection failed", error=repr(error))
             self._refuse(InternalError(f"the data server failed: {error!r}"), greeted)
         finally:
+            if self._lane is not None:
+                self._lane.close()
             self._sessions.leave(self._session_id, self)
             with contextlib.suppress(OSError):
                 self._io.sock.close()
@@ -268,6 +261,9 @@ class ServedConnection:
         elif op == wire.OP_PING:
             self._check(1, body == wire.BODY_BYTES_MIN)
             self._answer_one(0)
+        elif op == wire.OP_RDMA:
+            self._check(count, count == 1 and body <= wire.RDMA_BYTES_MAX)
+            self._serve_lane(body)
         else:
             raise ProtocolError(f"operation {op} is unknown")
 
@@ -353,19 +349,7 @@ class ServedConnection:
             raise error
         self._io.drain(length)
 
-    def _stale(self, epoch: int) -> StaleEpoch:
-        return StaleEpoch(
-            f"a change of epoch {epoch}; this daemon follows epoch {self._segments.epoch}",
-            remedy="ask the master again",
-        )
-
-    def _void(self, grant_id: int) -> StaleLocation:
-        return StaleLocation(
-            f"grant {grant_id} was made before this daemon attached to its master, if it has"
-        )
-
-    def _answer_stale(self, epoch: int) -> None:
-        error = self._stale(epoch)
+    def _answer_error(self, error: CenoteError) -> None:
         text = wire.encode_error(error)
         self._io.send_bytes(self._reply(error.code, 0, len(text)) + text)
 
@@ -386,10 +370,12 @@ class ServedConnection:
             self._io.stop_if_revoked()
             stale = epoch < self._segments.epoch
             if stale:
-                self._drain(payload, self._stale(epoch), _STALE_DRAIN_BYTES_MAX)
+                self._drain(
+                    payload, epoch_error(epoch, self._segments.epoch), _STALE_DRAIN_BYTES_MAX
+                )
             elif grant_id < self._segments.first_grant_id:
                 status = _VOID
-                self._drain(payload, self._void(grant_id), _STALE_DRAIN_BYTES_MAX)
+                self._drain(payload, grant_error(grant_id), _STALE_DRAIN_BYTES_MAX)
             elif segment is None:
                 self._drain(payload, StaleLocation(f"there is no segment {segment_id}"))
             elif status:
@@ -398,7 +384,7 @@ class ServedConnection:
                 self._io.receive(segment.address + offset, length)
                 self.counters.written_bytes += length
         if stale:
-            self._answer_stale(epoch)
+            self._answer_error(epoch_error(epoch, self._segments.epoch))
         else:
             self._answer_one(status)
 
@@ -411,10 +397,12 @@ class ServedConnection:
             self._io.stop_if_revoked()
             stale = epoch < self._segments.epoch
             if stale:
-                self._drain(payload, self._stale(epoch), _STALE_DRAIN_BYTES_MAX)
+                self._drain(
+                    payload, epoch_error(epoch, self._segments.epoch), _STALE_DRAIN_BYTES_MAX
+                )
             elif grant_id < self._segments.first_grant_id:
                 statuses[:] = _VOID
-                self._drain(payload, self._void(grant_id), _STALE_DRAIN_BYTES_MAX)
+                self._drain(payload, grant_error(grant_id), _STALE_DRAIN_BYTES_MAX)
             elif not statuses.any():
                 move_items(
                     self._io.receive, self._io.receive_views, addresses, lengths, None, STEP_BYTES
@@ -423,7 +411,7 @@ class ServedConnection:
             else:
                 self._write_some(statuses == 0, addresses, lengths)
         if stale:
-            self._answer_stale(epoch)
+            self._answer_error(epoch_error(epoch, self._segments.epoch))
         else:
             self._io.send_bytes(self._reply(0, len(rows), len(rows)) + statuses.tobytes())
 
@@ -445,13 +433,30 @@ class ServedConnection:
             )
             self.counters.written_bytes += total
 
+    def _receive_body(self, length: int) -> memoryview:
+        view = memoryview(bytearray(length))
+        view[: wire.BODY_BYTES_MIN] = self._head[wire.REQUEST_BYTES :]
+        if length > wire.BODY_BYTES_MIN:
+            self._io.receive_view(view[wire.BODY_BYTES_MIN :])
+        return view
+
+    def _serve_lane(self, body: int) -> None:
+        request = wire.decode_rdma_request(self._receive_body(body))
+        if self._rdma is None or self._lane is None:
+            raise Unavailable("this daemon does not serve RDMA", remedy="see its log, and --rdma")
+        self._io.stop_if_revoked()
+        try:
+            reply = self._rdma.answer(self._lane, self._session_id, self._writer, request)
+        except (StaleEpoch, ResourceUnavailable, Unavailable) as error:
+            self._answer_error(error)
+            return
+        data = reply.SerializeToString()
+        self._io.send_bytes(self._reply(0, 1, 1 + len(data)) + b"\x00" + data)
+
     def _seal(self, count: int, body: int, epoch: int) -> None:
-        raw = bytearray(body)
-        raw[: wire.BODY_BYTES_MIN] = self._head[wire.REQUEST_BYTES :]
-        view = memoryview(raw)
-        self._io.receive_view(view[wire.BODY_BYTES_MIN :])
-        namespace_id, generation = wire.SEAL_PREFIX.unpack_from(raw)
-        rows = np.frombuffer(raw, SEAL, count, wire.SEAL_PREFIX.size)
+        view = self._receive_body(body)
+        namespace_id, generation = wire.SEAL_PREFIX.unpack_from(view)
+        rows = np.frombuffer(view, SEAL, count, wire.SEAL_PREFIX.size)
         keys = view[wire.SEAL_PREFIX.size + count * wire.SEAL_ROW_BYTES :]
         key_lengths = rows["key_length"]
         if count == 1:
@@ -469,7 +474,7 @@ class ServedConnection:
                 head = (epoch, namespace_id, generation)
                 statuses = self._seal_rows(head, rows, keys, key_starts)
         if stale:
-            self._answer_stale(epoch)
+            self._answer_error(epoch_error(epoch, self._segments.epoch))
             return
         self.counters.seals += count
         self._io.send_bytes(self._reply(0, count, count) + statuses.tobytes())

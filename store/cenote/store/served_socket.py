@@ -14,7 +14,7 @@ import threading
 from time import monotonic
 from typing import Final, final
 
-from cenote.api.errors import DeadlineExceeded, GrantRevoked
+from cenote.api.errors import DeadlineExceeded, GrantRevoked, StaleEpoch
 from cenote.transport.connection import timeval
 from cenote.transport.gil import step_aside
 from cenote.transport.memory_access import MEMORY
@@ -39,12 +39,14 @@ class ServedSocket:
     """A connected socket. `revoke` and `shut_down` may be called from any thread.
 
     Raises `Gone`, OSError (it broke, or the client does not take what it asked for),
-    DeadlineExceeded (too slow in the middle of something), GrantRevoked (after `revoke`).
+    DeadlineExceeded (too slow in the middle of something), GrantRevoked (after `revoke`),
+    StaleEpoch (after `supersede`).
     """
 
     def __init__(self, sock: socket.socket, spin_s: float) -> None:
         self.sock = sock
         self.revoked = False
+        self.superseded = False
         self.closing = False
         self._spin_s = spin_s
         self._hot = False
@@ -56,6 +58,12 @@ class ServedSocket:
     def revoke(self) -> None:
         """End what is being received. The thread can still tell the client why."""
         self.revoked = True
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RD)
+
+    def supersede(self) -> None:
+        """As `revoke`, for a connection whose client is to make another."""
+        self.superseded = True
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RD)
 
@@ -78,6 +86,8 @@ class ServedSocket:
             raise GrantRevoked(
                 "the daemon cut this connection off: its session ended, or another leader took over"
             )
+        if self.superseded:
+            raise StaleEpoch("another leader took over", remedy="connect again")
 
     def await_request(self, head: memoryview) -> bool:
         """Fill `head` with the beginning of a request. False where none came in the time of a step.

@@ -41,6 +41,9 @@ class FakeConnection:
     def revoke(self) -> None:
         self.revoked = True
 
+    def supersede(self, epoch: int) -> None:
+        """Nothing of it lands by itself."""
+
     def writes_of_older(self, epoch: int) -> bool:
         return self.older
 

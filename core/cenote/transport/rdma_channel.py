@@ -1,0 +1,512 @@
+"""A channel over RDMA: the daemon's processor has no part in it.
+
+A channel works on *lanes* (`rdma_lane`): a connection to the daemon, and queue pairs that were set
+up over it. What can't go over RDMA goes over the same connections as over TCP: memory that the
+daemon has not registered (yet), and everything while no NIC path works. So a channel never fails
+where TCP would not, and comes back to RDMA by itself.
+
+Why nothing lands late in a caller's buffer: a call that ends early, for whatever reason, moves its
+queue pairs to error and waits until all that they had under way is told as ended, or destroys them;
+where neither can be had, the call raises `BufferInUse`.
+
+Why nothing lands late in the pool: a write that is done over on another path first has the daemon
+confirm that the old queue pairs are ended. What a failed write leaves is its daemon's to end, which
+moves them to error before it says that the session is cut off.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Final, final
+
+import numpy as np
+
+from cenote.api.errors import (
+    BufferInUse,
+    CenoteError,
+    GrantRevoked,
+    ProtocolError,
+    ResourceUnavailable,
+    StaleEpoch,
+    Unavailable,
+)
+from cenote.api.rows import EXTENT
+from cenote.v1 import store_pb2
+
+from .base import ExtentArray, SealBatch, Seen, U8Array, U64Array
+from .connection import DataConnection
+from .memory_access import checksums_of
+from .nics.choice import NicPath
+from .nics.health import PathHealth
+from .pool import ConnectionPool
+from .rdma_lane import Lane, LaneSettings, ask_daemon
+from .rdma_memory import LocalMemory, StagingBlock
+from .rdma_mover import SPIN_S, Mover, NicsFailed
+from .rdma_nics import Nics
+from .rdma_places import NOWHERE
+from .rdma_queue import WorkQueue
+from .rdma_staged import BLOCKS_PER_CALL, StagedMove
+from .tcp import TcpChannel
+from .verbs.base import Opcode
+
+__all__ = ["RdmaChannel", "RdmaCounters"]
+
+_VOID: Final = GrantRevoked.code
+_NO_GRANT: Final = (1 << 64) - 1
+_ELSEWHERE: Final = 255
+"""Status of what is to go over TCP; no error has this code."""
+_ATTEMPTS: Final = 3
+_AGAIN_AFTER_S: Final = 1.0
+"""How long everything goes over TCP where lanes can't be had for another reason than a NIC's."""
+_FENCE_S: Final = 0.3
+
+
+@final
+@dataclass(slots=True)
+class RdmaCounters:
+    """Totals of a transport."""
+
+    read_bytes: int = 0
+    written_bytes: int = 0
+    staged_bytes: int = 0
+    """Of these, what went through staging memory."""
+    tcp_calls: int = 0
+    """Calls that went over TCP, wholly or in part."""
+    lanes: int = 0
+    """Made so far."""
+    failed_paths: int = 0
+
+
+@final
+class RdmaChannel:
+    """See `base.Channel`, and the module."""
+
+    verifies_by_lease = False
+
+    def proves(self, lease_id: int) -> bool:
+        """The bytes say nothing of the daemon's tenure at the time when the last one left."""
+        return False
+
+    def __init__(
+        self,
+        pool: ConnectionPool,
+        node_id: int,
+        epoch: int,
+        nics: Nics,
+        memory: LocalMemory,
+        paths: Sequence[NicPath],
+        settings: LaneSettings,
+        counters: RdmaCounters,
+        spin_s: float = SPIN_S,
+    ) -> None:
+        self._pool = pool
+        self._tcp = TcpChannel(pool, node_id, epoch)
+        self._node_id = node_id
+        self._nics = nics
+        self._memory = memory
+        self._paths = list(paths)
+        self._settings = settings
+        self._counters = counters
+        self._spin_s = spin_s
+        self._lock = threading.Lock()
+        self._health = PathHealth(len(self._paths), monotonic())
+        self._lanes: dict[DataConnection, Lane] = {}
+        self._tcp_until = 0.0
+        self.obstacle = ""
+        """Why it goes over TCP now; "" where it does not."""
+
+    @property
+    def node_id(self) -> int:
+        return self._node_id
+
+    @property
+    def epoch(self) -> int:
+        """As of TcpChannel."""
+        return self._tcp.epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._tcp.epoch = epoch
+
+    def open(self, deadline_s: float) -> None:
+        """Make the first connection, so that errors show now. Raises a hello's errors."""
+        deadline = monotonic() + deadline_s
+        lane = self._take(deadline, writes=False)
+        if lane is None:
+            self._tcp.open(max(0.001, deadline - monotonic()))
+        else:
+            self._pool.give_back(lane.connection)
+
+    def closed(self, connection: DataConnection) -> None:
+        """Its lane ends with it."""
+        lane = self._lanes.pop(connection, None)
+        if lane is not None:
+            lane.close()
+
+    # ---- lanes ------------------------------------------------------------------------------
+
+    def _take(self, deadline: float, *, writes: bool) -> Lane | None:
+        """A lane to oneself, its connection's call begun; None: everything goes over TCP now.
+
+        Raises DeadlineExceeded, ClientClosed, GrantRevoked and what else a hello is refused with.
+        """
+        for _ in range(_ATTEMPTS):
+            now = monotonic()
+            if now < self._tcp_until:
+                return None
+            connection = self._pool.take(deadline, now)
+            lane = self._lanes.get(connection)
+            if lane is not None and (not connection.is_quiet() or self._is_outdated(lane, now)):
+                self._pool.discard(connection)
+                continue
+            try:
+                if lane is None:
+                    lane = self._new_lane(connection, now)
+                if lane is not None and writes:
+                    lane.make_writers()
+            except StaleEpoch:  # it was ended a moment ago
+                self._pool.discard(connection)
+                continue
+            except (Unavailable, ResourceUnavailable, ProtocolError) as error:
+                self._pool.discard(connection)
+                self._go_over_tcp(error)
+                return None
+            except BaseException:  # whatever it was, an answer may still be on its way
+                self._pool.discard(connection)
+                raise
+            if lane is None:
+                self._pool.give_back(connection)
+            return lane
+        return None
+
+    def _is_outdated(self, lane: Lane, now: float) -> bool:
+        if lane.writers and lane.epoch < self.epoch and not lane.is_fresh:
+            return True
+        lane.is_fresh = False
+        with self._lock:
+            probe_s = self._health.next_probe_s()
+        return probe_s is not None and probe_s <= now
+
+    def _new_lane(self, connection: DataConnection, now: float) -> Lane | None:
+        with self._lock:
+            chosen = list(self._health.working)
+            probed = self._health.begin_probe(now)
+        if probed is not None:
+            chosen.append(probed)
+        if not chosen:
+            return None
+        numbers = {self._paths[index]: index for index in chosen}
+        try:
+            lane = Lane(connection, self._nics, list(numbers), self._settings)
+        except BaseException:  # whatever it was, the probe has ended
+            if probed is not None:
+                self._failed(probed, "it could not be connected")
+            raise
+        for path, why in lane.refusals.items():
+            self._failed(numbers[path], why)
+        if probed is not None and self._paths[probed] not in lane.refusals:
+            self._probe(lane, probed)
+        if not lane.readers:
+            lane.close()
+            return None
+        self._lanes[connection] = lane
+        self._counters.lanes += 1
+        self.obstacle = ""
+        return lane
+
+    def _probe(self, lane: Lane, index: int) -> None:
+        """Read something over a path that had failed; it stays out of the lane where that fails."""
+        [queue] = [queue for queue in lane.readers if queue.path is self._paths[index]]
+        until = monotonic() + min(0.25, self._settings.probe_s)
+        try:
+            self._read_a_little(lane, queue, until)
+        except CenoteError as error:
+            queue.close()
+            lane.readers.remove(queue)
+            self._failed(index, f"its probe failed: {error.message}")
+        else:
+            with self._lock:
+                self._health.recovered(index, monotonic())
+
+    def _read_a_little(self, lane: Lane, queue: WorkQueue, until: float) -> None:
+        pieces = lane.places.first_bytes(queue.path.peer.device)
+        if pieces is None:
+            return
+        blocks = self._memory.take(1, until)
+        try:
+            snapshot = self._memory.snapshot
+            local = np.array([blocks[0].address], np.uint64)
+            pieces = pieces.at(local)
+            mover = Mover(lane, [queue], Opcode.READ, snapshot, until, self._spin_s)
+            mover.finish(mover.post(pieces, snapshot.find(local, pieces.lengths)))
+        except BaseException:
+            if queue.stop():
+                self._memory.give_back(blocks)
+            raise
+        self._memory.give_back(blocks)
+
+    def _failed(self, index: int, why: str) -> None:
+        with self._lock:
+            self._health.failed(index, why, monotonic())
+            if not self._health.working:
+                self.obstacle = why
+        self._counters.failed_paths += 1
+
+    def _go_over_tcp(self, error: CenoteError) -> None:
+        self.obstacle = error.message
+        self._tcp_until = monotonic() + _AGAIN_AFTER_S
+
+    def _note_failed(self, mover: Mover | None) -> None:
+        for queue in mover.failed if mover is not None else ():
+            self._failed(self._paths.index(queue.path), queue.why)
+
+    def _drop(self, lane: Lane, blocks: Sequence[StagingBlock], *, direct: bool) -> None:
+        """End a lane in the middle of something. Raises BufferInUse, and then keeps the lane."""
+        stopped = lane.stop()
+        if stopped:
+            self._memory.give_back(blocks)
+        else:
+            self._lanes.pop(lane.connection, None)  # so that it is not closed, nor used again
+            self._memory.keep(lane, blocks)
+        self._pool.discard(lane.connection)
+        if not stopped and direct:
+            raise BufferInUse(
+                "an RDMA device did not let go of the call's memory",
+                remedy="keep the buffer until the client is closed",
+            )
+
+    def _end_at_daemon(self, lane_id: int, deadline: float) -> None:
+        """Have the daemon confirm that nothing lands over a lane any more, over any connection."""
+        now = monotonic()
+        connection = self._pool.take(min(deadline, now + _FENCE_S), now)
+        try:
+            ask_daemon(connection, store_pb2.RdmaRequest(ended_lane_ids=[lane_id]))
+        except BaseException:  # whatever it was, the answer may still be on its way
+            self._pool.discard(connection)
+            raise
+        self._pool.give_back(connection)
+
+    # ---- moving -----------------------------------------------------------------------------
+
+    def _move(
+        self,
+        lane: Lane,
+        opcode: int,
+        extents: ExtentArray,
+        addresses: U64Array,
+        deadline: float,
+        checksums: U64Array | None,
+    ) -> U8Array:
+        """Move what can be; _ELSEWHERE for each item that can't. Ends the lane on any error."""
+        blocks: Sequence[StagingBlock] = ()
+        mover: Mover | None = None
+        direct = False
+        try:
+            pieces, reachable = lane.places.find(extents, addresses)
+            if not reachable.all() and self._memory_grew(lane):
+                pieces, reachable = lane.places.find(extents, addresses)
+            snapshot = self._memory.snapshot
+            regions = snapshot.find(pieces.local, pieces.lengths)
+            at_hand = regions != NOWHERE
+            direct = bool(at_hand.any())
+            staged = pieces[~at_hand] if not at_hand.all() else None
+            if staged is not None:
+                wanted = BLOCKS_PER_CALL if int(staged.lengths.sum()) > 1 << 20 else 1
+                blocks = self._memory.take(wanted, deadline)
+                snapshot = self._memory.snapshot
+                regions = snapshot.find(pieces.local, pieces.lengths)
+            queues = lane.readers if opcode == Opcode.READ else lane.writers
+            mover = Mover(lane, queues, opcode, snapshot, deadline, self._spin_s)
+            lengths = np.ascontiguousarray(extents["length"])
+            ticket = mover.post(pieces[at_hand], regions[at_hand]) if direct else None
+            if staged is not None:
+                through = StagedMove(mover, blocks, snapshot, staged, lengths, checksums, deadline)
+                through.read() if opcode == Opcode.READ else through.write()
+                self._counters.staged_bytes += int(staged.lengths.sum())
+            if ticket is not None:
+                mover.finish(ticket)
+                if checksums is not None:
+                    mine = np.unique(pieces.items[at_hand])
+                    checksums[mine] = checksums_of(addresses[mine], lengths[mine])
+        except BaseException:  # whatever it was, nothing of it may land when this has returned
+            self._note_failed(mover)
+            self._drop(lane, blocks, direct=direct)
+            raise
+        self._memory.give_back(blocks)
+        self._end_well(lane, mover, opcode, deadline)
+        moved = int(pieces.lengths.sum())
+        if opcode == Opcode.READ:
+            self._counters.read_bytes += moved
+        else:
+            self._counters.written_bytes += moved
+        return np.where(reachable, 0, _ELSEWHERE).astype(np.uint8)
+
+    def _memory_grew(self, lane: Lane) -> bool:
+        """Ask again what is registered, unless that was just done; whether it is more."""
+        before = lane.places.covered_bytes
+        return lane.refresh_if_due(monotonic()) and lane.places.covered_bytes != before
+
+    def _end_well(self, lane: Lane, mover: Mover, opcode: int, deadline: float) -> None:
+        if not mover.failed:
+            self._pool.give_back(lane.connection)
+            return
+        self._note_failed(mover)
+        try:
+            if opcode == Opcode.WRITE:
+                ask_daemon(lane.connection, store_pb2.RdmaRequest(ended_lane_ids=[lane.lane_id]))
+        finally:
+            self._pool.discard(lane.connection)
+
+    def _over_rdma(
+        self,
+        opcode: int,
+        extents: ExtentArray,
+        addresses: U64Array,
+        grant_id: int,
+        deadline: float,
+        checksums: U64Array | None,
+    ) -> U8Array | None:
+        """As `_move`; None where all of it is to go over TCP."""
+        for _ in range(_ATTEMPTS):
+            lane = self._take(deadline, writes=opcode == Opcode.WRITE)
+            if lane is None:
+                return None
+            if opcode == Opcode.WRITE:
+                refusal = self._refusal(lane, grant_id)
+                if refusal is not None:
+                    return np.full(len(extents), refusal, np.uint8)
+            try:
+                return self._move(lane, opcode, extents, addresses, deadline, checksums)
+            except NicsFailed as error:
+                if opcode == Opcode.WRITE:
+                    self._end_at_daemon(lane.lane_id, deadline)
+                self.obstacle = error.message
+                return None
+            except ResourceUnavailable as error:  # nothing could be posted: no staging memory
+                self._go_over_tcp(error)
+                return None
+            except StaleEpoch:
+                if opcode == Opcode.WRITE:
+                    raise
+        return None
+
+    def _refusal(self, lane: Lane, grant_id: int) -> int | None:
+        """The status of all items where nothing may be written. Raises StaleEpoch."""
+        if self.epoch >= lane.epoch and grant_id >= lane.first_grant_id:
+            return None
+        if lane.first_grant_id == _NO_GRANT:  # it was made before the daemon attached
+            self._pool.discard(lane.connection)
+        else:
+            self._pool.give_back(lane.connection)
+        if self.epoch < lane.epoch:
+            raise StaleEpoch(
+                f"a change of epoch {self.epoch}; this daemon follows epoch {lane.epoch}",
+                remedy="ask the master again",
+            )
+        return _VOID
+
+    # ---- calls ------------------------------------------------------------------------------
+
+    def read(
+        self,
+        extents: ExtentArray,
+        addresses: U64Array,
+        deadline_s: float,
+        checksums: U64Array | None = None,
+    ) -> U8Array:
+        return self._call(Opcode.READ, extents, addresses, 0, deadline_s, checksums)
+
+    def write(
+        self,
+        extents: ExtentArray,
+        addresses: U64Array,
+        grant_id: int,
+        deadline_s: float,
+        checksums: U64Array | None = None,
+    ) -> U8Array:
+        return self._call(Opcode.WRITE, extents, addresses, grant_id, deadline_s, checksums)
+
+    def _call(
+        self,
+        opcode: int,
+        extents: ExtentArray,
+        addresses: U64Array,
+        grant_id: int,
+        deadline_s: float,
+        checksums: U64Array | None,
+    ) -> U8Array:
+        if not len(extents):
+            return np.zeros(0, np.uint8)
+        deadline = monotonic() + deadline_s
+        statuses = self._over_rdma(opcode, extents, addresses, grant_id, deadline, checksums)
+        if statuses is None:
+            return self._over_tcp(opcode, extents, addresses, grant_id, deadline, checksums)
+        left = statuses == _ELSEWHERE
+        if left.any():
+            some = None if checksums is None else np.zeros(int(left.sum()), np.uint64)
+            statuses[left] = self._over_tcp(
+                opcode, extents[left], addresses[left], grant_id, deadline, some
+            )
+            if checksums is not None and some is not None:
+                checksums[left] = some
+        return statuses
+
+    def _over_tcp(
+        self,
+        opcode: int,
+        extents: ExtentArray,
+        addresses: U64Array,
+        grant_id: int,
+        deadline: float,
+        checksums: U64Array | None,
+    ) -> U8Array:
+        self._counters.tcp_calls += 1
+        left_s = max(0.001, deadline - monotonic())
+        if opcode == Opcode.READ:
+            return self._tcp.read(extents, addresses, left_s, checksums)
+        return self._tcp.write(extents, addresses, grant_id, left_s, checksums)
+
+    def read_one(
+        self,
+        segment: int,
+        offset: int,
+        length: int,
+        address: int,
+        deadline_s: float,
+        checksum: bool,
+    ) -> tuple[int, int]:
+        sums = np.zeros(1, np.uint64) if checksum else None
+        statuses = self.read(*_one(segment, offset, length, address), deadline_s, sums)
+        return int(statuses[0]), 0 if sums is None or statuses[0] else int(sums[0])
+
+    def write_one(
+        self,
+        segment: int,
+        offset: int,
+        length: int,
+        address: int,
+        grant_id: int,
+        deadline_s: float,
+        checksum: bool,
+    ) -> tuple[int, int]:
+        sums = np.zeros(1, np.uint64) if checksum else None
+        statuses = self.write(*_one(segment, offset, length, address), grant_id, deadline_s, sums)
+        return int(statuses[0]), 0 if sums is None or statuses[0] else int(sums[0])
+
+    def seal(self, batch: SealBatch, deadline_s: float) -> U8Array:
+        return self._pool.seal(batch, deadline_s)
+
+    def view(self, extents: ExtentArray, lease_id: int, deadline_s: float) -> Seen:
+        return Seen([None] * len(extents))
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def _one(segment: int, offset: int, length: int, address: int) -> tuple[ExtentArray, U64Array]:
+    extents = np.zeros(1, EXTENT)
+    extents[0] = (segment, 0, offset, length)
+    return extents, np.array([address], np.uint64)
