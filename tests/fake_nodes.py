@@ -56,6 +56,7 @@ class FakeChannel:
         self._node = node
         self._session_id = session_id
         self.verifies_by_lease = by_lease
+        self.obstacle = ""
         self.closed = False
 
     @property

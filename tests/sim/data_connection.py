@@ -260,6 +260,7 @@ class SimChannel:
 
     verifies_by_lease = False
     route = "simulated"
+    obstacle = ""
 
     def proves(self, lease_id: int) -> bool:
         return False

@@ -80,4 +80,4 @@ def _connect(session: Session, node_id: int, until_s: float) -> CenoteError | No
 
 
 def _path(session: Session, node: common_pb2.NodeView, error: CenoteError | None) -> PeerPath:
-    return session.ways.path(node, error)
+    return session.ways.path(node, session.channels.get(node.node_id), error)

@@ -52,7 +52,6 @@ def not_tried(allowed: Sequence[str], taken: str | None) -> list[PathObstacle]:
 class _Way:
     rank: int
     """Of the transport that is taken; as many as there are where none is."""
-    route: str
     obstacles: list[PathObstacle]
     try_at_s: float
     pause_s: float = PAUSE_MIN_S
@@ -109,12 +108,12 @@ class Ways:
                     failure = failure or error
                     reason = str(error)
                 else:
-                    way = _Way(rank, channel.route, obstacles, time.monotonic() + PAUSE_MIN_S)
+                    way = _Way(rank, obstacles, time.monotonic() + PAUSE_MIN_S)
                     self._ways[node.node_id] = way
                     return channel, failure
             obstacles.append(PathObstacle(self._names[rank], reason))
         if known is None or count == len(self._transports):
-            self._ways[node.node_id] = _Way(count, "", obstacles, 0.0)
+            self._ways[node.node_id] = _Way(count, obstacles, 0.0)
         else:
             known.obstacles = obstacles
         return None, failure
@@ -155,15 +154,28 @@ class Ways:
         """The numbers of nodes mean others now."""
         self._ways.clear()
 
-    def path(self, node: common_pb2.NodeView, error: CenoteError | None = None) -> PeerPath:
-        """The way to a node as it was found last; `error`: why there is no connection now."""
+    def path(
+        self,
+        node: common_pb2.NodeView,
+        channel: Channel | None,
+        error: CenoteError | None = None,
+    ) -> PeerPath:
+        """The way to a node over `channel`; where there is none, why, as it was found last.
+
+        `error`: of a connection that was just tried in vain.
+        """
         way = self._ways.get(node.node_id)
-        if way is None or (error is not None and way.rank < len(self._names)):
+        if way is None or ((error is not None or channel is None) and way.rank < len(self._names)):
             why = "it was not connected to" if error is None else str(error)
             found = [PathObstacle(name, why) for name in self._names]
             return self._peer_path(node, None, "", found)
-        taken = self._names[way.rank] if way.rank < len(self._names) else None
-        return self._peer_path(node, taken, way.route, way.obstacles)
+        if channel is None or way.rank >= len(self._names):
+            return self._peer_path(node, None, "", way.obstacles)
+        taken = self._names[way.rank]
+        if channel.obstacle and taken in PREFERENCE:
+            found = [*way.obstacles, PathObstacle(taken, f"for the moment: {channel.obstacle}")]
+            return self._peer_path(node, "tcp", channel.route, found)
+        return self._peer_path(node, taken, channel.route, way.obstacles)
 
     def predicted(self, node: common_pb2.NodeView, identity: SessionIdentity) -> PeerPath:
         """The way that would be taken, as far as can be told without connecting."""
@@ -183,6 +195,8 @@ class Ways:
         obstacles: Sequence[PathObstacle],
     ) -> PeerPath:
         order = {name: rank for rank, name in enumerate(PREFERENCE)}
-        found = [*obstacles, *not_tried(self._names, taken)]
+        known = {obstacle.path for obstacle in obstacles}
+        more = [found for found in not_tried(self._names, taken) if found.path not in known]
+        found = [*obstacles, *more]
         found.sort(key=lambda obstacle: order.get(obstacle.path, -1))
         return PeerPath(node.node_id, node.name, taken, route, tuple(found))

@@ -97,7 +97,13 @@ class Channel(Protocol):
 
     @property
     def route(self) -> str:
-        """What the bytes go over, for people: an address, a socket, NICs."""
+        """What the bytes go over now, for people: an address, a socket, NICs."""
+        ...
+
+    @property
+    def obstacle(self) -> str:
+        """Why the bytes go over TCP for the time being, and not over what this channel is for; ""
+        where they do not."""
         ...
 
     @property
@@ -186,7 +192,7 @@ class Transport(Protocol):
     def obstacle(self, node: common_pb2.NodeView, identity: SessionIdentity) -> str | None:
         """Why this transport can't work to that node from here, for people; None where it can.
 
-        No I/O beyond a stat: what only a connection can tell, `connect` raises.
+        No I/O but questions to the kernel: what only a connection can tell, `connect` raises.
         """
         ...
 

@@ -243,6 +243,7 @@ class MemoryChannel:
     """See `base.Channel`."""
 
     verifies_by_lease = True
+    obstacle = ""
 
     def proves(self, lease_id: int) -> bool:
         daemon = self._network.find(self._node_id)

@@ -65,8 +65,13 @@ class RdmaTransport:
         self._channels: weakref.WeakSet[RdmaChannel] = weakref.WeakSet()
         self._closed = False
 
-    def reachable(self, node: common_pb2.NodeView, identity: SessionIdentity) -> bool:
-        return any(endpoint.kind == self.kind for endpoint in node.endpoints)
+    def obstacle(self, node: common_pb2.NodeView, identity: SessionIdentity) -> str | None:
+        if not any(endpoint.kind == self.kind for endpoint in node.endpoints):
+            return "the node offers no RDMA"
+        try:
+            return self.paths_to(node).obstacle
+        except Unavailable as error:
+            return error.message
 
     def paths_to(self, node: common_pb2.NodeView) -> PathChoice:
         """The pairs of ports that connect this host with the node, and the ports that have none."""

@@ -123,6 +123,15 @@ class RdmaChannel:
         return self._node_id
 
     @property
+    def route(self) -> str:
+        with self._lock:
+            working = [self._paths[index] for index in self._health.working]
+        pairs = ", ".join(f"{path.local.name} -> {path.peer.name}" for path in working)
+        if len(working) == len(self._paths):
+            return pairs
+        return f"{len(working)} of {len(self._paths)} NICs: {pairs or self._tcp.route}"
+
+    @property
     def epoch(self) -> int:
         """As of TcpChannel."""
         return self._tcp.epoch

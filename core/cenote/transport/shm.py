@@ -74,6 +74,7 @@ class ShmChannel:
     that took a mapping out of one keeps it alive until it returns."""
 
     verifies_by_lease = True
+    obstacle = ""
 
     def __init__(
         self,

@@ -43,6 +43,7 @@ class TcpChannel:
     sets it (grants of the old one are void)."""
 
     verifies_by_lease = False
+    obstacle = ""
 
     def proves(self, lease_id: int) -> bool:
         """The bytes say nothing of the daemon's tenure at the time when the last one left."""

@@ -7,9 +7,10 @@ import threading
 import pytest
 
 from cenote.api.errors import CenoteError, PermissionDenied, Unavailable
+from cenote.api.types import PeerPath
 from cenote.client import Client
 from cenote.client.ways import PAUSE_MAX_S, Ways
-from cenote.transport.base import SessionIdentity
+from cenote.transport.base import Channel, SessionIdentity
 from cenote.v1 import common_pb2
 from fake_nodes import FakeTransport
 from fake_pool import FakeMaster
@@ -29,18 +30,24 @@ class Way:
     def __init__(self, master: FakeMaster, *kinds: int) -> None:
         self.over = [FakeTransport(master.nodes, kind=kind, by_lease=kind == SHM) for kind in kinds]
         self.ways = Ways(self.over)
+        self.channel: Channel | None = None
 
     def connect(self) -> str | None:
-        self.ways.connect(NODE, IDENTITY, 1, 0.0)
+        self.channel = None
+        self.channel = self.ways.connect(NODE, IDENTITY, 1, 0.0)
         return self.taken
 
     @property
+    def path(self) -> PeerPath:
+        return self.ways.path(NODE, self.channel)
+
+    @property
     def taken(self) -> str | None:
-        return self.ways.path(NODE).path
+        return self.path.path
 
     @property
     def reasons(self) -> list[tuple[str, str]]:
-        return [(found.path, found.reason) for found in self.ways.path(NODE).obstacles]
+        return [(found.path, found.reason) for found in self.path.obstacles]
 
 
 def test_the_first_that_can_is_taken_and_the_better_ones_say_why_not(master: FakeMaster) -> None:
@@ -90,6 +97,18 @@ def test_what_the_client_was_told_is_a_reason(
         assert part in reason
 
 
+def test_a_channel_that_makes_a_detour_says_so(master: FakeMaster) -> None:
+    way = Way(master, SHM, RDMA, TCP)
+    way.over[0].in_the_way = "another host"
+    assert way.connect() == "rdma"
+    (channel,) = way.over[1].channels
+    channel.obstacle = "its port is down"
+    assert way.taken == "tcp"
+    assert way.reasons == [("shm", "another host"), ("rdma", "for the moment: its port is down")]
+    channel.obstacle = ""
+    assert way.taken == "rdma"
+
+
 def test_the_prediction_connects_to_nobody(master: FakeMaster) -> None:
     way = Way(master, SHM, TCP)
     way.over[0].in_the_way = "another host"
@@ -111,7 +130,8 @@ def test_a_better_way_is_tried_less_and_less_often(master: FakeMaster) -> None:
     way.over[0].in_the_way = None
     assert way.ways.improvable(nodes, IDENTITY, now_s) == [1]
     assert way.ways.improvable({}, IDENTITY, now_s) == []
-    assert way.ways.improve(NODE, IDENTITY, 1, 0.0) is way.over[0].channels[-1]
+    way.channel = way.ways.improve(NODE, IDENTITY, 1, 0.0)
+    assert way.channel is way.over[0].channels[-1]
     assert way.taken == "shm"
     assert way.ways.improvable(nodes, IDENTITY, now_s) == []
 
