@@ -59,7 +59,7 @@ def doctor(
     """
     from cenote.runtime.units import parse_size_bytes
     from cenote.transport.nics.filters import DeviceFilter
-    from cenote.transport.nics.sysfs import read_ports
+    from cenote.transport.nics.sysfs import has_devices
 
     from .connect import grpc_addresses_of
     from .doctor.clock import clock_checks
@@ -72,7 +72,7 @@ def doctor(
     dram_bytes = parse_size_bytes(dram) if dram else None
     ways = split_transports(transports)
     host = [
-        *host_checks(dram_dir, dram_bytes, has_rdma=bool(read_ports())),
+        *host_checks(dram_dir, dram_bytes, has_rdma=has_devices()),
         *clock_checks(),
         *rdma_checks(allowed),
     ]

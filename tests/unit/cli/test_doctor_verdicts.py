@@ -260,8 +260,8 @@ def test_losses(sys: FakeSys) -> None:
     gids = [("10.0.0.1", "RoCE v2")]
     sys.nic("mlx5_0", netdev="e0", gids=gids, counters={"out_of_sequence": 0, "np_cnp_sent": 7})
     sys.nic("mlx5_1", netdev="e1", gids=gids, counters={"packet_seq_err": 12})
-    (check,) = [c for c in rdma_checks(DeviceFilter(), sys.root) if c.name == "rdma losses"]
-    (finding,) = check.look(1.0)
+    (check,) = rdma_checks(DeviceFilter(), sys.root)
+    (finding,) = [found for found in check.look(1.0) if found.check == "rdma losses"]
     assert_says(finding, WARN, "mlx5_1:1", "packet_seq_err 12", "PFC")
     assert_says(judge_counters({"a": {"out_of_sequence": 0}})[0], OK, "none since")
     assert_says(judge_counters({"a": {"packets": 1}})[0], OK, "don't count")

@@ -95,6 +95,13 @@ def test_a_software_device_is_where_its_network_device_is(sys: FakeSys) -> None:
     assert (port.numa_node, port.pci_path) == (0, ("pci0000:00", "0000:00:03.0"))
 
 
+def test_the_end_of_a_long_table_is_not_waited_for(sys: FakeSys) -> None:
+    gids = [("10.0.0.1", V2), *[("", "")] * 30, ("10.0.0.2", V2), *[("", "")] * 300]
+    sys.nic("mlx5_0", netdev="eth0", gids=gids)
+    (port,) = read_ports(sys.root)
+    assert [gid.index for gid in port.gids] == [0, 31]
+
+
 def test_what_can_not_be_read_is_unknown(sys: FakeSys) -> None:
     (sys.root / "class" / "infiniband" / "odd" / "ports" / "1" / "gids").mkdir(parents=True)
     (sys.root / "class" / "infiniband" / "odd" / "ports" / "1" / "gids" / "0").write_text("what?")

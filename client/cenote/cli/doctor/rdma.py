@@ -37,25 +37,18 @@ LOSS_COUNTERS: Final = (
 
 
 def rdma_checks(allowed: DeviceFilter, root: Path = _SYS) -> list[Check]:
-    """All that can be told without opening a device."""
+    """All that can be told without opening a device; one check, since it reads hundreds of files."""
 
-    def ports(_: float) -> list[Finding]:
-        return judge_ports(read_ports(root), allowed, read_netdevs(root))
+    def look(_: float) -> list[Finding]:
+        ports, netdevs = read_ports(root), read_netdevs(root)
+        usable, _refused = usable_ports(ports, allowed, netdevs=netdevs)
+        return [
+            *judge_library(bool(ports), _loads("libibverbs.so.1"), _installed(), _openable()),
+            *judge_ports(ports, allowed, netdevs),
+            *judge_counters({port.name: read_counters(port, root) for port in usable}),
+        ]
 
-    def library(_: float) -> list[Finding]:
-        return judge_library(
-            bool(read_ports(root)), _loads("libibverbs.so.1"), _installed(), _openable()
-        )
-
-    def counters(_: float) -> list[Finding]:
-        usable, _refused = usable_ports(read_ports(root), allowed)
-        return judge_counters({port.name: read_counters(port, root) for port in usable})
-
-    return [
-        Check("rdma library", library),
-        Check("rdma devices", ports),
-        Check("rdma losses", counters),
-    ]
+    return [Check("rdma", look)]
 
 
 def _loads(name: str) -> bool:
