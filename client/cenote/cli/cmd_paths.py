@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TRANSPORTS_DEFAULT", "Transports", "paths", "predicted_paths", "split_transports"]
 
-TRANSPORTS_DEFAULT: Final = "shm,tcp"
+TRANSPORTS_DEFAULT: Final = "shm,rdma,tcp"
 
 Transports = Annotated[
     str,
@@ -93,13 +93,14 @@ def predicted_paths(
     connecting. Raises ConfigError for a transport that there is not."""
     import os
 
+    from cenote.client.config import make_config
     from cenote.client.session import boot_id
-    from cenote.client.transports import make_transport
+    from cenote.client.transports import make_transports
     from cenote.client.ways import Ways
     from cenote.transport.base import SessionIdentity
     from cenote.v1 import common_pb2
 
-    made = [make_transport(name) for name in transports]
+    made = make_transports(make_config(None, {"transports": list(transports)}))
     try:
         identity = SessionIdentity(b"", boot_id(), os.getpid(), common_pb2.Credentials())
         ways = Ways(made)

@@ -43,8 +43,8 @@ def replay(
     ] = 10_000,
     nodes: Annotated[int, typer.Option(min=1, max=64, help="With --pool: store daemons.")] = 2,
     transport: Annotated[
-        str, typer.Option(metavar="LIST", help="In order of preference: shm,tcp.")
-    ] = "shm,tcp",
+        str, typer.Option(metavar="LIST", help="In order of preference: shm,rdma,tcp.")
+    ] = "shm,rdma,tcp",
     master: MasterAddress = MASTER_DEFAULT,
     grpc: GrpcAddress = None,
     json: AsJson = False,

@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, Unpack, cast
 
+from cenote.api.errors import ResourceUnavailable
 from cenote.api.master import MasterApi
 from cenote.api.types import ClientStats, PeerPath
+from cenote.runtime.log import get_logger
 from cenote.transport.base import Region, Transport
 from cenote.v1 import master_pb2 as pb
 
@@ -19,9 +21,11 @@ from .master_stub import LaneMaster
 from .namespace import Namespace
 from .session import Session
 from .survey import survey
-from .transports import make_transport
+from .transports import make_transports
 
 __all__ = ["Client", "ClientKeywords", "Registration"]
+
+_log = get_logger(__name__)
 
 
 class ClientKeywords(TypedDict, total=False):
@@ -32,6 +36,9 @@ class ClientKeywords(TypedDict, total=False):
     name: str
     deadline_s: float
     transports: Sequence[str]
+    rdma_devices: Sequence[str]
+    rdma_gid_index: int
+    verbs: Literal["auto", "ibverbs", "pyverbs"]
     verify: Literal["auto", "lease", "checksum"]
     replicas: int
     min_replicas: int
@@ -89,7 +96,7 @@ class Client(Namespace):
             config,
             fingerprint,
             lambda hello, greeted: LaneMaster(config.addresses, hello, on_hello=greeted),
-            [make_transport(name) for name in config.transports],
+            make_transports(config),
         )
 
     @classmethod
@@ -175,8 +182,15 @@ class Client(Namespace):
 
     def _register(self, address: int, length: int, keeper: object) -> Registration:
         parts: list[tuple[Transport, Region]] = []
-        for transport in self._transports:
-            parts.append((transport, transport.register(address, length, keeper)))
+        try:
+            for transport in self._transports:
+                try:
+                    parts.append((transport, transport.register(address, length, keeper)))
+                except ResourceUnavailable as error:  # what isn't registered is copied once more
+                    _log.warning("memory can't be registered", size_bytes=length, why=error)
+        except BaseException:  # whatever it was, nothing may stay registered
+            Registration(parts).deregister()
+            raise
         return Registration(parts)
 
     # ---- the client itself -------------------------------------------------------------------

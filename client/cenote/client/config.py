@@ -15,6 +15,7 @@ ENV_PREFIX: Final = "CENOTE_CLIENT_"
 ADDRESS_DEFAULT: Final = "127.0.0.1:5110"
 
 Verify = Literal["auto", "lease", "checksum"]
+VerbsName = Literal["auto", "ibverbs", "pyverbs"]
 DurabilityName = Literal["default", "relaxed", "journaled"]
 
 
@@ -38,8 +39,16 @@ class ClientConfig:
         ),
     )
     transports: tuple[str, ...] = field(
-        default=("shm", "tcp"), metadata=option(help="in order of preference")
+        default=("shm", "rdma", "tcp"), metadata=option(help="in order of preference")
     )
+    rdma_devices: tuple[str, ...] = field(
+        default=(),
+        metadata=option(help="to use, such as mlx5_0,mlx5_2:1 or mlx5_*,!mlx5_3; default: all"),
+    )
+    rdma_gid_index: int = field(
+        default=-1, metadata=option(minimum=-1, maximum=1023, help="of all ports; -1: chosen")
+    )
+    verbs: VerbsName = field(default="auto", metadata=option(help="library for RDMA"))
     verify: Verify = field(
         default="auto",
         metadata=option(
@@ -68,7 +77,7 @@ class ClientConfig:
         if not self.addresses:
             raise ConfigError("no master address", remedy=f"pass one, such as {ADDRESS_DEFAULT}")
         if not self.transports:
-            raise ConfigError("no transport", remedy="pass transports=('shm', 'tcp')")
+            raise ConfigError("no transport", remedy="pass transports=('shm', 'rdma', 'tcp')")
         if self.min_replicas > self.replicas:
             raise ConfigError(
                 f"min_replicas={self.min_replicas} is more than replicas={self.replicas}",

@@ -14,7 +14,7 @@ from cenote.v1 import common_pb2
 from .config import make_config
 from .master_stub import LaneMaster
 from .session import Session
-from .transports import make_transport
+from .transports import make_transports
 
 __all__ = ["survey", "survey_from_here"]
 
@@ -29,9 +29,10 @@ def survey_from_here(
     until_s = time.monotonic() + deadline_s
     options: dict[str, object] = {"transports": list(transports), "name": "cenote-paths"}
     config = make_config(addresses, options)
-    made = [make_transport(name) for name in config.transports]
     session = Session(
-        config, lambda hello, greeted: LaneMaster(config.addresses, hello, on_hello=greeted), made
+        config,
+        lambda hello, greeted: LaneMaster(config.addresses, hello, on_hello=greeted),
+        make_transports(config),
     )
     try:
         session.open(deadline_s)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, final
 
 from cenote.api.errors import ClientClosed, InvalidArgument, ProtocolError, Unavailable
@@ -17,16 +17,18 @@ from cenote.v1 import common_pb2
 from .base import Region, SessionIdentity
 from .nics.advertised import decode_ports
 from .nics.choice import PathChoice, choose_paths
+from .nics.filters import DeviceFilter
 from .nics.routing import Route, RouteQuery, ask_route
 from .opening import parse_host_port
 from .pool import ConnectionPool, hello_for
-from .rdma_channel import RdmaChannel, RdmaCounters
+from .rdma_channel import RdmaChannel
 from .rdma_lane import LaneSettings
+from .rdma_lanes import RdmaCounters
 from .rdma_memory import BLOCKS_MAX, LocalMemory
 from .rdma_mover import SPIN_S
-from .rdma_nics import Nics
+from .rdma_nics import Nics, find_nics
 
-__all__ = ["RdmaTransport"]
+__all__ = ["RdmaTransport", "open_rdma_transport"]
 
 _SETTINGS: Final = LaneSettings()
 
@@ -142,3 +144,15 @@ class RdmaTransport:
             channel.close()
         self.memory.close()
         self._nics.close()
+
+
+def open_rdma_transport(
+    verbs: str = "auto", devices: Sequence[str] = (), gid_index: int = -1
+) -> RdmaTransport:
+    """A transport over this host's devices: those that `devices` allows (see `DeviceFilter`).
+
+    Raises ResourceUnavailable where none can be used, ConfigError.
+    """
+    allowed = DeviceFilter.parse(devices)
+    nics = find_nics(verbs, allowed, gid_index=None if gid_index < 0 else gid_index)
+    return RdmaTransport(nics)

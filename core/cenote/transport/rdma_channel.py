@@ -16,43 +16,35 @@ moves them to error before it says that the session is cut off.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from time import monotonic
 from typing import Final, final
 
 import numpy as np
 
 from cenote.api.errors import (
-    BufferInUse,
-    CenoteError,
     GrantRevoked,
-    ProtocolError,
     ResourceUnavailable,
     StaleEpoch,
-    Unavailable,
 )
 from cenote.api.rows import EXTENT
 from cenote.v1 import store_pb2
 
 from .base import ExtentArray, SealBatch, Seen, U8Array, U64Array
-from .connection import DataConnection
 from .memory_access import checksums_of
 from .nics.choice import NicPath
-from .nics.health import PathHealth
 from .pool import ConnectionPool
 from .rdma_lane import Lane, LaneSettings, ask_daemon
+from .rdma_lanes import LaneKeeper, RdmaCounters
 from .rdma_memory import LocalMemory, StagingBlock
 from .rdma_mover import SPIN_S, Mover, NicsFailed
 from .rdma_nics import Nics
 from .rdma_places import NOWHERE
-from .rdma_queue import WorkQueue
 from .rdma_staged import BLOCKS_PER_CALL, StagedMove
 from .tcp import TcpChannel
 from .verbs.base import Opcode
 
-__all__ = ["RdmaChannel", "RdmaCounters"]
+__all__ = ["RdmaChannel"]
 
 _VOID: Final = GrantRevoked.code
 _NO_GRANT: Final = (1 << 64) - 1
@@ -62,22 +54,6 @@ _ATTEMPTS: Final = 3
 _AGAIN_AFTER_S: Final = 1.0
 """How long everything goes over TCP where lanes can't be had for another reason than a NIC's."""
 _FENCE_S: Final = 0.3
-
-
-@final
-@dataclass(slots=True)
-class RdmaCounters:
-    """Totals of a transport."""
-
-    read_bytes: int = 0
-    written_bytes: int = 0
-    staged_bytes: int = 0
-    """Of these, what went through staging memory."""
-    tcp_calls: int = 0
-    """Calls that went over TCP, wholly or in part."""
-    lanes: int = 0
-    """Made so far."""
-    failed_paths: int = 0
 
 
 @final
@@ -105,18 +81,17 @@ class RdmaChannel:
         self._pool = pool
         self._tcp = TcpChannel(pool, node_id, epoch)
         self._node_id = node_id
-        self._nics = nics
         self._memory = memory
-        self._paths = list(paths)
-        self._settings = settings
         self._counters = counters
         self._spin_s = spin_s
-        self._lock = threading.Lock()
-        self._health = PathHealth(len(self._paths), monotonic())
-        self._lanes: dict[DataConnection, Lane] = {}
-        self._tcp_until = 0.0
-        self.obstacle = ""
+        self._lanes = LaneKeeper(pool, nics, memory, paths, settings, counters, spin_s)
+        self.closed = self._lanes.closed
+        """To be told of each connection that was closed."""
+
+    @property
+    def obstacle(self) -> str:
         """Why it goes over TCP now; "" where it does not."""
+        return self._lanes.obstacle
 
     @property
     def node_id(self) -> int:
@@ -124,12 +99,7 @@ class RdmaChannel:
 
     @property
     def route(self) -> str:
-        with self._lock:
-            working = [self._paths[index] for index in self._health.working]
-        pairs = ", ".join(f"{path.local.name} -> {path.peer.name}" for path in working)
-        if len(working) == len(self._paths):
-            return pairs
-        return f"{len(working)} of {len(self._paths)} NICs: {pairs or self._tcp.route}"
+        return self._lanes.route or self._tcp.route
 
     @property
     def epoch(self) -> int:
@@ -143,160 +113,11 @@ class RdmaChannel:
     def open(self, deadline_s: float) -> None:
         """Make the first connection, so that errors show now. Raises a hello's errors."""
         deadline = monotonic() + deadline_s
-        lane = self._take(deadline, writes=False)
+        lane = self._lanes.take(deadline, self.epoch, writes=False)
         if lane is None:
             self._tcp.open(max(0.001, deadline - monotonic()))
         else:
             self._pool.give_back(lane.connection)
-
-    def closed(self, connection: DataConnection) -> None:
-        """Its lane ends with it."""
-        lane = self._lanes.pop(connection, None)
-        if lane is not None:
-            lane.close()
-
-    # ---- lanes ------------------------------------------------------------------------------
-
-    def _take(self, deadline: float, *, writes: bool) -> Lane | None:
-        """A lane to oneself, its connection's call begun; None: everything goes over TCP now.
-
-        Raises DeadlineExceeded, ClientClosed, GrantRevoked and what else a hello is refused with.
-        """
-        for _ in range(_ATTEMPTS):
-            now = monotonic()
-            if now < self._tcp_until:
-                return None
-            connection = self._pool.take(deadline, now)
-            lane = self._lanes.get(connection)
-            if lane is not None and (not connection.is_quiet() or self._is_outdated(lane, now)):
-                self._pool.discard(connection)
-                continue
-            try:
-                if lane is None:
-                    lane = self._new_lane(connection, now)
-                if lane is not None and writes:
-                    lane.make_writers()
-            except StaleEpoch:  # it was ended a moment ago
-                self._pool.discard(connection)
-                continue
-            except (Unavailable, ResourceUnavailable, ProtocolError) as error:
-                self._pool.discard(connection)
-                self._go_over_tcp(error)
-                return None
-            except BaseException:  # whatever it was, an answer may still be on its way
-                self._pool.discard(connection)
-                raise
-            if lane is None:
-                self._pool.give_back(connection)
-            return lane
-        return None
-
-    def _is_outdated(self, lane: Lane, now: float) -> bool:
-        if lane.writers and lane.epoch < self.epoch and not lane.is_fresh:
-            return True
-        lane.is_fresh = False
-        with self._lock:
-            probe_s = self._health.next_probe_s()
-        return probe_s is not None and probe_s <= now
-
-    def _new_lane(self, connection: DataConnection, now: float) -> Lane | None:
-        with self._lock:
-            chosen = list(self._health.working)
-            probed = self._health.begin_probe(now)
-        if probed is not None:
-            chosen.append(probed)
-        if not chosen:
-            return None
-        numbers = {self._paths[index]: index for index in chosen}
-        try:
-            lane = Lane(connection, self._nics, list(numbers), self._settings)
-        except BaseException:  # whatever it was, the probe has ended
-            if probed is not None:
-                self._failed(probed, "it could not be connected")
-            raise
-        for path, why in lane.refusals.items():
-            self._failed(numbers[path], why)
-        if probed is not None and self._paths[probed] not in lane.refusals:
-            self._probe(lane, probed)
-        if not lane.readers:
-            lane.close()
-            return None
-        self._lanes[connection] = lane
-        self._counters.lanes += 1
-        self.obstacle = ""
-        return lane
-
-    def _probe(self, lane: Lane, index: int) -> None:
-        """Read something over a path that had failed; it stays out of the lane where that fails."""
-        [queue] = [queue for queue in lane.readers if queue.path is self._paths[index]]
-        until = monotonic() + min(0.25, self._settings.probe_s)
-        try:
-            self._read_a_little(lane, queue, until)
-        except CenoteError as error:
-            queue.close()
-            lane.readers.remove(queue)
-            self._failed(index, f"its probe failed: {error.message}")
-        else:
-            with self._lock:
-                self._health.recovered(index, monotonic())
-
-    def _read_a_little(self, lane: Lane, queue: WorkQueue, until: float) -> None:
-        pieces = lane.places.first_bytes(queue.path.peer.device)
-        if pieces is None:
-            return
-        blocks = self._memory.take(1, until)
-        try:
-            snapshot = self._memory.snapshot
-            local = np.array([blocks[0].address], np.uint64)
-            pieces = pieces.at(local)
-            mover = Mover(lane, [queue], Opcode.READ, snapshot, until, self._spin_s)
-            mover.finish(mover.post(pieces, snapshot.find(local, pieces.lengths)))
-        except BaseException:
-            if queue.stop():
-                self._memory.give_back(blocks)
-            raise
-        self._memory.give_back(blocks)
-
-    def _failed(self, index: int, why: str) -> None:
-        with self._lock:
-            self._health.failed(index, why, monotonic())
-            if not self._health.working:
-                self.obstacle = why
-        self._counters.failed_paths += 1
-
-    def _go_over_tcp(self, error: CenoteError) -> None:
-        self.obstacle = error.message
-        self._tcp_until = monotonic() + _AGAIN_AFTER_S
-
-    def _note_failed(self, mover: Mover | None) -> None:
-        for queue in mover.failed if mover is not None else ():
-            self._failed(self._paths.index(queue.path), queue.why)
-
-    def _drop(self, lane: Lane, blocks: Sequence[StagingBlock], *, direct: bool) -> None:
-        """End a lane in the middle of something. Raises BufferInUse, and then keeps the lane."""
-        stopped = lane.stop()
-        if stopped:
-            self._memory.give_back(blocks)
-        else:
-            self._lanes.pop(lane.connection, None)  # so that it is not closed, nor used again
-            self._memory.keep(lane, blocks)
-        self._pool.discard(lane.connection)
-        if not stopped and direct:
-            raise BufferInUse(
-                "an RDMA device did not let go of the call's memory",
-                remedy="keep the buffer until the client is closed",
-            )
-
-    def _end_at_daemon(self, lane_id: int, deadline: float) -> None:
-        """Have the daemon confirm that nothing lands over a lane any more, over any connection."""
-        now = monotonic()
-        connection = self._pool.take(min(deadline, now + _FENCE_S), now)
-        try:
-            ask_daemon(connection, store_pb2.RdmaRequest(ended_lane_ids=[lane_id]))
-        except BaseException:  # whatever it was, the answer may still be on its way
-            self._pool.discard(connection)
-            raise
-        self._pool.give_back(connection)
 
     # ---- moving -----------------------------------------------------------------------------
 
@@ -341,8 +162,8 @@ class RdmaChannel:
                     mine = np.unique(pieces.items[at_hand])
                     checksums[mine] = checksums_of(addresses[mine], lengths[mine])
         except BaseException:  # whatever it was, nothing of it may land when this has returned
-            self._note_failed(mover)
-            self._drop(lane, blocks, direct=direct)
+            self._lanes.note_failed(mover)
+            self._lanes.drop(lane, blocks, direct=direct)
             raise
         self._memory.give_back(blocks)
         self._end_well(lane, mover, opcode, deadline)
@@ -360,9 +181,10 @@ class RdmaChannel:
 
     def _end_well(self, lane: Lane, mover: Mover, opcode: int, deadline: float) -> None:
         if not mover.failed:
+            self._lanes.note_success()
             self._pool.give_back(lane.connection)
             return
-        self._note_failed(mover)
+        self._lanes.note_failed(mover)
         try:
             if opcode == Opcode.WRITE:
                 ask_daemon(lane.connection, store_pb2.RdmaRequest(ended_lane_ids=[lane.lane_id]))
@@ -380,7 +202,7 @@ class RdmaChannel:
     ) -> U8Array | None:
         """As `_move`; None where all of it is to go over TCP."""
         for _ in range(_ATTEMPTS):
-            lane = self._take(deadline, writes=opcode == Opcode.WRITE)
+            lane = self._lanes.take(deadline, self.epoch, writes=opcode == Opcode.WRITE)
             if lane is None:
                 return None
             if opcode == Opcode.WRITE:
@@ -391,11 +213,11 @@ class RdmaChannel:
                 return self._move(lane, opcode, extents, addresses, deadline, checksums)
             except NicsFailed as error:
                 if opcode == Opcode.WRITE:
-                    self._end_at_daemon(lane.lane_id, deadline)
-                self.obstacle = error.message
+                    self._lanes.end_at_daemon(lane.lane_id, deadline)
+                self._lanes.obstacle = error.message
                 return None
             except ResourceUnavailable as error:  # nothing could be posted: no staging memory
-                self._go_over_tcp(error)
+                self._lanes.go_over_tcp(error)
                 return None
             except StaleEpoch:
                 if opcode == Opcode.WRITE:

@@ -59,13 +59,15 @@ def find_nics(
 
     Raises ResourceUnavailable where there is no library or no such port; it says why for each.
     """
-    verbs = load_verbs(choice)
     usable, refusals = usable_ports(
         read_ports(), allowed, netdevs=read_netdevs(), gid_index=gid_index
     )
-    nics = Nics(verbs, usable, refusals)
-    if not nics.ports:
-        why = "; ".join(map(str, nics.refusals)) or "this host has none"
+    nics = None
+    if usable:  # else there is no need of a library
+        nics = Nics(load_verbs(choice), usable, refusals)
+        refusals = list(nics.refusals)
+    if nics is None or not nics.ports:
+        why = "; ".join(map(str, refusals)) or "this host has none"
         raise ResourceUnavailable(
             f"no RDMA device can be used: {why}", remedy="`cenote doctor` looks into it"
         )

@@ -13,6 +13,7 @@ from typing import Final, Literal
 from cenote.api.errors import ConfigError, ResourceUnavailable
 from cenote.rpc.address import UNIX_PATH_BYTES_MAX
 from cenote.runtime.config import option
+from cenote.transport.nics.filters import DeviceFilter
 
 from .dram import SEGMENT_BYTES_MIN
 from .node_files import NODE_NAME
@@ -116,6 +117,20 @@ class StoreConfig:
     connections_max: int = field(
         default=256, metadata=option(minimum=1, maximum=65_536, help="data connections at once")
     )
+    rdma: Literal["auto", "on", "off"] = field(
+        default="auto",
+        metadata=option(help="serve over RDMA; auto: where there is a device; on: or don't start"),
+    )
+    rdma_devices: tuple[str, ...] = field(
+        default=(),
+        metadata=option(help="to use, such as mlx5_0,mlx5_2:1 or mlx5_*,!mlx5_3; default: all"),
+    )
+    rdma_gid_index: int = field(
+        default=-1, metadata=option(minimum=-1, maximum=1023, help="of all ports; -1: chosen")
+    )
+    verbs: Literal["auto", "ibverbs", "pyverbs"] = field(
+        default="auto", metadata=option(help="library for RDMA")
+    )
     token: str = field(
         default="",
         repr=False,
@@ -138,6 +153,7 @@ class StoreConfig:
                 f"--listen {self.listen} is no address that clients could connect to",
                 remedy="say with --advertise how this node is reached",
             )
+        DeviceFilter.parse(self.rdma_devices)
         for name in ("grpc", "metrics_listen"):
             if address := getattr(self, name):
                 host_and_port(address, name.replace("_", "-"))

@@ -29,6 +29,8 @@ from .master_link import LaneMasterLink
 from .node_files import NodeFiles, control_directory_for, stale_nodes
 from .pool_copy import PoolCopyFile
 from .preparation import Preparation
+from .rdma_host import RdmaHost
+from .rdma_serving import open_rdma, rdma_endpoint
 from .segments import LocalSegments, open_segments
 from .server import DataServer
 from .sessions import SessionTable
@@ -44,6 +46,7 @@ _FIRST_ATTACH_S: Final = 0.5
 _AGENT_STOP_S: Final = 0.8
 _SERVER_STOP_S: Final = 0.4
 _GRPC_STOP_S: Final = 0.3
+_RDMA_STOP_S: Final = 0.3
 
 T = TypeVar("T")
 _log = get_logger(__name__)
@@ -71,6 +74,7 @@ class StoreDaemon:
         self._files: NodeFiles | None = None
         self.segments: LocalSegments | None = None
         self.server: DataServer | None = None
+        self._rdma: RdmaHost | None = None
         self.agent: StoreAgent | None = None
         self._preparation: Preparation | None = None
         self._verifier: Verifier | None = None
@@ -94,6 +98,7 @@ class StoreDaemon:
         assert segments is not None
         sessions = SessionTable(segments)
         path = socket_path(config)
+        self._rdma = await asyncio.to_thread(open_rdma, config, segments)
         self.server = server = DataServer(
             segments,
             sessions,
@@ -103,6 +108,7 @@ class StoreDaemon:
             connections_max=config.connections_max,
             server_version=self._version,
             claims=segments.claim_file,
+            rdma=self._rdma,
         )
         assert server.tcp_address is not None
         server.start()
@@ -121,6 +127,10 @@ class StoreDaemon:
             ),
             common_pb2.Endpoint(kind=common_pb2.TRANSPORT_KIND_SHM, address=path),
         ]
+        if self._rdma is not None:
+            self._rdma.start()
+            endpoints.append(rdma_endpoint(self._rdma, endpoints[0].address))
+            fields["rdma"] = ",".join(port.name for port in self._rdma.nics.ports)
         if config.grpc:
             fields["grpc"] = grpc = await self._start_grpc(segments, sessions, server)
             endpoints.append(common_pb2.Endpoint(kind=common_pb2.TRANSPORT_KIND_GRPC, address=grpc))
@@ -351,6 +361,8 @@ class StoreDaemon:
             if self.server is not None:
                 self.server.close(_SERVER_STOP_S)
         finally:
+            if self._rdma is not None:  # before its memory is unmapped
+                self._rdma.close(_RDMA_STOP_S)
             if self.segments is not None:
                 self.segments.close()
             if self._files is not None:

@@ -37,7 +37,7 @@ LOSS_COUNTERS: Final = (
 
 
 def rdma_checks(allowed: DeviceFilter, root: Path = _SYS) -> list[Check]:
-    """All that can be told without opening a device; one check, since it reads hundreds of files."""
+    """All that can be told without opening a device. One check: it reads hundreds of files."""
 
     def look(_: float) -> list[Finding]:
         ports, netdevs = read_ports(root), read_netdevs(root)
