@@ -20,7 +20,8 @@ pytestmark = [
 
 MIB = 1 << 20
 SLOW_S = 300.0
-"""The machine is emulated."""
+"""The machine is emulated. So slow is it that a daemon may miss a master's probe meanwhile, and what
+it holds is a miss for a moment; other bytes it never is."""
 
 
 def set_links(netdevs: list[str], state: str) -> None:
@@ -47,7 +48,7 @@ def test_paths_follow_the_nics() -> None:
             set_links(netdevs, "down")
 
             def over_tcp() -> bool:
-                assert client.get("k") == data
+                assert client.get("k") in (data, None)
                 (found,) = client.paths(deadline_s=60.0)
                 return found.path == "tcp" and any(o.path == "rdma" for o in found.obstacles)
 
@@ -56,8 +57,9 @@ def test_paths_follow_the_nics() -> None:
             set_links(netdevs, "up")
 
         def over_rdma() -> bool:
-            assert client.get("k") == data
+            assert client.get("k") in (data, None)
             (found,) = client.paths(deadline_s=60.0)
             return found.path == "rdma"
 
         wait_until(over_rdma, SLOW_S, what="RDMA to be taken again")
+        wait_until(lambda: client.get("k") == data, SLOW_S, what="the object to be read")
