@@ -32,7 +32,7 @@ FLAT = {"private_mib": (1.15, 8.0), "fds": (1.0, 6.0), "threads": (1.0, 4.0)}
 """Of the level after a tenth of the run: times this, plus that, is still flat."""
 FLAT_FROM_S = 150.0
 MINUTES_FOR_ALL = 10
-ROLES = ("master", "store", "client")
+ROLES = ("master", "store", "client", "etcd")
 
 
 @dataclass
@@ -99,6 +99,7 @@ class Outcome:
         return {
             "object memory, MiB": [rows[i][1] for i in at],
             "metadata and logs, MiB": [rows[i][2] for i in at],
+            "etcd's largest database with its snapshots, MiB": [rows[i][3] for i in at],
         }
 
     def rules(self) -> list[tuple[str, bool, str]]:
@@ -123,7 +124,8 @@ class Outcome:
             ("no replica was damaged", self.damaged_replicas == 0, f"{self.damaged_replicas}"),
         ]
         if self.ran_s > MINUTES_FOR_ALL * 60:
-            missing = [f"{r} {k}" for r in ROLES for k in ("SIGKILL", "SIGSTOP")]
+            roles = [role for role in ROLES if self.pool.of(role)]
+            missing = [f"{r} {k}" for r in roles for k in ("SIGKILL", "SIGSTOP")]
             missing = [name for name in missing if not chaos.counts[name]]
             found.append(("every fault happened", not missing, f"{missing}"))
         return found
@@ -205,7 +207,7 @@ def print_report(outcome: Outcome) -> bool:
         cells = [" / ".join(f"{v:.0f}" for v in row[field]) for field in FIELDS]
         print(f"| {row['who']} | {' | '.join(cells)} |")
     for name, values in outcome.sizes().items():
-        print(f"{name}: {' / '.join(f'{v:.0f}' for v in values)}")
+        print(f"{name}: {' / '.join(f'{v:.1f}' for v in values)}")
     print("\n| rule | held | seen |\n|---|---|---|")
     for rule, held, seen in outcome.rules():
         print(f"| {rule} | {'yes' if held else '**NO**'} | {seen} |")

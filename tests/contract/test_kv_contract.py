@@ -1,4 +1,4 @@
-"""What a `Kv` promises (`cenote.master.kv`), held against etcd and against the model of it."""
+"""What a `Kv` promises (`cenote.kv.service`), held against etcd and against the model of it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cenote.master.etcd import EtcdKv
-from cenote.master.kv import (
+from cenote.kv.etcd import EtcdKv
+from cenote.kv.service import (
     Created,
     Delete,
     Get,

@@ -10,7 +10,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +33,7 @@ from cenote.v1 import admin_pb2, admin_pb2_grpc, common_pb2, master_pb2_grpc, st
 from cenote.v1 import master_pb2 as pb
 from cluster import Cluster
 from master_pool import MIB, attach_request
+from promptness import ends_within
 from waiting import wait_until
 
 pytestmark = pytest.mark.integration
@@ -156,10 +156,9 @@ def test_a_stopped_master_ends_in_time_and_comes_back(cluster: Cluster) -> None:
         client.attach()
         client.put(b"a", durability=common_pb2.DURABILITY_JOURNALED)
         for number in (signal.SIGTERM, signal.SIGINT):
-            began_s = time.monotonic()
-            cluster.master.send_signal(number)
-            assert cluster.master.wait_exit(END_S) == 0
-            assert time.monotonic() - began_s < END_S
+            with ends_within(END_S):
+                cluster.master.send_signal(number)
+                assert cluster.master.wait_exit(END_S + 8) == 0
             cluster.master.restart()
             with LaneSession(cluster.lane) as again:
                 assert again.exists(b"a", b"b") == [1, 0]
@@ -187,10 +186,9 @@ def test_a_signal_while_the_journal_is_replayed_ends_it_in_time(tmp_path: Path) 
     ) as master:
         try:
             wait_until(lambda: int(epoch.read_bytes()) == first + 1, 20, what="the epoch to begin")
-            began_s = time.monotonic()
-            master.send_signal(signal.SIGINT)
-            assert master.wait(END_S) == 0
-            assert time.monotonic() - began_s < END_S
+            with ends_within(END_S):
+                master.send_signal(signal.SIGINT)
+                assert master.wait(END_S + 8) == 0
         finally:
             master.kill()
 

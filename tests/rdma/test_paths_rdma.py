@@ -20,8 +20,8 @@ pytestmark = [
 
 MIB = 1 << 20
 SLOW_S = 300.0
-"""The machine is emulated. So slow is it that a daemon may miss a master's probe meanwhile, and what
-it holds is a miss for a moment; other bytes it never is."""
+"""The machine is emulated. So slow is it that a daemon may miss a master's probe meanwhile, and
+what it holds is a miss for a moment; other bytes it never is."""
 
 
 def set_links(netdevs: list[str], state: str) -> None:

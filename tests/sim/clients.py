@@ -14,8 +14,8 @@ from cenote.api.errors import CenoteError, ClientClosed, InternalError, Protocol
 from cenote.api.types import AcquiredLease, GetStatus
 from cenote.client.client import Client
 from cenote.client.config import ClientConfig, make_config
+from sim.lanes import SimMaster
 from sim.loop import Party, Violation
-from sim.masters import SimMaster
 from sim.one_sided import SimOneSided
 from sim.oracle import PutRecord
 from sim.transports import SimShm, SimTcp, SimTransport

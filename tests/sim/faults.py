@@ -50,7 +50,7 @@ ALL_FAULTS: Final = frozenset(
 WITH_POWER: Final = ALL_FAULTS | {"power"}
 """The master's machine fails, too, and the journal's unsynced end is lost."""
 WITH_METADATA_LOSS: Final = ALL_FAULTS | {"metadata-loss"}
-"""The master's directory is lost at times. Some seeds fail with it (docs/internals/bugs.md)."""
+"""The master's directory is lost at times."""
 
 WITH_HIDDEN_SOCKETS: Final = ALL_FAULTS | {"hidden-sockets"}
 """At times nobody can see the daemons' Unix sockets: who connects then takes TCP, and changes over

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from cenote.api.errors import CenoteError
-from cenote.master.kv import (
+from cenote.kv.service import (
     Condition,
     KvCompacted,
     KvEvent,
@@ -112,7 +112,7 @@ class KvWeather:
 
 
 class SimKv:
-    """See `cenote.master.kv.Kv`: the connection of a party."""
+    """See `cenote.kv.service.Kv`: the connection of a party."""
 
     def __init__(self, weather: KvWeather, party: Party) -> None:
         self._weather = weather
@@ -206,7 +206,7 @@ class SimKv:
 
 
 class _SimWatch:
-    """See `cenote.master.kv.Watch`."""
+    """See `cenote.kv.service.Watch`."""
 
     def __init__(
         self, weather: KvWeather, party: Party, key: bytes, end: bytes, revision: int

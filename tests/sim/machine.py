@@ -7,11 +7,12 @@ puts the simulated ones in their place for as long as a simulation runs.
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from queue import Empty
-from typing import Any
+from typing import Any, Final
 
 import cenote.client.client
 import cenote.client.driver
@@ -22,7 +23,10 @@ import cenote.store.agent
 import cenote.store.sessions
 from sim.loop import Loop, Signal, Task
 
-__all__ = ["SimEvent", "SimLock", "inhabited"]
+__all__ = ["SimEvent", "SimLock", "inhabited", "uncollected"]
+
+
+COLLECTIONS_MAX: Final = 5
 
 
 class SimTime:
@@ -228,6 +232,24 @@ class SimSecrets:
 
     def token_bytes(self, count: int) -> bytes:
         return self._loop.dice.randbytes(count)
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage is collected meanwhile, and all of it afterwards: finalizers of one run are no
+    part of another, and do not depend on what ran in this process before."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    gc.freeze()  # so that the collection goes through what the run made, and nothing else
+    try:
+        yield
+    finally:
+        for _ in range(COLLECTIONS_MAX):  # what finalizers touched is found by the next one
+            if not gc.collect():
+                break
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from cenote.master.adoption import AdoptionLog
 from cenote.master.effects import Gone, GoneReason
 from cenote.master.leases import LeaseTable
 from cenote.master.log_writer import LogWriter
+from cenote.master.operations import Operations
 from cenote.store.claims import ClaimTable
 from cenote.store.segments import LocalSegments
 from cenote.store.sessions import SessionTable
@@ -249,6 +250,11 @@ def _adopt_everything() -> Iterator[None]:
         yield
 
 
+def _attaches_are_for_anybody() -> contextlib.AbstractContextManager[None]:
+    """A master takes in what a daemon told another one, for which it had fenced its writers."""
+    return _replaced(Operations, "_refuse_unless_meant", lambda operations, request: None)
+
+
 def _tombstones_are_forgotten() -> contextlib.AbstractContextManager[None]:
     """A master does not look whether what the journal missed was removed meanwhile."""
     return _replaced(AdoptionLog, "removed", lambda *_: None)
@@ -320,6 +326,7 @@ MUTATIONS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     "nothing is cancelled": _nothing_is_cancelled,
     "acknowledged unsealed": _acknowledged_unsealed,
     "adopt everything": _adopt_everything,
+    "attaches are for anybody": _attaches_are_for_anybody,
     "tombstones are forgotten": _tombstones_are_forgotten,
     "unfenced is forgotten": _unfenced_is_forgotten,
     "locations do not end": _locations_do_not_end,

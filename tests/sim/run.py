@@ -99,12 +99,13 @@ def tell(report: Report, given: argparse.Namespace) -> bool:
 
 def shrunk(report: Report) -> str:
     """The fewest kinds of faults with which the seed still fails: the command for it."""
-    kinds = WITH_POWER if report.power else ALL_FAULTS
-    for kind in sorted(ALL_FAULTS):
+    kinds = report.faults
+    for kind in sorted(kinds & ALL_FAULTS):
         fewer = dataclasses.replace(Options(report.seed), faults=kinds - {kind})
         if simulate(fewer).failure:
             kinds = fewer.faults
-    return f"with fewer faults: {report.reproduction} --faults {','.join(sorted(kinds)) or 'none'}"
+    named = ",".join(sorted(kinds & ALL_FAULTS)) or "none"
+    return f"with fewer faults: {report.reproduction} --faults {named}"
 
 
 if __name__ == "__main__":

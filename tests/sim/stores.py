@@ -25,8 +25,8 @@ from cenote.store.slots import SlotTable
 from cenote.transport.claims import CLAIM_PAGE_BYTES
 from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
+from sim.lanes import StoreLink
 from sim.loop import Party
-from sim.masters import StoreLink
 
 if TYPE_CHECKING:
     from sim.world import World

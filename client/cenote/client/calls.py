@@ -31,7 +31,8 @@ from .plan.pieces import Pieces
 from .plan.reads import ReadOptions, ReadOutcome, acquire, read_objects
 from .plan.single_puts import put_single
 from .plan.singles import exists_single, read_single
-from .plan.state import Call, PutOptions, Space
+from .plan.space import Space
+from .plan.state import Call, PutOptions
 from .plan.steps import Plan
 from .plan.writes import PutOutcome, put_objects
 from .results import GetResults, PutResults

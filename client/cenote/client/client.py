@@ -46,6 +46,11 @@ class ClientKeywords(TypedDict, total=False):
     local_first: bool
     tenant: str
     token: str
+    etcd_ca: str
+    etcd_cert: str
+    etcd_key: str
+    etcd_user: str
+    etcd_password: str
     location_cache_entries: int
     transfer_threads: int
 
@@ -81,9 +86,10 @@ class Client(Namespace):
             client.put("key", b"bytes")
             client.get("key")
 
-    `addresses`: one or several masters, `host:port` or `unix:///path`. Options are those of
-    `ClientConfig`. Connects at once: raises Unavailable or DeadlineExceeded where no master answers
-    within `deadline_s`, FingerprintMismatch, Unauthenticated, ConfigError.
+    `addresses`: one or several masters, `host:port` or `unix:///path`, or the etcd that they are
+    registered in, `etcd://host:2379,host:2379/prefix`. Options are those of `ClientConfig`.
+    Connects at once: raises Unavailable or DeadlineExceeded where no master answers within
+    `deadline_s`, FingerprintMismatch, Unauthenticated, ConfigError.
 
     Safe from several threads; not after `os.fork()` (ForkedClient). `close` it, or use `with`.
     """
@@ -95,7 +101,7 @@ class Client(Namespace):
         self._start(
             config,
             fingerprint,
-            lambda hello, greeted: LaneMaster(config.addresses, hello, on_hello=greeted),
+            lambda hello, greeted: _reach_masters(config, hello, greeted),
             make_transports(config),
         )
 
@@ -124,7 +130,7 @@ class Client(Namespace):
         self._transports = list(transports)
         self._registrations: list[Registration] = []
         try:
-            session.open(config.deadline_s)
+            session.open(max(0.001, until_s - time.monotonic()))
             left_s = max(0.001, until_s - time.monotonic())
             space = session.open_space(config.namespace, fingerprint, left_s)
             super().__init__(session, space)
@@ -273,3 +279,14 @@ def _configure(
         overrides["transports"] = (overrides["transports"],)
     config = make_config(addresses, overrides)
     return config, config.fingerprint.encode("utf-8", "surrogateescape")
+
+
+def _reach_masters(
+    config: ClientConfig, hello: pb.HelloRequest, greeted: Callable[[pb.HelloResponse], None]
+) -> LaneMaster:
+    """Raises Unavailable, Unauthenticated and ConfigError where they can't be looked up."""
+    directory, addresses = config.directory(), config.addresses
+    if directory is not None:
+        places = directory.wait(config.deadline_s)
+        addresses = tuple(address for place in places for address in place.addresses)
+    return LaneMaster(addresses, hello, on_hello=greeted, directory=directory)

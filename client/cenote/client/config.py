@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from cenote.api.errors import ConfigError
+from cenote.kv.directory import EtcdDirectory, etcd_url_in
+from cenote.kv.etcd_options import parse_etcd_url
 from cenote.runtime.config import load_config, option
 
 __all__ = ["ADDRESS_DEFAULT", "ENV_PREFIX", "ClientConfig", "make_config"]
@@ -25,7 +27,10 @@ class ClientConfig:
 
     addresses: tuple[str, ...] = field(
         default=(ADDRESS_DEFAULT,),
-        metadata=option(help="masters: host:port or unix:///path, the first that leads is used"),
+        metadata=option(
+            help="masters: host:port or unix:///path, the first that leads is used; or the etcd "
+            "that they are registered in: etcd://host:2379,host:2379/prefix"
+        ),
     )
     namespace: str = field(default="default", metadata=option(help="namespace of Client's methods"))
     fingerprint: str = field(
@@ -65,6 +70,15 @@ class ClientConfig:
     local_first: bool = field(default=False, metadata=option(help="place on this host if it can"))
     tenant: str = field(default="", metadata=option(help="credentials: who this is"))
     token: str = field(default="", repr=False, metadata=option(help="credentials: the proof"))
+    etcd_ca: str = field(
+        default="", metadata=option(help="file with the CA that signed etcd's certificate")
+    )
+    etcd_cert: str = field(default="", metadata=option(help="our certificate for etcd"))
+    etcd_key: str = field(default="", metadata=option(help="the key of etcd_cert"))
+    etcd_user: str = field(default="", metadata=option(help="name to log in to etcd with"))
+    etcd_password: str = field(
+        default="", repr=False, metadata=option(help="better in the environment or a file")
+    )
     location_cache_entries: int = field(
         default=65536,
         metadata=option(minimum=0, maximum=1 << 22, help="per namespace, about 250 bytes each"),
@@ -83,6 +97,22 @@ class ClientConfig:
                 f"min_replicas={self.min_replicas} is more than replicas={self.replicas}",
                 remedy="raise replicas or lower min_replicas",
             )
+        self.directory()  # a typing mistake shows now
+
+    def directory(self) -> EtcdDirectory | None:
+        """Where masters are looked up; None: `addresses` are theirs. Raises ConfigError."""
+        url = etcd_url_in(self.addresses)
+        if not url:
+            return None
+        options = parse_etcd_url(
+            url,
+            ca=self.etcd_ca,
+            cert=self.etcd_cert,
+            key=self.etcd_key,
+            user=self.etcd_user,
+            password=self.etcd_password,
+        )
+        return EtcdDirectory(options)
 
 
 def make_config(

@@ -28,7 +28,9 @@ _PAUSE_MAX_S: Final = 0.2
 class Masters:
     """See the module's docstring. `addresses` is not empty; the first one is asked first."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(self, addresses: Sequence[str], *, more_to_find: bool = False) -> None:
+        """`more_to_find`: there is somebody who can be asked for others."""
+        self._more_to_find = more_to_find
         self.known = list(dict.fromkeys(addresses))
         """The present leader, or who was taken for it last, first."""
         self.epoch = 0
@@ -40,7 +42,7 @@ class Masters:
     @property
     def is_lone(self) -> bool:
         """There is nobody else to turn to."""
-        return len(self.known) == 1
+        return len(self.known) == 1 and not self._more_to_find
 
     def accepts(self, reply: pb.HelloResponse) -> bool:
         """Whether this is the hello of a leader that may be followed."""
@@ -63,6 +65,13 @@ class Masters:
         """From now on this one is taken for the leader."""
         rest = [other for other in self.known if other != address]
         self.known = [address, *rest][:KNOWN_MAX]
+
+    def learn(self, addresses: Iterable[str]) -> None:
+        """These are all masters there are; only the one in use is kept, whether or not it is among
+        them."""
+        present = self.known[0]
+        self.known = list(dict.fromkeys((present, *addresses)))[:KNOWN_MAX]
+        self._silent.intersection_update(self.known)
 
     # ---- a round of questions -----------------------------------------------------------------
 

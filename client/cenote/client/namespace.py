@@ -18,7 +18,7 @@ from .buffers import AnyBuffer, Buffers, new_bytes, writable_memory
 from .calls import Calls, PutKeywords
 from .driver import BlockingDriver
 from .locations import LOCATION_STRUCT
-from .plan.state import Space
+from .plan.space import Space
 from .results import GetResults, PutResults
 from .session import Session
 from .views import View

@@ -38,7 +38,8 @@ from .housekeeping import Housekeeper
 from .master_stub import LaneMaster
 from .plan.grants import Grant
 from .plan.peers import Peers
-from .plan.state import ClientState, Space
+from .plan.space import Space
+from .plan.state import ClientState
 from .turns import Turn
 from .ways import Ways
 

@@ -31,7 +31,7 @@ from cenote.api.rows import EXTENT
 from cenote.v1 import store_pb2
 
 from .base import ExtentArray, SealBatch, Seen, U8Array, U64Array
-from .memory_access import checksums_of
+from .memory_access import checksum_at, checksums_of, copy
 from .nics.choice import NicPath
 from .pool import ConnectionPool
 from .rdma_lane import Lane, LaneSettings, ask_daemon
@@ -48,6 +48,8 @@ __all__ = ["RdmaChannel"]
 
 _VOID: Final = GrantRevoked.code
 _NO_GRANT: Final = (1 << 64) - 1
+_ONE_BYTES_MAX: Final = 256 << 10
+"""Longer ones are worth being divided among NICs."""
 _ELSEWHERE: Final = 255
 """Status of what is to go over TCP; no error has this code."""
 _ATTEMPTS: Final = 3
@@ -142,16 +144,17 @@ class RdmaChannel:
             regions = snapshot.find(pieces.local, pieces.lengths)
             at_hand = regions != NOWHERE
             direct = bool(at_hand.any())
-            staged = pieces[~at_hand] if not at_hand.all() else None
-            if staged is not None:
+            mine, staged = pieces, None
+            if not at_hand.all():
+                mine, staged = pieces[at_hand], pieces[~at_hand]
                 wanted = BLOCKS_PER_CALL if int(staged.lengths.sum()) > 1 << 20 else 1
                 blocks = self._memory.take(wanted, deadline)
                 snapshot = self._memory.snapshot
-                regions = snapshot.find(pieces.local, pieces.lengths)
+                regions = snapshot.find(mine.local, mine.lengths)
             queues = lane.readers if opcode == Opcode.READ else lane.writers
             mover = Mover(lane, queues, opcode, snapshot, deadline, self._spin_s)
             lengths = np.ascontiguousarray(extents["length"])
-            ticket = mover.post(pieces[at_hand], regions[at_hand]) if direct else None
+            ticket = mover.post(mine, regions) if direct else None
             if staged is not None:
                 through = StagedMove(mover, blocks, snapshot, staged, lengths, checksums, deadline)
                 through.read() if opcode == Opcode.READ else through.write()
@@ -159,8 +162,8 @@ class RdmaChannel:
             if ticket is not None:
                 mover.finish(ticket)
                 if checksums is not None:
-                    mine = np.unique(pieces.items[at_hand])
-                    checksums[mine] = checksums_of(addresses[mine], lengths[mine])
+                    items = np.unique(mine.items)
+                    checksums[items] = checksums_of(addresses[items], lengths[items])
         except BaseException:  # whatever it was, nothing of it may land when this has returned
             self._lanes.note_failed(mover)
             self._lanes.drop(lane, blocks, direct=direct)
@@ -309,6 +312,12 @@ class RdmaChannel:
         deadline_s: float,
         checksum: bool,
     ) -> tuple[int, int]:
+        if length <= _ONE_BYTES_MAX:
+            found = self._move_one(
+                Opcode.READ, segment, offset, length, address, 0, deadline_s, checksum
+            )
+            if found is not None:
+                return found
         sums = np.zeros(1, np.uint64) if checksum else None
         statuses = self.read(*_one(segment, offset, length, address), deadline_s, sums)
         return int(statuses[0]), 0 if sums is None or statuses[0] else int(sums[0])
@@ -323,9 +332,103 @@ class RdmaChannel:
         deadline_s: float,
         checksum: bool,
     ) -> tuple[int, int]:
+        if length <= _ONE_BYTES_MAX:
+            found = self._move_one(
+                Opcode.WRITE, segment, offset, length, address, grant_id, deadline_s, checksum
+            )
+            if found is not None:
+                return found
         sums = np.zeros(1, np.uint64) if checksum else None
         statuses = self.write(*_one(segment, offset, length, address), grant_id, deadline_s, sums)
         return int(statuses[0]), 0 if sums is None or statuses[0] else int(sums[0])
+
+    def _move_one(
+        self,
+        opcode: int,
+        segment: int,
+        offset: int,
+        length: int,
+        address: int,
+        grant_id: int,
+        deadline_s: float,
+        checksum: bool,
+    ) -> tuple[int, int] | None:
+        """One small extent, without columns; None where it takes more than the plain way."""
+        deadline = monotonic() + deadline_s
+        writes = opcode == Opcode.WRITE
+        lane = self._lanes.take(deadline, self.epoch, writes=writes)
+        if lane is None:
+            return None
+        place = lane.places.find_one(segment, offset, length)
+        if place is None or (writes and self._must_ask(lane, grant_id)):
+            self._pool.give_back(lane.connection)
+            return None
+        digest = checksum_at(address, length) if writes and checksum else 0
+        try:
+            self._through(lane, opcode, place, address, length, deadline)
+        except (NicsFailed, ResourceUnavailable, StaleEpoch) as error:
+            # Nothing is under way any more: as a batch it is tried in other ways.
+            if writes:
+                if isinstance(error, StaleEpoch):
+                    raise
+                self._lanes.end_at_daemon(lane.lane_id, deadline)
+            return None
+        self._lanes.note_success()
+        self._pool.give_back(lane.connection)
+        if writes:
+            self._counters.written_bytes += length
+        else:
+            self._counters.read_bytes += length
+            digest = checksum_at(address, length) if checksum else 0
+        return 0, digest
+
+    def _must_ask(self, lane: Lane, grant_id: int) -> bool:
+        """Whether a write may be refused."""
+        return self.epoch < lane.epoch or grant_id < lane.first_grant_id
+
+    def _through(
+        self,
+        lane: Lane,
+        opcode: int,
+        place: tuple[int, int],
+        address: int,
+        length: int,
+        deadline: float,
+    ) -> None:
+        """Move one piece over the first path. Ends the lane on any error."""
+        snapshot = self._memory.snapshot
+        region = snapshot.find_one(address, length)
+        blocks: Sequence[StagingBlock] = ()
+        mover: Mover | None = None
+        local = address
+        try:
+            if region == NOWHERE:
+                blocks = self._memory.take(1, deadline)
+                snapshot, local = self._memory.snapshot, blocks[0].address
+                region = snapshot.find_one(local, length)
+                if opcode == Opcode.WRITE:
+                    copy(local, address, length)
+                self._counters.staged_bytes += length
+            queue = (lane.readers if opcode == Opcode.READ else lane.writers)[0]
+            mover = Mover(lane, (queue,), opcode, snapshot, deadline, self._spin_s)
+            local_keys, remote_keys = mover.keys_of(queue)
+            remote, registration = place
+            ticket = queue.post_one(
+                opcode,
+                local,
+                length,
+                int(local_keys[region]),
+                remote,
+                int(remote_keys[registration]),
+            )
+            mover.finish(ticket)
+            if blocks and opcode == Opcode.READ:
+                copy(address, local, length)
+        except BaseException:  # whatever it was, nothing of it may land when this has returned
+            self._lanes.note_failed(mover)
+            self._lanes.drop(lane, blocks, direct=not blocks)
+            raise
+        self._memory.give_back(blocks)
 
     def seal(self, batch: SealBatch, deadline_s: float) -> U8Array:
         return self._pool.seal(batch, deadline_s)

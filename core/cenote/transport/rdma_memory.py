@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import threading
+from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -45,6 +46,13 @@ class Snapshot:
     ends: U64Array
     keys: dict[str, U64Array]
     """By device: the local key of each region."""
+    start_list: list[int]
+    end_list: list[int]
+
+    def find_one(self, address: int, length: int) -> int:
+        """As `find`, for one piece."""
+        at = bisect_right(self.start_list, address) - 1
+        return at if at >= 0 and address + length <= self.end_list[at] else NOWHERE
 
     def find(self, addresses: U64Array, lengths: U64Array) -> IndexArray:
         """The region that holds each piece; NOWHERE where none does."""
@@ -127,7 +135,8 @@ class LocalMemory:
             name: np.array([made[name].local_key for _, made in held], np.uint64)
             for name in self._nics.devices
         }
-        return Snapshot(starts, starts + sizes, keys)
+        ends = starts + sizes
+        return Snapshot(starts, ends, keys, starts.tolist(), ends.tolist())
 
     # ---- staging ----------------------------------------------------------------------------
 
@@ -167,6 +176,8 @@ class LocalMemory:
 
     def give_back(self, blocks: Sequence[StagingBlock]) -> None:
         """No device touches them any more."""
+        if not blocks:
+            return
         with self._changed:
             self._idle.extend(blocks)
             self._changed.notify_all()

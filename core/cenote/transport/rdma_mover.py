@@ -15,6 +15,7 @@ from typing import Final, final
 
 from cenote.api.errors import DeadlineExceeded, InvalidBuffer, Unavailable
 
+from .base import U64Array
 from .connection import DataConnection
 from .nics import striping
 from .rdma_lane import Lane
@@ -68,6 +69,10 @@ class Mover:
         self._spin_s = spin_s
         self.failed: list[WorkQueue] = []
         """Queue pairs that were given up during the call."""
+
+    def keys_of(self, queue: WorkQueue) -> tuple[U64Array, U64Array]:
+        """(local keys by region, remote keys by registration)."""
+        return self._keys[queue]
 
     def post(self, pieces: Pieces, regions: IndexArray) -> Ticket:
         """Have pieces moved, as merged as they can be; `regions`: those of the local addresses."""

@@ -6,6 +6,7 @@ both sides are one), and a run that is longer than the device's largest message 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -101,6 +102,10 @@ class _Segment:
     """Less the offsets: add an offset in the segment to get the daemon's address."""
     first: int
     """Number of its first registration."""
+    offset_list: list[int]
+    end_list: list[int]
+    address_list: list[int]
+    """The same as numbers, and the addresses of the registrations themselves."""
 
 
 @final
@@ -127,7 +132,15 @@ class Places:
             offsets = np.array([row.offset for row in mine], np.uint64)
             lengths = np.array([row.length for row in mine], np.uint64)
             bases = np.array([row.address for row in mine], np.uint64) - offsets
-            self._segments[segment_id] = _Segment(offsets, offsets + lengths, bases, first)
+            self._segments[segment_id] = _Segment(
+                offsets,
+                offsets + lengths,
+                bases,
+                first,
+                [row.offset for row in mine],
+                [row.offset + row.length for row in mine],
+                [row.address for row in mine],
+            )
             first += len(mine)
 
     def first_bytes(self, device: str) -> Pieces | None:
@@ -144,10 +157,34 @@ class Places:
             np.array([segment.first], np.int64),
         )
 
+    def find_one(self, segment_id: int, offset: int, length: int) -> tuple[int, int] | None:
+        """(the daemon's address, registration) of one extent; None where it is not in one piece."""
+        segment = self._segments.get(segment_id)
+        if segment is None:
+            return None
+        at = bisect_right(segment.offset_list, offset) - 1
+        if at < 0 or length <= 0 or offset + length > segment.end_list[at]:
+            return None
+        return segment.address_list[at] + offset - segment.offset_list[at], segment.first + at
+
     def find(self, extents: ExtentArray, addresses: U64Array) -> tuple[Pieces, NDArray[np.bool_]]:
         """Pieces of the extents that can be reached whole, and which these are (bool[n])."""
         ids, offsets = extents["segment"], extents["offset"]
         lengths = np.ascontiguousarray(extents["length"])
+        one = self._segments.get(int(ids[0]))
+        if one is not None and len(one.offset_list) == 1 and (ids == ids[0]).all():
+            starts = np.ascontiguousarray(offsets)
+            size = np.uint64(one.end_list[0])
+            if one.offset_list[0] == 0 and _all_inside(starts, lengths, size):
+                count = len(extents)
+                pieces = Pieces(
+                    np.arange(count),
+                    addresses,
+                    starts + one.addresses,
+                    lengths,
+                    np.full(count, one.first, np.int64),
+                )
+                return pieces, np.ones(count, np.bool_)
         registrations = np.full(len(extents), NOWHERE, np.int64)
         remote = np.zeros(len(extents), np.uint64)
         reachable = np.zeros(len(extents), np.bool_)
@@ -194,6 +231,13 @@ class Places:
             rows.append((item, local, address, size, at + segment.first))
             offset, local, length, at = offset + size, local + size, length - size, at + 1
         return rows
+
+
+def _all_inside(starts: U64Array, lengths: U64Array, size: np.uint64) -> bool:
+    """Whether all extents lie in the first `size` bytes; none of them is empty then."""
+    if not lengths.min() or lengths.max() > size:
+        return False
+    return bool((starts <= size - lengths).all())
 
 
 def _joined(pieces: Pieces, rows: list[tuple[int, int, int, int, int]]) -> Pieces:

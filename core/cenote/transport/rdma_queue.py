@@ -35,6 +35,11 @@ DRAIN_S: Final = 0.05
 _POLL_MOST: Final = 32
 
 
+NO_REGIONS: Final[IndexArray] = np.zeros(0, np.int64)
+_NOTHING: Final[U64Array] = np.zeros(0, np.uint64)
+NO_PIECES: Final = Pieces(NO_REGIONS, _NOTHING, _NOTHING, _NOTHING, NO_REGIONS)
+
+
 @final
 class Ticket:
     """A part of a call's work; done when no chain of it is left."""
@@ -49,13 +54,16 @@ class Ticket:
 class Chain:
     """Requests that are posted together."""
 
-    __slots__ = ("bytes", "last_id", "pieces", "regions", "ticket")
+    __slots__ = ("bytes", "count", "last_id", "pieces", "regions", "ticket")
 
-    def __init__(self, pieces: Pieces, regions: IndexArray, ticket: Ticket) -> None:
+    def __init__(
+        self, pieces: Pieces, regions: IndexArray, ticket: Ticket, count: int, size_bytes: int
+    ) -> None:
         self.pieces = pieces
         self.regions = regions
         self.ticket = ticket
-        self.bytes = int(pieces.lengths.sum())
+        self.count = count
+        self.bytes = size_bytes
         self.last_id = 0
         ticket.chains_left += 1
 
@@ -101,8 +109,7 @@ class WorkQueue:
         """Post what waits, as far as there is room."""
         while self.backlog and not self.status:
             chain = self.backlog[0]
-            pieces = chain.pieces
-            count = len(pieces)
+            pieces, count = chain.pieces, chain.count
             if count > self._free:
                 return
             self.backlog.popleft()
@@ -126,6 +133,32 @@ class WorkQueue:
                 self._uncertain = True
                 self.status, self.why = WorkStatus.FLUSHED, str(error.strerror or error)
 
+    def post_one(
+        self,
+        opcode: int,
+        local: int,
+        length: int,
+        local_key: int,
+        remote: int,
+        remote_key: int,
+    ) -> Ticket:
+        """One request, at once; nothing else is on the queue pair. The latency path: no columns."""
+        ticket = Ticket()
+        chain = Chain(NO_PIECES, NO_REGIONS, ticket, 1, length)
+        chain.last_id = number = self._next_id
+        self._next_id = number + 1
+        self._free -= 1
+        self.outstanding_bytes += length
+        self.under_way.append(chain)
+        try:
+            self.pair.post(
+                opcode, number, (local,), (length,), (local_key,), (remote,), (remote_key,)
+            )
+        except VerbsError as error:
+            self._uncertain = True
+            self.status, self.why = WorkStatus.FLUSHED, str(error.strerror or error)
+        return ticket
+
     def poll(self) -> bool:
         """Take in what has ended; whether anything had."""
         ended = self._queue.poll(_POLL_MOST)
@@ -139,7 +172,7 @@ class WorkQueue:
             while under_way and under_way[0].last_id <= number:
                 chain = under_way.popleft()
                 chain.ticket.chains_left -= 1
-                self._free += len(chain.pieces)
+                self._free += chain.count
                 self.outstanding_bytes -= chain.bytes
         return bool(ended)
 
@@ -207,7 +240,9 @@ def chains_of(
     while first < len(pieces):
         last = min(len(pieces), first + size)
         chosen = slice(first, last)
-        chains.append(Chain(pieces[chosen], regions[chosen], ticket))
+        part = pieces[chosen]
+        total = int(part.lengths.sum())
+        chains.append(Chain(part, regions[chosen], ticket, len(part), total))
         first, size = last, requests_max
     return chains
 

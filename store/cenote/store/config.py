@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from cenote.api.errors import ConfigError, ResourceUnavailable
+from cenote.kv.directory import EtcdDirectory, etcd_url_in
+from cenote.kv.etcd_options import parse_etcd_url
 from cenote.rpc.address import UNIX_PATH_BYTES_MAX
 from cenote.runtime.config import option
 from cenote.transport.nics.filters import DeviceFilter
@@ -59,7 +61,8 @@ class StoreConfig:
     master: tuple[str, ...] = field(
         default=("127.0.0.1:5110",),
         metadata=option(
-            help="host:port of the master's lane, or unix:///path; several with commas"
+            help="host:port of the master's lane, or unix:///path; several with commas; or the "
+            "etcd that they are registered in, etcd://host:2379,host:2379/prefix"
         ),
     )
     name: str = field(
@@ -131,6 +134,15 @@ class StoreConfig:
     verbs: Literal["auto", "ibverbs", "pyverbs"] = field(
         default="auto", metadata=option(help="library for RDMA")
     )
+    etcd_ca: str = field(
+        default="", metadata=option(help="file with the CA that signed etcd's certificate")
+    )
+    etcd_cert: str = field(default="", metadata=option(help="our certificate for etcd"))
+    etcd_key: str = field(default="", metadata=option(help="the key of --etcd-cert"))
+    etcd_user: str = field(default="", metadata=option(help="name to log in to etcd with"))
+    etcd_password: str = field(
+        default="", repr=False, metadata=option(help="better in the environment or a file")
+    )
     token: str = field(
         default="",
         repr=False,
@@ -162,6 +174,22 @@ class StoreConfig:
             flag = "--" + name.replace("_", "-")
             if path and not Path(path).is_absolute():
                 raise ConfigError(f"{flag} {path!r} is no absolute path")
+        self.directory()  # a typing mistake shows now
+
+    def directory(self) -> EtcdDirectory | None:
+        """Where masters are looked up; None: `master` has their addresses. Raises ConfigError."""
+        url = etcd_url_in(self.master)
+        if not url:
+            return None
+        options = parse_etcd_url(
+            url,
+            ca=self.etcd_ca,
+            cert=self.etcd_cert,
+            key=self.etcd_key,
+            user=self.etcd_user,
+            password=self.etcd_password,
+        )
+        return EtcdDirectory(options)
 
 
 def advertised_address(config: StoreConfig, bound: tuple[str, int]) -> str:

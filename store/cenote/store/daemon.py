@@ -226,11 +226,13 @@ class StoreDaemon:
             hello.pool_id, hello.last_epoch = segments.pool.pool_id, segments.epoch
             return LaneMasterLink(master, hello)
 
+        directory = config.directory()
         self.agent = agent = StoreAgent(
             identity,
             segments,
             sessions,
-            config.master,
+            () if directory is not None else config.master,
+            directory=directory,
             connect=connect,
             stats=stats,
             is_preparing=has_news,
