@@ -23,7 +23,7 @@ from waiting import wait_until
 
 class OnDevices(RdmaScenarios):
     library = ""
-    connects = 1000
+    connects = int(os.environ.get("CENOTE_TEST_CONNECTS", "1000"))
 
     @contextmanager
     def far_end(self, **options: Any) -> Iterator[Far]:
@@ -81,11 +81,12 @@ def kernel_resources(kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.rdma
+@pytest.mark.timeout(3600)
 class TestFaultsWithIbverbs(OnDevices):
     library = "ibverbs"
 
 
 @pytest.mark.rdma
+@pytest.mark.timeout(3600)
 class TestFaultsWithPyverbs(OnDevices):
     library = "pyverbs"
-    connects = 100

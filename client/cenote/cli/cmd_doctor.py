@@ -111,7 +111,7 @@ def _without_a_master(address: str) -> list[Check] | None:
 
 def _etcd(url: str, tls: tuple[str, str, str], grpc: Sequence[str], until_s: float) -> list[Check]:
     """Checks of the etcd that is named, else of the one that the master names."""
-    from cenote.master.etcd_options import parse_etcd_url
+    from cenote.kv.etcd_options import parse_etcd_url
 
     from .doctor.findings import Check, Finding, Verdict
     from .doctor.pool import etcd_checks, metadata_url

@@ -96,6 +96,8 @@ class Calls:
     # ---- puts --------------------------------------------------------------------------------
 
     def put(self, key: Key, data: AnyBuffer, options: PutKeywords) -> Planned[PutResult]:
+        if self.session.cache is not None:
+            self.session.cache.note(data)
         if type(data) is list or type(data) is tuple or "prefix" in options:
             encoded = [encode_key(key)]
             pieces = pieces_of([data], 1, writable=False)
@@ -129,6 +131,8 @@ class Calls:
         options: PutKeywords,
     ) -> Planned[PutResults]:
         encoded = encode_keys(keys)
+        if self.session.cache is not None and buffers is not None:
+            self.session.cache.note(buffers)
         pieces = _pieces(buffers, addresses, lengths, len(encoded), writable=False)
         return self._put(encoded, pieces, options)
 
@@ -201,6 +205,8 @@ class Calls:
         deadline_s: float | None,
     ) -> Planned[GetResults]:
         encoded = encode_keys(keys)
+        if self.session.cache is not None and buffers is not None:
+            self.session.cache.note(buffers)
         pieces = _pieces(buffers, addresses, lengths, len(encoded), writable=True)
         options = ReadOptions(chain=chain)
         if lease is not None:

@@ -13,12 +13,14 @@ from cenote.api.master import MasterApi
 from cenote.api.types import ClientStats, PeerPath
 from cenote.runtime.log import get_logger
 from cenote.transport.base import Region, Transport
+from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
 
 from .buffers import AnyBuffer, Buffer, readable_memory
 from .config import ClientConfig, make_config
 from .master_stub import LaneMaster
 from .namespace import Namespace
+from .registering import RegistrationCache
 from .session import Session
 from .survey import survey
 from .transports import make_transports
@@ -129,6 +131,9 @@ class Client(Namespace):
         session = Session(config, make_master, transports)
         self._transports = list(transports)
         self._registrations: list[Registration] = []
+        for transport in transports:
+            if transport.kind == common_pb2.TRANSPORT_KIND_RDMA:
+                session.cache = RegistrationCache(transport)
         try:
             session.open(max(0.001, until_s - time.monotonic()))
             left_s = max(0.001, until_s - time.monotonic())

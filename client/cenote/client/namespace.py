@@ -135,6 +135,8 @@ class Namespace:
             return self._driver.run(*self._calls.get_scattered(key, buffer, deadline_s))
         one = encode_key(key)
         address, length, keeper = writable_memory(buffer)
+        if self._session.cache is not None:
+            self._session.cache.note(buffer)
         call = self._calls.begin(deadline_s)
         space, driver = self._space, self._driver
         digest = digest_key(one, space.seed)

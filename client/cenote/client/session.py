@@ -40,6 +40,7 @@ from .plan.grants import Grant
 from .plan.peers import Peers
 from .plan.space import Space
 from .plan.state import ClientState
+from .registering import RegistrationCache
 from .turns import Turn
 from .ways import Ways
 
@@ -117,6 +118,8 @@ class Session:
         self._greetable = False
         self.running: set[object] = set()
         """Calls under way."""
+        self.cache: RegistrationCache | None = None
+        """Registers what is used again and again; None where no transport gains by it."""
         self.exports = 0
         """Views that something exports after their block ended."""
         self._fork = ForkGuard()
@@ -188,6 +191,8 @@ class Session:
         retired, self._retired = self._retired, []
         for channel, *_ in retired:
             channel.close()
+        if self.cache is not None:
+            self.cache.close()
         for transport in self._transports:
             transport.close()
 

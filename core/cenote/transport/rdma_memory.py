@@ -128,7 +128,9 @@ class LocalMemory:
         _let_go(made)
 
     def _taken(self) -> Snapshot:
-        held = sorted(self._regions.values(), key=lambda pair: pair[0].address)
+        # A list first: memory that ends meanwhile may be deregistered by its finalizer, right here.
+        held = list(self._regions.values())
+        held.sort(key=lambda pair: pair[0].address)
         starts = np.array([region.address for region, _ in held], np.uint64)
         sizes = np.array([region.length for region, _ in held], np.uint64)
         keys = {

@@ -17,7 +17,7 @@ from cenote.api.types import PeerPath
 from cenote.cli.connect import Admin
 from cenote.client.session import boot_id
 from cenote.client.survey import survey_from_here
-from cenote.master.etcd_options import EtcdOptions
+from cenote.kv.etcd_options import EtcdOptions
 from cenote.rpc.lane_client import LaneClient
 from cenote.runtime.units import format_duration
 from cenote.v1 import admin_pb2, common_pb2
