@@ -37,12 +37,13 @@ EARLY_S: Final = 0.01
 """Of clocks and timers that are rounded."""
 
 _SEEN: Final = struct.Struct("<dd")
-# Sleeps 5 ms at a time until its parent is gone, and writes down how late it woke up so far.
+# Sleeps 5 ms at a time until its parent is gone, and writes down how late it was so far, wherever.
 _SLEEPER: Final = """
 import os, select, struct, time
 late_s = 0.0
+now_s = time.monotonic()
 while not select.select([0], [], [], 0)[0]:
-    due_s = time.monotonic() + 0.005
+    due_s = now_s + 0.005
     select.select([0], [], [], 0.005)
     now_s = time.monotonic()
     if now_s - due_s > 0.002:

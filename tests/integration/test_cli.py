@@ -329,7 +329,7 @@ def test_a_signal_ends_any_command(
         *arguments, environment=cluster.environment, stdin=subprocess.PIPE
     ) as process:
         if arguments[0] == "bench":
-            wait_until(lambda: bench_objects(cluster), timeout_s=20, what="the bench to put")
+            wait_until(lambda: bench_objects(cluster), what="the bench to put")
         else:
             assert process.stdin is not None
             process.stdin.write(b"{")

@@ -120,15 +120,28 @@ def lasting() -> Iterator[Cluster]:
 # ---- restarts -------------------------------------------------------------------------------
 
 
-def test_everything_acknowledged_survives_kill(cluster: Cluster) -> None:
+@pytest.fixture
+def patient() -> Iterator[Cluster]:
+    """Its master does not miss the heartbeats that nodes of this test don't send."""
+    with Cluster(stores=0, master_flags={"node-dead-s": 100}) as cluster:
+        yield cluster
+
+
+def test_everything_acknowledged_survives_kill(patient: Cluster) -> None:
+    cluster = patient
     acknowledged: list[bytes] = []
+    killed = threading.Event()
 
     def put_until_it_dies(number: int) -> None:
-        with contextlib.suppress(CenoteError), LaneSession(cluster.lane) as client:
+        with LaneSession(cluster.lane) as client:
             for i in range(100_000):
                 keys = [b"%d-%d-%d" % (number, i, n) for n in range(1 + i % 3)]
-                if client.put(*keys) == b"\1" * len(keys):
-                    acknowledged.extend(keys)
+                try:
+                    if client.put(*keys) == b"\1" * len(keys):
+                        acknowledged.extend(keys)
+                except CenoteError:
+                    if killed.is_set():
+                        return
 
     with LaneSession(cluster.lane) as client:
         first_epoch = client.hello.epoch
@@ -139,9 +152,10 @@ def test_everything_acknowledged_survives_kill(cluster: Cluster) -> None:
     for thread in threads:
         thread.start()
     wait_until(lambda: len(acknowledged) > 300, what="some puts")
+    killed.set()
     cluster.master.restart(signal.SIGKILL)
     for thread in threads:
-        thread.join(10)
+        thread.join(30)
         assert not thread.is_alive()
     with LaneSession(cluster.lane) as client:
         assert client.hello.epoch == first_epoch + 1
@@ -158,7 +172,7 @@ def test_a_stopped_master_ends_in_time_and_comes_back(cluster: Cluster) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             with ends_within(END_S):
                 cluster.master.send_signal(number)
-                assert cluster.master.wait_exit(END_S + 8) == 0
+                assert cluster.master.wait_exit(END_S) == 0
             cluster.master.restart()
             with LaneSession(cluster.lane) as again:
                 assert again.exists(b"a", b"b") == [1, 0]
@@ -185,7 +199,7 @@ def test_a_signal_while_the_journal_is_replayed_ends_it_in_time(tmp_path: Path) 
         stderr=subprocess.PIPE,
     ) as master:
         try:
-            wait_until(lambda: int(epoch.read_bytes()) == first + 1, 20, what="the epoch to begin")
+            wait_until(lambda: int(epoch.read_bytes()) == first + 1, what="the epoch to begin")
             with ends_within(END_S):
                 master.send_signal(signal.SIGINT)
                 assert master.wait(END_S + 8) == 0

@@ -82,7 +82,7 @@ def wait_for_objects(admin: Admin, trace: Path, block: str = "64KiB") -> None:
             return admin.namespace(name).objects > 0
         return False
 
-    wait_until(is_there, 20.0, what="the replay's first puts")
+    wait_until(is_there, what="the replay's first puts")
 
 
 # ---- the command, in each state ----------------------------------------------------------------
@@ -96,7 +96,7 @@ def wait_for_reader(fifo: Path) -> Callable[[], None]:
             return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
         return 0
 
-    fd = wait_until(opened, 20.0, what=f"a reader of {fifo}")
+    fd = wait_until(opened, what=f"a reader of {fifo}")
     return lambda: os.close(fd)
 
 

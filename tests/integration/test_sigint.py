@@ -59,7 +59,7 @@ def loaded(seed: int) -> Iterator[Cluster]:
         for program in programs:
             program.expect("ready")
         with admin_of(cluster) as admin:
-            wait_until(lambda: admin.status().evicted_objects > 100, 20.0, what="load")
+            wait_until(lambda: admin.status().evicted_objects > 100, what="load")
         yield cluster
         for program in programs:
             program.process.kill()
@@ -90,7 +90,7 @@ def test_a_paused_daemon_ends_when_it_goes_on(number: signal.Signals) -> None:
             process.send_signal(number)
             with ends_within(END_S):
                 process.resume()
-                assert process.wait_exit(END_S + 8) == 0
+                assert process.wait_exit(END_S) == 0
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -202,7 +202,7 @@ def test_a_replay(number: signal.Signals, tmp_path: Path) -> None:
         with start_cenote(
             "replay", str(trace), "--block-size", "64KiB", environment=cluster.environment
         ) as popen:
-            wait_until(lambda: admin.status().objects > 50, 20.0, what="the replay")
+            wait_until(lambda: admin.status().objects > 50, what="the replay")
             end(popen, number)
             assert popen.stderr is not None
             said = popen.stderr.read().decode()

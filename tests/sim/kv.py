@@ -98,6 +98,13 @@ class KvWeather:
         for watch in list(self.watchers):
             watch.notice()
 
+    def calm(self) -> None:
+        """All is as it should be."""
+        self.lost = self.unknown = self.late = self.twice = 0.0
+        self.latency_s = LATENCY_S
+        self.cut_off.clear()
+        self.service.reachable = True
+
     def latency(self) -> float:
         return self.loop.dice.expovariate(1 / self.latency_s)
 

@@ -17,6 +17,7 @@ from cenote.api.errors import (
     Unavailable,
 )
 from cenote.client.master_stub import METHODS
+from cenote.rpc.address import Address
 from cenote.v1 import master_pb2 as pb
 from sim.loop import Party, Signal
 from sim.masters import HELLO, MASTER, LaneConnection, MasterProcess
@@ -24,7 +25,7 @@ from sim.masters import HELLO, MASTER, LaneConnection, MasterProcess
 if TYPE_CHECKING:
     from sim.world import World
 
-__all__ = ["Lane", "SimMaster", "StoreLink"]
+__all__ = ["Lane", "SimLaneClient", "SimLaneSocket", "SimMaster", "StoreLink"]
 
 _EVERY_VIEW: Final = (1 << 64) - 1
 
@@ -33,18 +34,34 @@ class Lane:
     """A process's connections to the master: each says hello first, as `LaneClient` does."""
 
     def __init__(
-        self, world: World, party: Party, hello: bytes, on_hello: Callable[[bytes], None]
+        self,
+        world: World,
+        party: Party,
+        hello: bytes,
+        on_hello: Callable[[bytes], None],
+        name: str = MASTER,
     ) -> None:
         self._world = world
+        self.name = name
+        """Of the master's party."""
+        self.connect_s = float("inf")
+        """How long a hello may take."""
         self._party = party
         self.hello = hello
         self._on_hello = on_hello
         self._master: MasterProcess | None = None
         self._connection = LaneConnection()
         self._closed = Signal(world.loop)
+        self._open: dict[Signal, None] = {}
 
     def close(self) -> None:
         self._closed.set()
+
+    def end_calls(self) -> None:
+        """Close, and end what is under way with ClientClosed."""
+        self.close()
+        for signal in list(self._open):
+            signal.set()
 
     def disconnect(self) -> None:
         """The next call connects, and says hello."""
@@ -57,23 +74,40 @@ class Lane:
             raise DeadlineExceeded(f"no time is left: deadline_s is {deadline_s}")
         until_s = loop.now_s + deadline_s
         self._world.step()
-        master = self._world.master
+        master = self._world.masters.get(self.name)
         if self._master is not master or master is None:
             self._master = None
-            self._connection = LaneConnection()
-            answer = self._exchange(HELLO, self.hello, until_s)
+            answer = self.greet(until_s)
             self._on_hello(answer)
+            self._world.oracle.following.followed(
+                self._party, pb.HelloResponse.FromString(answer).epoch
+            )
             self._master = master
         reply = self._exchange(method, body, until_s)
         self._world.step()
         return reply
 
+    def greet(self, until_s: float) -> bytes:
+        """Connect, and say hello."""
+        self._connection = LaneConnection()
+        connected_s = self._world.loop.now_s + self.connect_s
+        try:
+            answer = self._exchange(HELLO, self.hello, min(until_s, connected_s))
+            self._world.oracle.following.heard(
+                self._party, pb.HelloResponse.FromString(answer).epoch
+            )
+            return answer
+        except DeadlineExceeded:
+            if until_s <= connected_s:
+                raise
+            raise Unavailable(f"{self.name} did not answer the connection in time") from None
+
     def _exchange(self, method: int, body: bytes, until_s: float) -> bytes:
         world, loop, network = self._world, self._world.loop, self._world.network
         if self._closed.is_set:
             raise ClientClosed("the lane is closed")
-        name = self._party.name
-        master = world.master
+        name, there = self._party.name, self.name
+        master = world.masters.get(there)
         if master is None or not master.party.alive:
             loop.sleep(min(network.delay_s(), max(0.0, until_s - loop.now_s)))
             raise Unavailable("nobody listens at the master's address")
@@ -81,7 +115,7 @@ class Lane:
         connection, weather = self._connection, network.weather
 
         def reply(answer: bytes | CenoteError) -> None:
-            network.send(MASTER, name, self._party, lambda: signal.set(answer), lost)
+            network.send(there, name, self._party, lambda: signal.set(answer), lost)
 
         def lost() -> None:
             self._world.loop.after(0.0, lambda: signal.set(_broken()), self._party)
@@ -91,9 +125,9 @@ class Lane:
 
         slow_s = world.faults.attach_delay_s() if method == pb.MASTER_METHOD_ATTACH else 0.0
         if slow_s:
-            loop.after(slow_s, lambda: network.send(name, MASTER, master.party, arrive, lost))
+            loop.after(slow_s, lambda: network.send(name, there, master.party, arrive, lost))
         else:
-            network.send(name, MASTER, master.party, arrive, lost)
+            network.send(name, there, master.party, arrive, lost)
         if weather.doubled and loop.dice.random() < weather.doubled:
             # One on a connection that was given up, read late: nobody waits for its reply.
             again = loop.dice.random() * 2 * max(weather.late_s, 0.01)
@@ -111,10 +145,14 @@ class Lane:
         if weather.broken and loop.dice.random() < weather.broken:
             loop.after(network.delay_s() * 2, lambda: signal.set(_broken()), self._party)
         master.open_calls[signal] = name
+        self._open[signal] = None
         ended = signal.wait(max(0.0, until_s - loop.now_s))
         master.open_calls.pop(signal, None)
+        self._open.pop(signal, None)
         if self._closed.is_set:
-            raise ClientClosed("the lane was closed during the call")
+            closed = ClientClosed("the lane was closed during the call")
+            closed.maybe_executed = True
+            raise closed
         if not ended:
             self.disconnect()
             error = DeadlineExceeded("the master did not answer in time")
@@ -135,6 +173,61 @@ def _broken() -> CenoteError:
     error = Unavailable("the connection to the master broke")
     error.maybe_executed = True
     return error
+
+
+class SimLaneClient:
+    """What `LaneClient` is to a `LaneMaster`: the lane to one of several masters."""
+
+    connections = 1
+
+    def __init__(
+        self,
+        world: World,
+        address: str,
+        hello: bytes,
+        *,
+        on_hello: Callable[[bytes], None],
+        connect_timeout_s: float,
+        **_: Any,
+    ) -> None:
+        party = world.loop.present_party()
+        self._lane = Lane(world, party, hello, on_hello, address.partition(":")[0])
+        self._lane.connect_s = connect_timeout_s
+
+    def call(self, method: int, body: bytes, deadline_s: float) -> bytes:
+        return self._lane.call(method, body, deadline_s)
+
+    def call_many(
+        self, method: int, bodies: list[bytes], deadline_s: float
+    ) -> list[bytes | CenoteError]:
+        found: list[bytes | CenoteError] = []
+        for body in bodies:
+            try:
+                found.append(self._lane.call(method, body, deadline_s))
+            except CenoteError as error:
+                found.append(error)
+        return found
+
+    def close(self) -> None:
+        self._lane.end_calls()
+
+
+class SimLaneSocket:
+    """What `LaneSocket` is to a `LaneMaster` that asks around: one hello."""
+
+    def __init__(self, hello_reply: bytes) -> None:
+        self.hello_reply = hello_reply
+
+    @staticmethod
+    def open(
+        world: World, address: Address, hello: bytes, until_s: float, clock: Callable[[], float]
+    ) -> SimLaneSocket:
+        party = world.loop.present_party()
+        lane = Lane(world, party, hello, lambda _: None, address.host)
+        return SimLaneSocket(lane.greet(world.loop.now_s + max(0.0, until_s - clock())))
+
+    def close(self) -> None:
+        pass
 
 
 class SimMaster:
@@ -189,11 +282,13 @@ class SimMaster:
 class StoreLink:
     """`cenote.store.master_link.MasterLink` over a `Lane`."""
 
-    def __init__(self, world: World, party: Party, hello: pb.HelloRequest) -> None:
+    def __init__(
+        self, world: World, party: Party, hello: pb.HelloRequest, name: str = MASTER
+    ) -> None:
         self._greeting = pb.HelloResponse()
         self._world, self._name = world, party.name
         self._said = pb.HelloRequest.FromString(hello.SerializeToString())
-        self._lane = Lane(world, party, hello.SerializeToString(), self._on_hello)
+        self._lane = Lane(world, party, hello.SerializeToString(), self._on_hello, name)
 
     def _on_hello(self, body: bytes) -> None:
         self._greeting = pb.HelloResponse.FromString(body)

@@ -17,8 +17,10 @@ from typing import Any, Final
 import cenote.client.client
 import cenote.client.driver
 import cenote.client.housekeeping
+import cenote.client.master_stub
 import cenote.client.session
 import cenote.client.ways
+import cenote.master.standby
 import cenote.store.agent
 import cenote.store.sessions
 from sim.loop import Loop, Signal, Task
@@ -254,27 +256,47 @@ def uncollected() -> Iterator[None]:
 
 @contextlib.contextmanager
 def inhabited(
-    loop: Loop, boot_id: Callable[[], str], is_mapped: Callable[[Any, bytes], bool]
+    loop: Loop,
+    boot_id: Callable[[], str],
+    is_mapped: Callable[[Any, bytes], bool],
+    lane_client: Callable[..., Any],
+    lane_socket: object,
 ) -> Iterator[None]:
     """Production code lives in `loop` meanwhile.
 
     `boot_id()`: of the host that the present task runs on. `is_mapped(segment, session id)`: what
-    the kernel would tell a daemon.
+    the kernel would tell a daemon. `lane_client`, `lane_socket`: how clients connect to one of
+    several masters.
     """
     clock, threads = SimTime(loop), SimThreading(loop)
     session, store_sessions = cenote.client.session, cenote.store.sessions
     keeping, agent = cenote.client.housekeeping, cenote.store.agent
     ways = cenote.client.ways
+    stub, standby = cenote.client.master_stub, cenote.master.standby
     places: list[tuple[Any, str, Any]] = [
         (module, "time", clock)
-        for module in (cenote.client.client, cenote.client.driver, keeping, session, ways, agent)
+        for module in (
+            cenote.client.client,
+            cenote.client.driver,
+            keeping,
+            session,
+            ways,
+            agent,
+            stub,
+            standby,
+        )
     ]
-    places += [(module, "threading", threads) for module in (keeping, session, agent)]
+    places += [
+        (module, "threading", threads) for module in (keeping, session, agent, stub, standby)
+    ]
     places += [
         (keeping, "SimpleQueue", lambda: SimQueue(loop)),
         (session, "ThreadPoolExecutor", lambda *_, **__: SimExecutor(loop)),
         (cenote.client.driver, "wait", lambda *_: None),  # only where its process dies
         (session, "secrets", SimSecrets(loop)),
+        (stub, "random", loop.dice),
+        (stub, "LaneClient", lane_client),
+        (stub, "LaneSocket", lane_socket),
         (session, "boot_id", boot_id),
         (session, "clock_id", boot_id),
         (store_sessions, "monotonic", clock.monotonic),

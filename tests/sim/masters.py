@@ -18,7 +18,7 @@ from cenote.master.commands import ResetNamespace
 from cenote.master.effects import EpochStarted
 from cenote.master.journal import SnapshotEnd, entry_range, read_entries, snapshot_records
 from cenote.master.memory_backend import MemoryBackend, MemoryLog
-from cenote.master.metadata import begin
+from cenote.master.metadata import MetadataBackend, begin
 from cenote.master.operations import Later, Settings
 from cenote.master.service import MasterService
 from cenote.master.state import MasterState
@@ -30,7 +30,17 @@ from sim.loop import Loop, Party, Signal
 if TYPE_CHECKING:
     from sim.world import World
 
-__all__ = ["MASTER", "LaneConnection", "MasterProcess", "PartyClock", "SimLog"]
+__all__ = [
+    "HELLO",
+    "MASTER",
+    "Held",
+    "LaneConnection",
+    "MasterProcess",
+    "PartyClock",
+    "Reply",
+    "SimLog",
+    "Waiting",
+]
 
 MASTER: Final = "master"
 HELLO: Final = 0
@@ -118,7 +128,7 @@ class LaneConnection:
 
 
 @dataclass
-class _Held:
+class Held:
     """A heartbeat held open."""
 
     again: Callable[[], Message]
@@ -126,10 +136,12 @@ class _Held:
 
 
 @dataclass
-class _Waiting:
+class Waiting:
     reply: Reply
     body: bytes | CenoteError
     until_durable: bool
+    entry: int = 0
+    """Which must be durable; 0: all that was decided."""
 
 
 @dataclass
@@ -141,28 +153,60 @@ class MasterProcess:
     log: SimLog
     party: Party
     service: MasterService = field(init=False)
-    out: list[_Waiting] = field(default_factory=list)
-    held: dict[int, list[_Held]] = field(default_factory=dict)
+    """While it leads."""
+    out: list[Waiting] = field(default_factory=list)
+    held: dict[int, list[Held]] = field(default_factory=dict)
     open_calls: dict[Signal, str] = field(default_factory=dict)
     flush_is_due: bool = False
 
-    def start(self) -> None:
-        world, loop = self.world, self.world.loop
-        self.service = MasterService(
-            SimBackend(self.log),
-            replace(world.state_config, pool_id=loop.dice.randbytes(16)),
-            Settings(location_ttl_ms=world.location_ttl_ms, heartbeat_interval_ms=300),
+    @property
+    def name(self) -> str:
+        return self.party.name
+
+    @property
+    def leads(self) -> bool:
+        return True
+
+    def settings(self) -> Settings:
+        return Settings(
+            addresses=(f"{self.name}:1",),
+            location_ttl_ms=self.world.location_ttl_ms,
+            heartbeat_interval_ms=300,
+        )
+
+    def make_service(self, backend: MetadataBackend, config: StateConfig) -> MasterService:
+        loop = self.world.loop
+        return MasterService(
+            backend,
+            config,
+            self.settings(),
             clock=PartyClock(loop, self.party),
             draw_seed=lambda: loop.dice.getrandbits(64),
         )
-        for _ in self.service.load():
+
+    def start(self) -> None:
+        pool_id = self.world.loop.dice.randbytes(16)
+        config = replace(self.world.state_config, pool_id=pool_id)
+        service = self.make_service(SimBackend(self.log), config)
+        for _ in service.load():
             pass
-        decider = self.service.decider
+        self.lead(service)
+
+    def lead(self, service: MasterService) -> None:
+        """Begin to serve."""
+        world, loop = self.world, self.world.loop
+        self.service = service
+        decider = service.decider
         decider.on_instructions = self._on_instructions
         decider.on_probe = self._on_probe
         world.oracle.master_started(self)
         loop.after(TICK_S, self._tick, self.party)
-        loop.note(MASTER, f"serves epoch {self.service.epoch}, {decider.replayed_entries} entries")
+        loop.note(self.name, f"serves epoch {service.epoch}, {decider.replayed_entries} entries")
+
+    def stop(self) -> None:
+        """It ends in order. Nobody reaches it any more."""
+        self.service.close()
+        self.world.loop.kill(self.party)
 
     def _tick(self) -> None:
         with self.world.oracle.watching("tick", self):
@@ -186,14 +230,18 @@ class MasterProcess:
                     return
                 result = self._execute(connection, method, body, who)
         except CenoteError as error:
-            self._answer(reply, error_from_code(error.code, error.message, error.remedy))
+            self._answer(reply, self.refused(error))
             return
         if isinstance(result, Later) and result.again is not None:
             self._hold(result, reply)
         elif isinstance(result, Later):
-            self._answer(reply, result.reply.SerializeToString(), until_durable=True)
+            self._answer(reply, result.reply.SerializeToString(), True, result.entry)
         else:
             self._answer(reply, result.SerializeToString())
+
+    def refused(self, error: CenoteError) -> CenoteError:
+        """As it arrives at the other end."""
+        return error_from_code(error.code, error.message, error.remedy)
 
     def _execute(
         self, connection: LaneConnection, method: int, body: bytes, who: str
@@ -211,8 +259,14 @@ class MasterProcess:
             self.world.faults.strike_grant(who)
         return result
 
-    def _answer(self, reply: Reply, body: bytes | CenoteError, until_durable: bool = False) -> None:
-        self.out.append(_Waiting(reply, body, until_durable))
+    def _answer(
+        self,
+        reply: Reply,
+        body: bytes | CenoteError,
+        until_durable: bool = False,
+        entry: int = 0,
+    ) -> None:
+        self.out.append(Waiting(reply, body, until_durable, entry))
         if self.flush_is_due:
             return
         dice = self.world.loop.dice
@@ -235,7 +289,7 @@ class MasterProcess:
             else:
                 waiting.reply(waiting.body)
 
-    def _synced(self, waiting: _Waiting, entry: int) -> None:
+    def _synced(self, waiting: Waiting, entry: int) -> None:
         self.log.durable = max(self.log.durable, entry)
         waiting.reply(waiting.body)
 
@@ -243,14 +297,14 @@ class MasterProcess:
 
     def _hold(self, later: Later, reply: Reply) -> None:
         assert later.again is not None
-        held = _Held(later.again, reply)
+        held = Held(later.again, reply)
         self.held.setdefault(later.node_id, []).append(held)
         self._answer(lambda _: None, b"")  # what it reported is journaled all the same
         self.world.loop.after(
             later.wait_s, lambda: self._let_go(later.node_id, held, later.reply), self.party
         )
 
-    def _let_go(self, node_id: int, held: _Held, reply: Message | None) -> None:
+    def _let_go(self, node_id: int, held: Held, reply: Message | None) -> None:
         if held not in self.held.get(node_id, []):
             return
         self.held[node_id].remove(held)
@@ -275,7 +329,7 @@ class MasterProcess:
             return  # it has not said where it listens: its heartbeats tell whether it lives
 
         def probed() -> None:
-            answered = self.world.answers(address, MASTER)
+            answered = self.world.answers(address, self.name)
             with self.world.oracle.watching("probe", self):
                 self.service.note_probe(node_id, answered)
             self._answer(lambda _: None, b"")

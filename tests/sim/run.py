@@ -14,6 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).absolute().parents[1]))
 
 from sim.faults import ALL_FAULTS, WITH_HIDDEN_SOCKETS, WITH_METADATA_LOSS, WITH_POWER
+from sim.takeover_faults import TAKEOVER
 from sim.world import Options, Report, simulate
 
 
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--power", action="store_true", help="the journal's end is lost at times")
     parser.add_argument("--lines", type=int, default=60, help="of the trace of a failure")
     parser.add_argument("--no-shrink", action="store_true", help="don't look for fewer faults")
+    parser.add_argument("--takeover", action="store_true", help="several masters share metadata")
     given = parser.parse_args(arguments)
     faults = frozenset(given.faults.split(",")) - frozenset(given.without.split(",")) - {""}
     if given.power:
@@ -39,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         faults |= WITH_METADATA_LOSS - ALL_FAULTS
     if given.hidden_sockets:
         faults |= WITH_HIDDEN_SOCKETS - ALL_FAULTS
+    if given.takeover:
+        faults |= {TAKEOVER}
     if given.seed is not None:
         report = simulate(Options(given.seed, given.steps, faults))
         print(told(report, given.lines))

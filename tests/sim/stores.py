@@ -214,9 +214,9 @@ class StoreProcess:
             observer=True,
         )
 
-        def connect(_: str) -> StoreLink:
+        def connect(address: str) -> StoreLink:
             hello.pool_id, hello.last_epoch = host.pool.pool_id, self.segments.epoch
-            return StoreLink(world, party, hello)
+            return StoreLink(world, party, hello, address.partition(":")[0])
 
         self.agent = StoreAgent(
             AgentIdentity(
@@ -237,7 +237,7 @@ class StoreProcess:
             ),
             self.segments,
             self.sessions,
-            ["master"],
+            [f"{name}:1" for name in world.master_names],
             connect=connect,
             stats=pb.NodeStats,
             is_preparing=self._is_preparing,

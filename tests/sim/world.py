@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -24,12 +25,16 @@ from sim.clients import NAMESPACE, ClientProcess, key_bytes
 from sim.data_connection import Write
 from sim.endings import check_contents, check_liveness, check_rest, check_unused
 from sim.faults import ALL_FAULTS, Faults
+from sim.kv import KvWeather
+from sim.lanes import SimLaneClient, SimLaneSocket
 from sim.loop import START_S, Loop, Party, Violation
 from sim.machine import inhabited, uncollected
 from sim.masters import MASTER, RESET, LaneConnection, MasterProcess, SimLog
 from sim.network import Network
 from sim.oracle import Oracle
 from sim.stores import SLOTS_FIRST, SegmentFile, StoreHost, StoreProcess
+from sim.takeover import SharedMaster, share_metadata
+from sim.takeover_faults import TAKEOVER, TakeoverFaults
 
 __all__ = ["Options", "Report", "World", "simulate"]
 
@@ -84,7 +89,11 @@ class World:
         self.files: dict[bytes, SegmentFile] = {}
         self.oracle = Oracle(self)
         self.log = SimLog()
-        self.master: MasterProcess | None = None
+        self.master_names = [MASTER]
+        self.masters: dict[str, MasterProcess] = {}
+        """Those that live."""
+        self.kv: KvWeather | None = None
+        """What they share, if they are several: several_masters."""
         self.clients: dict[str, ClientProcess] = {}
         self.calm = False
         self.slack_s = 0.0
@@ -116,7 +125,10 @@ class World:
         # There are few puts here.
         Spares.credit_needed = dice.choice((1, 8))
         self.sockets_hidden_until_s = 0.0
-        self.faults = Faults(self, options.faults)
+        several = TAKEOVER in options.faults
+        if several:
+            share_metadata(self)
+        self.faults = (TakeoverFaults if several else Faults)(self, options.faults)
 
     # ---- names and places ---------------------------------------------------------------------
 
@@ -182,22 +194,30 @@ class World:
 
     # ---- processes ----------------------------------------------------------------------------
 
-    def start_master(self) -> None:
-        party = self.new_party(MASTER)
-        master = MasterProcess(self, self.log, party)
-        self.master = master
+    @property
+    def master(self) -> MasterProcess | None:
+        """The one that leads, as far as that can be said from outside."""
+        leading = [master for master in self.masters.values() if master.leads]
+        return max(leading, key=lambda master: master.service.epoch, default=None)
+
+    def start_master(self, name: str = MASTER) -> None:
+        if name in self.masters:
+            return
+        party = self.new_party(name)
+        kind = MasterProcess if self.kv is None else SharedMaster
+        self.masters[name] = master = kind(self, self.log, party)
         master.start()
 
-    def end_master(self, *, orderly: bool) -> None:
-        master = self.master
-        if master is None:
+    def end_master(self, master: MasterProcess, *, orderly: bool) -> None:
+        if self.masters.get(master.name) is not master:
             return
+        self.loop.note(master.name, "stops" if orderly else "is killed")
+        del self.masters[master.name]
         if orderly:
-            master.service.close()
-        self.loop.note(MASTER, "stops" if orderly else "is killed")
-        self.loop.kill(master.party)
+            master.stop()
+        else:
+            self.loop.kill(master.party)
         self.log.leader = None
-        self.master = None
         for signal in list(master.open_calls):
             error = Unavailable("the master is gone")
             error.maybe_executed = True
@@ -247,7 +267,8 @@ class World:
 
     def start(self) -> None:
         dice = self.loop.dice
-        self.start_master()
+        for name in self.master_names:
+            self.start_master(name)
         for host in self.hosts.values():
             self.start_store(host)
         places = [*self.hosts, "x1"]
@@ -261,9 +282,11 @@ class World:
         self.faults.end()
         self.slowness_s = 20e-6
         self.network.heal()
-        if self.master is None:
-            self.start_master()
-        self.loop.unpause(self.leader().party)
+        if self.kv is not None:
+            self.kv.calm()
+        for name in self.master_names:
+            self.start_master(name)
+            self.loop.unpause(self.masters[name].party)
         for host in self.hosts.values():
             if host.process is None or not host.process.party.alive:
                 self.start_store(host)
@@ -273,7 +296,8 @@ class World:
             self.loop.unpause(client.party)
 
     def leader(self) -> MasterProcess:
-        assert self.master is not None
+        if self.master is None:
+            raise Violation("no master leads after all faults have ended")
         return self.master
 
     def living_clients(self) -> list[ClientProcess]:
@@ -346,7 +370,12 @@ def _simulate(options: Options) -> Report:
         return world.boot_id_of(world.host_of(loop.present_party().name))
 
     failure = ""
-    with inhabited(loop, boot_id, is_mapped):
+    sockets = SimpleNamespace(
+        open=lambda address, hello, until_s, clock, **_: SimLaneSocket.open(
+            world, address, hello, until_s, clock
+        )
+    )
+    with inhabited(loop, boot_id, is_mapped, partial(SimLaneClient, world), sockets):
         try:
             world.run()
         except Violation as violation:
@@ -359,6 +388,8 @@ def _simulate(options: Options) -> Report:
             for host in world.hosts.values():
                 if host.process is not None:
                     loop.kill(host.process.party)
+            for master in world.masters.values():
+                loop.kill(master.party)
     oracle = world.oracle
     counts = {
         "calls": sum(c.calls for c in world.clients.values()),
@@ -366,6 +397,7 @@ def _simulate(options: Options) -> Report:
         "hits": oracle.hits,
         "reads": oracle.reads,
         "lost": oracle.lost,
+        "leaders": oracle.leaders,
         "faults": world.faults.count,
         "evicted": list(oracle.gone.values()).count(GoneReason.EVICTED),
     }

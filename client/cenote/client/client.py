@@ -18,8 +18,8 @@ from cenote.v1 import master_pb2 as pb
 
 from .buffers import AnyBuffer, Buffer, readable_memory
 from .config import ClientConfig, make_config
-from .master_stub import LaneMaster
 from .namespace import Namespace
+from .reaching import reach_masters
 from .registering import RegistrationCache
 from .session import Session
 from .survey import survey
@@ -103,7 +103,7 @@ class Client(Namespace):
         self._start(
             config,
             fingerprint,
-            lambda hello, greeted: _reach_masters(config, hello, greeted),
+            lambda hello, greeted: reach_masters(config, hello, greeted),
             make_transports(config),
         )
 
@@ -284,14 +284,3 @@ def _configure(
         overrides["transports"] = (overrides["transports"],)
     config = make_config(addresses, overrides)
     return config, config.fingerprint.encode("utf-8", "surrogateescape")
-
-
-def _reach_masters(
-    config: ClientConfig, hello: pb.HelloRequest, greeted: Callable[[pb.HelloResponse], None]
-) -> LaneMaster:
-    """Raises Unavailable, Unauthenticated and ConfigError where they can't be looked up."""
-    directory, addresses = config.directory(), config.addresses
-    if directory is not None:
-        places = directory.wait(config.deadline_s)
-        addresses = tuple(address for place in places for address in place.addresses)
-    return LaneMaster(addresses, hello, on_hello=greeted, directory=directory)

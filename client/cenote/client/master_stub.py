@@ -150,6 +150,7 @@ class LaneMaster:
         if not masters.accepts(reply):
             if reply.is_leader:
                 raise NotLeader(f"this master led until epoch {masters.epoch} began")
+            masters.told(reply.epoch)
             raise NotLeader(
                 "this master is a standby", addresses=reply.leader_addresses, epoch=reply.epoch
             )
@@ -291,12 +292,13 @@ class LaneMaster:
                 continue
             masters.heard(address)
             if not reply.is_leader and reply.epoch >= masters.epoch:
+                masters.told(reply.epoch)
                 todo[:0] = reply.leader_addresses
             elif masters.accepts(reply):
                 if not reply.past_tenure:
                     return address
                 second_best = second_best or (address, reply)
-        if past_tenure or second_best is None:
+        if past_tenure or second_best is None or not masters.accepts(second_best[1]):
             return ""
         masters.settle_for(second_best[1])
         return second_best[0]

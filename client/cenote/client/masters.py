@@ -34,7 +34,7 @@ class Masters:
         self.known = list(dict.fromkeys(addresses))
         """The present leader, or who was taken for it last, first."""
         self.epoch = 0
-        """Of the latest leader that was met."""
+        """Of the latest leader that was met, or heard of from a standby."""
         self._second_best = 0
         """Epoch of the leader past its tenure beside which nobody better was found."""
         self._silent: set[str] = set()
@@ -47,6 +47,12 @@ class Masters:
     def accepts(self, reply: pb.HelloResponse) -> bool:
         """Whether this is the hello of a leader that may be followed."""
         return reply.is_leader and (self.is_lone or reply.epoch >= self.epoch)
+
+    def told(self, epoch: int) -> None:
+        """A standby knows of a leader of that epoch (0: of none): older ones are over, whether they
+        know it or not."""
+        if not self.is_lone:
+            self.epoch = max(self.epoch, epoch)
 
     def settles_for(self, reply: pb.HelloResponse) -> bool:
         """Whether the leader of this hello may be asked before the others were. One past its tenure

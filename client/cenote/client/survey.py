@@ -12,7 +12,7 @@ from cenote.api.types import PeerPath
 from cenote.v1 import common_pb2
 
 from .config import make_config
-from .master_stub import LaneMaster
+from .reaching import reach_masters
 from .session import Session
 from .transports import make_transports
 
@@ -31,7 +31,7 @@ def survey_from_here(
     config = make_config(addresses, options)
     session = Session(
         config,
-        lambda hello, greeted: LaneMaster(config.addresses, hello, on_hello=greeted),
+        lambda hello, greeted: reach_masters(config, hello, greeted),
         make_transports(config),
     )
     try:

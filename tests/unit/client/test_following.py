@@ -64,6 +64,8 @@ def test_leaders_are_followed_upwards_only() -> None:
     masters.followed(pb.HelloResponse(epoch=9, is_leader=True))
     assert not masters.accepts(pb.HelloResponse(epoch=8, is_leader=True))
     assert masters.accepts(pb.HelloResponse(epoch=9, is_leader=True))
+    masters.told(12)
+    assert not masters.accepts(pb.HelloResponse(epoch=9, is_leader=True))
     lone = Masters(["a"])
     lone.followed(pb.HelloResponse(epoch=9, is_leader=True))
     assert lone.accepts(pb.HelloResponse(epoch=1, is_leader=True)), "its metadata was wiped"
@@ -272,6 +274,17 @@ def test_who_only_reads_leaves_a_leader_past_its_tenure_at_once(
             lambda: client.session.master.addresses[0] == other.address,  # type: ignore[attr-defined]
             what="the client to follow",
         )
+
+
+def test_a_leader_past_its_tenure_is_not_asked_where_a_later_one_is_known(
+    served: MasterThread, other: MasterThread, connect: Connect, tmp_path: Path
+) -> None:
+    """Also where that one has just died: what it removed is still there at the one before."""
+    served.past_tenure = True
+    other.leader = str(tmp_path / "nobody.sock")
+    other.epoch = served.epoch + 5
+    with ends_within(1.0), pytest.raises((Unavailable, DeadlineExceeded)):
+        connect(served.address, other.address, deadline_s=0.6)
 
 
 def test_many_threads_look_for_the_leader_once(
