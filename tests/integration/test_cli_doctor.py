@@ -112,7 +112,16 @@ def test_masters_with_etcd(tmp_path: Path) -> None:
         told = [found[f"master {lane}"]["found"] for lane in cluster.lane.split(",")]
         assert sum(text.startswith("it leads") for text in told) == 1
         assert sum("stands by" in text for text in told) == 1
+        by_etcd = {**cluster.environment, "CENOTE_MASTER": etcd.url}
+        del by_etcd["CENOTE_GRPC"]
+        looked_up = findings(run_cenote("doctor", "--json", environment=by_etcd))
+        for lane in cluster.lane.split(","):
+            assert looked_up[f"master {lane}"]["verdict"] == "ok", looked_up
+        assert looked_up["peer s0"]["verdict"] == "ok"
         etcd.members[0].kill()
+        lost = run_cenote("doctor", "--json", "--deadline", "2", environment=by_etcd)
+        assert lost.returncode == 1
+        assert findings(lost)["masters"]["verdict"] == "fail"
         alone = run_cenote("doctor", "--json", "--etcd", etcd.url)
         assert alone.returncode == 1
         check = etcd.url.removeprefix("etcd://")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["doctor"]
 
 _ETCD_SCHEME: Final = "etcd://"
+_Tls = tuple[str, str, str]
 
 
 def doctor(
@@ -27,7 +27,8 @@ def doctor(
         typer.Option(
             envvar="CENOTE_MASTER",
             metavar="HOST:PORT",
-            help="The master's lane; several with commas. Without, one on this host if there is.",
+            help="The master's lane; several with commas; or etcd://HOST:PORT,... Default: one on "
+            "this host, if there is.",
         ),
     ] = None,
     grpc: GrpcAddress = None,
@@ -61,36 +62,66 @@ def doctor(
     from cenote.transport.nics.filters import DeviceFilter
     from cenote.transport.nics.sysfs import has_devices
 
-    from .connect import grpc_addresses_of
     from .doctor.clock import clock_checks
-    from .doctor.findings import run_checks
+    from .doctor.findings import Verdict, run_checks
     from .doctor.host import host_checks
-    from .doctor.pool import pool_checks
     from .doctor.rdma import rdma_checks
 
     allowed = DeviceFilter.parse(rdma_devices)
     dram_bytes = parse_size_bytes(dram) if dram else None
-    ways = split_transports(transports)
     host = [
         *host_checks(dram_dir, dram_bytes, has_rdma=has_devices()),
         *clock_checks(),
         *rdma_checks(allowed),
     ]
-    address = master or MASTER_DEFAULT
-    grpc_addresses = grpc_addresses_of(address, grpc)
-    until_s = time.monotonic() + deadline
-    pool = _without_a_master(address) if master is None else None
-    if pool is None:
-        pool = pool_checks(address.split(","), grpc_addresses, ways)
-        pool += _etcd(etcd, (etcd_ca, etcd_cert, etcd_key), grpc_addresses, until_s)
-    elif etcd:
-        pool += _etcd(etcd, (etcd_ca, etcd_cert, etcd_key), (), until_s)
+    tls = (etcd_ca, etcd_cert, etcd_key)
+    pool = _pool_checks(master, grpc, split_transports(transports), (etcd, tls), deadline)
     findings = run_checks([*host, *pool], deadline)
     _print(findings, as_json=json)
-    from .doctor.findings import Verdict
-
     failed = any(finding.verdict is Verdict.FAIL for finding in findings)
     return EXIT_ERROR if failed else EXIT_OK
+
+
+def _pool_checks(
+    master: str | None,
+    grpc: str | None,
+    transports: Sequence[str],
+    etcd: tuple[str, _Tls],
+    deadline_s: float,
+) -> list[Check]:
+    """Of masters, etcd and nodes; what is where is looked up here, within `deadline_s` each."""
+    from cenote.api.errors import DeadlineExceeded, Unavailable
+
+    from .connect import grpc_addresses_of
+    from .doctor.findings import Check, Finding, Verdict
+    from .doctor.pool import pool_checks
+
+    address = master or MASTER_DEFAULT
+    url, tls = etcd
+    if address.startswith(_ETCD_SCHEME):
+        url = url or address
+    if master is None and (skipped := _without_a_master(address)) is not None:
+        return [*skipped, *(_etcd(url, tls, (), deadline_s) if url else ())]
+    try:
+        grpc_addresses = grpc_addresses_of(address, grpc, deadline_s)
+        lanes = _lanes(address, deadline_s)
+    except (Unavailable, DeadlineExceeded) as error:  # of a look for masters in etcd
+        remedy = error.remedy or "is etcd running? does the URL name its prefix?"
+        lost = Finding("masters", Verdict.FAIL, error.message, remedy)
+        return [Check("masters", lambda _: [lost]), *_etcd(url, tls, (), deadline_s)]
+    checks = pool_checks(address.split(","), lanes, grpc_addresses, transports)
+    return [*checks, *_etcd(url, tls, grpc_addresses, deadline_s)]
+
+
+def _lanes(master: str, deadline_s: float) -> list[str]:
+    """Addresses of the masters' lanes, looked up where etcd is named instead."""
+    if not master.startswith(_ETCD_SCHEME):
+        return master.split(",")
+    from cenote.client.config import make_config
+
+    directory = make_config(master, {}).directory()
+    places = directory.wait(deadline_s) if directory is not None else ()
+    return [address for place in places for address in place.addresses]
 
 
 def _without_a_master(address: str) -> list[Check] | None:
@@ -109,7 +140,7 @@ def _without_a_master(address: str) -> list[Check] | None:
     return None
 
 
-def _etcd(url: str, tls: tuple[str, str, str], grpc: Sequence[str], until_s: float) -> list[Check]:
+def _etcd(url: str, tls: _Tls, grpc: Sequence[str], deadline_s: float) -> list[Check]:
     """Checks of the etcd that is named, else of the one that the master names."""
     from cenote.kv.etcd_options import parse_etcd_url
 
@@ -117,7 +148,7 @@ def _etcd(url: str, tls: tuple[str, str, str], grpc: Sequence[str], until_s: flo
     from .doctor.pool import etcd_checks, metadata_url
 
     if not url and grpc:
-        url = metadata_url(grpc, max(0.1, until_s - time.monotonic()))
+        url = metadata_url(grpc, deadline_s)
     if not url.startswith(_ETCD_SCHEME):
         text = "the master's metadata are elsewhere" if url else "none is named (--etcd)"
         skipped = Finding("etcd", Verdict.SKIPPED, text)

@@ -37,14 +37,17 @@ _MASTER_REMEDY: Final = "is it running? does a firewall drop its port? does --ma
 
 
 def pool_checks(
-    masters: Sequence[str], grpc: Sequence[str], transports: Sequence[str]
+    addresses: Sequence[str], lanes: Sequence[str], grpc: Sequence[str], transports: Sequence[str]
 ) -> list[Check]:
-    """Masters by lane and by gRPC, and the way to each node."""
-    checks = [Check(f"master {m}", _lane_look(m)) for m in masters]
+    """Masters by lane and by gRPC, and the way to each node.
+
+    `addresses`: what clients are told, which may be etcd's; `lanes`: the masters' own.
+    """
+    checks = [Check(f"master {lane}", _lane_look(lane)) for lane in lanes]
     checks.append(Check("master grpc", lambda deadline_s: _look_at_status(grpc, deadline_s)))
 
     def peers(deadline_s: float) -> list[Finding]:
-        found = survey_from_here(masters, transports, deadline_s)
+        found = survey_from_here(addresses, transports, deadline_s)
         if not found:
             return [Finding("peers", Verdict.SKIPPED, "the master knows no store daemon")]
         return [judge_path(path) for path in found]
