@@ -87,7 +87,8 @@ def test_the_order_of_transports(cluster: Cluster) -> None:
         (("tcp",), "TcpChannel"),
     ):
         with client_of(cluster, *transports) as client:
-            client.put("any", b"value")
+            client.put(f"by {kind}", b"value")
+            assert client.get(f"by {kind}") == b"value"
             [channel] = client._session.channels.values()
             assert type(channel).__name__ == kind
 
