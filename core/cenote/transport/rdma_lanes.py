@@ -170,14 +170,15 @@ class LaneKeeper:
             if probed is not None:
                 self._failed(probed, "it could not be connected")
             raise
+        self._lanes[connection] = lane  # from here on it ends with its connection
         for path, why in lane.refusals.items():
             self._failed(numbers[path], why)
         if probed is not None and self._paths[probed] not in lane.refusals:
             self._probe(lane, probed)
         if not lane.readers:
+            del self._lanes[connection]
             lane.close()
             return None
-        self._lanes[connection] = lane
         self._counters.lanes += 1
         self.obstacle = ""
         return lane

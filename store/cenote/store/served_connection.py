@@ -143,9 +143,8 @@ class ServedConnection:
             _log.error("data connection failed", error=repr(error))
             self._refuse(InternalError(f"the data server failed: {error!r}"), greeted)
         finally:
-            if self._lane is not None:
-                self._lane.close()
-            self._sessions.leave(self._session_id, self)
+            if self._lane is None or self._lane.close():  # else its session is not to seem cut off
+                self._sessions.leave(self._session_id, self)
             with contextlib.suppress(OSError):
                 self._io.sock.close()
             self._on_end(self)
