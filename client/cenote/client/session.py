@@ -47,7 +47,9 @@ from .ways import Ways
 __all__ = ["DURABILITIES", "Session", "clock_id"]
 
 _CLOSE_BUDGET_S: Final = 1.0
-_IMPROVE_S: Final = 2.0
+_IMPROVE_S: Final = 1.0
+"""For connecting by a better way. Who closes the client, or has few transfer threads, may have to
+wait for it."""
 _RETIRED_S: Final = 1.0
 _log: Final = logging.getLogger("cenote.client")
 DURABILITIES: Final = {
@@ -398,6 +400,8 @@ class Session:
 
     def _improve(self, node_ids: Sequence[int]) -> None:
         for node_id in node_ids:
+            if self.refusal is not None:
+                return
             until_s = time.monotonic() + _IMPROVE_S
             turn = self._connect_turns.setdefault(node_id, Turn())
             try:

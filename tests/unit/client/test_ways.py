@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -232,3 +233,31 @@ def test_paths_of_nodes_that_are_gone(master: FakeMaster) -> None:
         for path in client.paths(deadline_s=1.0):
             assert path.path is None
             assert [o.reason for o in path.obstacles if o.path == "tcp"] == ["nobody listens"]
+
+
+def test_closing_while_a_better_way_is_tried_leaves_nothing(
+    master: FakeMaster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shm, tcp = (FakeTransport(master.nodes, kind=k, by_lease=k == SHM) for k in (SHM, TCP))
+    shm.in_the_way = "not yet"
+    trying, go_on = threading.Event(), threading.Event()
+    connect = shm.connect
+
+    def slow(*arguments: Any) -> Any:
+        trying.set()
+        assert go_on.wait(SOON_S)
+        return connect(*arguments)
+
+    monkeypatch.setattr(shm, "connect", slow)
+    client = Client.embedded(master, [shm, tcp])
+    client.put("k", b"bytes")
+    shm.in_the_way = None
+    assert trying.wait(SOON_S)
+    closing = threading.Thread(target=client.close)
+    closing.start()
+    wait_until(lambda: client.closed, SOON_S, what="the client to close")
+    go_on.set()
+    closing.join(SOON_S)
+    assert not closing.is_alive()
+    assert all(channel.closed for channel in [*shm.channels, *tcp.channels])
+    assert client.session.channels == {}
