@@ -17,6 +17,7 @@ __all__ = [
     "has_devices",
     "read_counters",
     "read_netdevs",
+    "read_numa_cpus",
     "read_numa_node",
     "read_pci_place",
     "read_ports",
@@ -68,6 +69,24 @@ def read_numa_node(device: Path) -> int | None:
     """Of the device in this /sys directory; None where it is not told."""
     node = _integer(_text(device / "numa_node"), -1)
     return node if node >= 0 else None
+
+
+def read_numa_cpus(root: Path = SYS) -> dict[int, frozenset[int]]:
+    """The processors of each NUMA node; empty where it is not told."""
+    found: dict[int, frozenset[int]] = {}
+    for entry in _entries(root / "devices" / "system" / "node", 4096):
+        number = entry.name.removeprefix("node")
+        if number != entry.name and number.isdigit():
+            found[int(number)] = frozenset(_cpus(_text(entry / "cpulist")))
+    return found
+
+
+def _cpus(text: str) -> Iterator[int]:
+    """Of "0-3,8,10-11"."""
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit() and (not last or last.isdigit()):
+            yield from range(int(first), int(last or first) + 1)
 
 
 def read_counters(port: NicPort, root: Path = SYS) -> dict[str, int]:
