@@ -13,7 +13,7 @@ import hmac
 import socket
 import threading
 from collections.abc import Callable
-from typing import Final, cast, final
+from typing import Final, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,13 +38,13 @@ from cenote.transport.base import U8Array, U64Array
 from cenote.transport.item_stream import move_items
 from cenote.transport.memory_access import MEMORY, locate
 from cenote.transport.opening import close_all
-from cenote.v1 import common_pb2, store_pb2
+from cenote.v1 import store_pb2
 
 from .claims import ClaimFile
 from .rdma_host import HostedLane, RdmaHost
 from .segment import Segment, SegmentSet
 from .served_socket import STEP_BYTES, Gone, ServedSocket
-from .serving import ConnectionCounters, ServingLimits, epoch_error, grant_error
+from .serving import ConnectionCounters, ServingLimits, epoch_error, grant_error, introduction
 from .sessions import SessionTable, open_marked
 
 __all__ = ["ServedConnection"]
@@ -143,9 +143,8 @@ class ServedConnection:
             _log.error("data connection failed", error=repr(error))
             self._refuse(InternalError(f"the data server failed: {error!r}"), greeted)
         finally:
-            if self._lane is not None:
-                self._lane.close()
-            self._sessions.leave(self._session_id, self)
+            if self._lane is None or self._lane.close():  # else its session is not to seem cut off
+                self._sessions.leave(self._session_id, self)
             with contextlib.suppress(OSError):
                 self._io.sock.close()
             self._on_end(self)
@@ -180,30 +179,14 @@ class ServedConnection:
         if hello.want_descriptors:
             self._answer_with_descriptors([s for s in segments if s.fd >= 0], hello)
         else:
-            self._io.send_bytes(wire.encode_hello_reply(self._introduction(segments)))
-
-    def _introduction(self, segments: list[Segment]) -> store_pb2.DataHelloResponse:
-        return store_pb2.DataHelloResponse(
-            epoch=self._segments.epoch,
-            node_id=self._segments.node_id,
-            server_version=self._server_version,
-            segments=[
-                store_pb2.SharedSegment(
-                    segment_id=segment.segment_id,
-                    size_bytes=segment.size_bytes,
-                    incarnation=segment.incarnation,
-                    tier=cast("common_pb2.Tier", segment.tier),
-                    ready_bytes=segment.ready_bytes,
-                    index=segment.index,
-                )
-                for segment in segments
-            ],
-        )
+            greeting = introduction(self._segments, segments, self._server_version)
+            self._io.send_bytes(wire.encode_hello_reply(greeting))
 
     def _answer_with_descriptors(
         self, segments: list[Segment], hello: store_pb2.DataHelloRequest
     ) -> None:
-        introduction, descriptors = self._introduction(segments), list[int]()
+        greeting = introduction(self._segments, segments, self._server_version)
+        descriptors = list[int]()
         # Under the lock: whoever cuts this session sees either the descriptors' marks or none.
         with self._changing:
             self._io.stop_if_revoked()
@@ -212,8 +195,8 @@ class ServedConnection:
                     descriptors.append(
                         open_marked(segment, self._session_id, writable=hello.writer)
                     )
-                self._claims.offer(self._session_id, hello, introduction, descriptors)
-                answer = wire.encode_hello_reply(introduction)
+                self._claims.offer(self._session_id, hello, greeting, descriptors)
+                answer = wire.encode_hello_reply(greeting)
                 chunk = descriptors[: wire.DESCRIPTORS_PER_MESSAGE]
                 sent = socket.send_fds(self._io.sock, [answer], chunk)
                 for first in range(len(chunk), len(descriptors), wire.DESCRIPTORS_PER_MESSAGE):
