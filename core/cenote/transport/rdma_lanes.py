@@ -93,6 +93,16 @@ class LaneKeeper:
         self.obstacle = ""
         """Why it goes over TCP now; "" where it does not."""
 
+    @property
+    def route(self) -> str:
+        """The NICs that are used now, ours and the peer's; "" where there is none."""
+        with self._lock:
+            working = [self._paths[index] for index in self._health.working]
+        pairs = ", ".join(f"{path.local.name} -> {path.peer.name}" for path in working)
+        if len(working) in (0, len(self._paths)):
+            return pairs
+        return f"{len(working)} of {len(self._paths)} NICs: {pairs}"
+
     def closed(self, connection: DataConnection) -> None:
         """Its lane ends with it."""
         lane = self._lanes.pop(connection, None)

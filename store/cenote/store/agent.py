@@ -10,19 +10,14 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol, final
-
-import numpy as np
-from numpy.typing import NDArray
 
 from cenote.api.codec import pack_ids, unpack_ids, unpack_rows
 from cenote.api.errors import CenoteError, InternalError, InvalidArgument, ResourceUnavailable
 from cenote.api.rows import SLOT_REF
 from cenote.kv.directory import EtcdDirectory
 from cenote.runtime.log import get_logger
-from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
 
 from .agent_core import AgentCore, Stage
@@ -48,7 +43,7 @@ from .agent_steps import (
     SayHello,
     SendAttach,
 )
-from .claims import claim_rows
+from .attaching import SLOTS_PER_BLOCK, AgentIdentity, Attacher
 from .master_link import MasterLink
 from .segments import LocalSegments
 
@@ -57,9 +52,6 @@ __all__ = ["AgentIdentity", "StoreAgent", "WriterSessions"]
 HELLO_S: Final = 2.0
 SEEK_HELLO_S: Final = 0.4
 """To one of several masters: a stopped one takes the connection all the same, and says nothing."""
-SLICE_S: Final = 10.0
-ATTACH_S: Final = 60.0
-"""For the last slice: the master goes through the whole inventory then."""
 BEAT_MARGIN_S: Final = 3.0
 SEEK_BEAT_MARGIN_S: Final = 1.0
 """Where there are several masters: it is soon made sure whether this one still leads."""
@@ -98,22 +90,6 @@ class WriterSessions(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class AgentIdentity:
-    """What the master is told of this daemon."""
-
-    node_name: str
-    node_uuid: bytes
-    boot_id: str
-    failure_domain: str
-    process_id: int
-    server_version: str
-    start_number: int = 0
-    """Rises with each start of this node's daemon."""
-    endpoints: Sequence[common_pb2.Endpoint] = ()
-    credentials: common_pb2.Credentials = field(default_factory=common_pb2.Credentials)
-
-
 @final
 class StoreAgent:
     """Keeps `segments` attached to the leader among `masters`, from `start` to `stop`.
@@ -137,6 +113,7 @@ class StoreAgent:
         on_end: Callable[[CenoteError], None],
         directory: EtcdDirectory | None = None,
         jitter: Callable[[], float] = random.random,
+        slots_per_block: int = SLOTS_PER_BLOCK,
     ) -> None:
         self._identity = identity
         self._segments = segments
@@ -158,12 +135,12 @@ class StoreAgent:
         self._address = masters[0] if masters else ""
         self._hello_s = SEEK_HELLO_S if several else HELLO_S
         self._beat_margin_s = SEEK_BEAT_MARGIN_S if several else BEAT_MARGIN_S
-        self._attempts = 0
         self._claiming: set[bytes] = set()
         """Sessions with claims that the master was told of."""
         self._instructions: list[pb.Instruction] = []
         self._cut_to_report: deque[bytes] = deque()
         self._stopping = threading.Event()
+        self._attacher = Attacher(identity, segments, self._stopping, slots_per_block)
         self._settled = threading.Event()
         self._logged_s = -_LOG_INTERVAL_S
         self._thread = threading.Thread(target=self._run, name="cenote-agent", daemon=True)
@@ -312,52 +289,16 @@ class StoreAgent:
         return any(not claim.is_view for claim in self._segments.claims.older())
 
     def _send_attach(self) -> Event:
-        link = self._current_link()
-        self._attempts += 1
-        first = self._attach_request(0)
-        first.segments.extend(segment.info() for segment in self._segments.all())
-        if self._other_pool:
-            self._segments.forget_ids()
-        if self._pool.pool_id:
-            first.pool.CopyFrom(self._pool.told(namespaces=self._other_pool))
-        claims = self._segments.claims.older()
-        first.claims = claim_rows(claims, {s.index: s.size_bytes for s in self._segments.all()})
-        self._claiming = {claim.session_id for claim in claims}
-        request, response = first, pb.AttachResponse()
-        for rows, more in _slices(self._inventory()):
-            if self._stopping.is_set():
-                raise InternalError("stopped while attaching")
-            request.inventory = rows
-            request.more = more
-            response = link.attach(request, SLICE_S if more else ATTACH_S)
-            request = self._attach_request(request.slice + 1)
+        began_s = time.monotonic()
+        response = self._attacher.attach(
+            self._current_link(), self._master_pool_id, other_pool=self._other_pool
+        )
+        self._claiming = set(self._attacher.claiming)
         if response.epoch == self._core.epoch:
-            self._take_up(response)
+            self._take_up(response, began_s)
         return Attached(response.epoch, response.heartbeat_interval_ms / 1000)
 
-    def _attach_request(self, number: int) -> pb.AttachRequest:
-        identity = self._identity
-        return pb.AttachRequest(
-            credentials=identity.credentials,
-            node_name=identity.node_name,
-            node_uuid=identity.node_uuid,
-            boot_id=identity.boot_id,
-            failure_domain=identity.failure_domain,
-            endpoints=identity.endpoints,
-            last_epoch=self._segments.epoch,
-            process_id=identity.process_id,
-            server_version=identity.server_version,
-            start_number=identity.start_number,
-            attempt=self._attempts,
-            slice=number,
-            master_pool_id=self._master_pool_id,
-        )
-
-    def _inventory(self) -> Iterator[NDArray[np.void]]:
-        for segment in self._segments.all():
-            yield from segment.table.inventory(segment.index)
-
-    def _take_up(self, response: pb.AttachResponse) -> None:
+    def _take_up(self, response: pb.AttachResponse, began_s: float) -> None:
         if len(response.segment_ids) != len(self._segments.all()):
             raise InternalError(f"{len(response.segment_ids)} segment ids came from the master")
         if response.HasField("pool"):
@@ -374,7 +315,9 @@ class StoreAgent:
             epoch=response.epoch,
             segments=list(response.segment_ids),
             slots=sum(segment.table.sealed for segment in self._segments.all()),
+            told=self._attacher.told_slots,
             cleared=cleared,
+            seconds=round(time.monotonic() - began_s, 3),
         )
 
     def _beat(self, beat: Beat) -> Event:
@@ -491,13 +434,3 @@ class StoreAgent:
             link, self._link = self._link, None
         if link is not None:
             link.close()
-
-
-def _slices(parts: Iterator[NDArray[np.void]]) -> Iterator[tuple[bytes, bool]]:
-    """Each part as bytes and whether more follow; one empty slice where there is none."""
-    held: NDArray[np.void] | None = None
-    for part in parts:
-        if held is not None:
-            yield held.tobytes(), True
-        held = part
-    yield b"" if held is None else held.tobytes(), False
