@@ -77,10 +77,10 @@ def test_tls_and_a_password(tmp_path: Path, certificates: Path) -> None:
             directory = make_config(etcd.url, {**access, "etcd_password": "secret"}).directory()
             assert directory is not None
             assert [place.addresses for place in directory.wait(TIMEOUT_S)] == [("a:1",)]
-            locked_out = make_config(etcd.url, {**access, "etcd_password": "wrong"}).directory()
-            assert locked_out is not None
+            refused = make_config(etcd.url, {**access, "etcd_password": "wrong"}).directory()
+            assert refused is not None
             with pytest.raises(CenoteError, match="can't be looked up"):
-                locked_out.look_up(TIMEOUT_S)
+                refused.look_up(TIMEOUT_S)
             reader = open_backend(etcd.url, good)
             try:
                 assert numbers(follow_all(reader, through=3)) == [1, 2, 3]
