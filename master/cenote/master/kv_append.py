@@ -30,11 +30,8 @@ __all__ = ["Appender", "Fence"]
 TXN_VALUES_MAX: Final = 4
 """Of 64 KiB each: etcd keeps some thousands of transactions in memory."""
 TXN_TIMEOUT_S: Final = 2.0
-LINGER_S: Final = 0.01
-"""How long entries wait for company, where nobody waits for them: each transaction takes the better
-part of a millisecond from the thread that decides."""
-COMPANY_BYTES: Final = 2 * RECORD_BYTES_MAX
-"""Then there is company enough."""
+LINGER_S: Final = 0.005
+"""How long entries wait for company, where nobody waits for them."""
 RETRY_S: Final = 0.1
 SYNC_TIMEOUT_S: Final = 5.0
 WAITERS_MAX: Final = 65_536
@@ -251,7 +248,7 @@ class Appender:
                 return 0.0
             if not self._pending:
                 return 1.0
-            if self._waiters or self._pending_bytes >= COMPANY_BYTES:
+            if self._waiters or self._pending_bytes >= RECORD_BYTES_MAX:
                 return 0.0
             return self._pending[0].added_s + LINGER_S - self._clock.monotonic_s()
 
