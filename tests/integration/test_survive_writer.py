@@ -30,6 +30,8 @@ SESSION_TTL_S = 2.0
 SOON_S = 3.0
 """After its session's time is over: what a busy machine takes to cut off all writers."""
 AT_ONCE_S = 1.5
+WARM_MAX = 64
+"""Pinned of what a writer put until it was granted space ahead: many, on a busy machine."""
 SHORT_S, LONG_S = 2.0, 60.0
 TRANSPORTS = ("shm", "tcp")
 
@@ -166,10 +168,11 @@ class Pool:
         watch.check(AT_ONCE_S, f"{spec.name}: to put it again and to read it", late_s=0)
         assert other.pin(keys).all()
         self.values |= {key: value for key, value in zip(keys, read, strict=True) if value}
-        if writer.warm:
-            pinned = other.pin(writer.warm)
+        warm = writer.warm[-WARM_MAX:]
+        if warm:
+            pinned = other.pin(warm)
             assert pinned.all() or self.looked_dead(), spec.name
-            for key, is_there in zip(writer.warm, pinned, strict=True):
+            for key, is_there in zip(warm, pinned, strict=True):
                 if is_there:
                     self.values[key] = payload_of(key, spec.size)
 
