@@ -291,8 +291,9 @@ class LaneMaster:
                 masters.silent(address)
                 continue
             masters.heard(address)
-            if not reply.is_leader and reply.epoch >= masters.epoch:
-                masters.told(reply.epoch)
+            behind = reply.epoch < masters.epoch
+            masters.told(reply.epoch)
+            if not reply.is_leader and not behind:
                 todo[:0] = reply.leader_addresses
             elif masters.accepts(reply):
                 if not reply.past_tenure:
