@@ -147,10 +147,10 @@ class LaneMaster:
         on one past its tenure until the others were asked."""
         reply = decoded(pb.HelloResponse, body)
         masters = self._masters
+        masters.told(reply.epoch)
         if not masters.accepts(reply):
             if reply.is_leader:
                 raise NotLeader(f"this master led until epoch {masters.epoch} began")
-            masters.told(reply.epoch)
             raise NotLeader(
                 "this master is a standby", addresses=reply.leader_addresses, epoch=reply.epoch
             )
