@@ -11,10 +11,10 @@ from sim.world import Options, simulate
 
 CLEAN_SEEDS = 60
 NOTICED_AT = {
-    "clients stay behind": 2,
+    "clients stay behind": 1,
     "evictions are not awaited": 5,
-    "nothing is adopted": 4,
-    "removals are not awaited": 23,
+    "nothing is adopted": 3,
+    "removals are not awaited": 9,
     "seeds are not awaited": 171,
     "standbys are impatient": 35,
     "tenures never end": 3,

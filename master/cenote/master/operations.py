@@ -165,6 +165,8 @@ class Operations:
             created=reply.created,
         )
         # Whoever opened it: a seed that is lost would make all its objects unreachable.
+        if reply.created:
+            return Later(response)
         entry = self._decider.unsettled_naming
         return Later(response, entry) if entry else response
 
