@@ -6,6 +6,7 @@ long as it lives. `stop` ends the thread wherever it is and takes leave of the m
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -241,8 +242,7 @@ class StoreAgent:
         now_s = time.monotonic()
         if why and now_s - self._logged_s >= _LOG_INTERVAL_S and not self._stopping.is_set():
             self._logged_s = now_s
-            master = self._address or "none yet"
-            _log.warning("not in touch with a master", master=master, why=why)
+            _log.warning("not in touch with a master", master=self._address or "none yet", why=why)
 
     @property
     def _other_pool(self) -> bool:
@@ -325,7 +325,7 @@ class StoreAgent:
         claiming = {claim.session_id for claim in self._segments.claims.older()}
         withdrawn = sorted(self._claiming - claiming)
         quarantined = [*self._sessions.quarantined(), *sorted(self._claiming & claiming)]
-        cut = [self._cut_to_report[i] for i in range(self._cut_count())]
+        cut = list(itertools.islice(self._cut_to_report, _CUT_IDS_PER_BEAT))
         request = pb.HeartbeatRequest(
             node_id=self._segments.node_id,
             epoch=self._segments.epoch,
@@ -344,9 +344,6 @@ class StoreAgent:
             self._cut_to_report.popleft()
         self._instructions = list(response.instructions)
         return Beaten(response.epoch, len(self._instructions), self._is_restless())
-
-    def _cut_count(self) -> int:
-        return min(len(self._cut_to_report), _CUT_IDS_PER_BEAT)
 
     def _is_restless(self) -> bool:
         return bool(
