@@ -50,6 +50,9 @@ def replay(
         int, typer.Option(min=1, metavar="N", help="With --pool: blocks that it can hold.")
     ] = 10_000,
     nodes: Annotated[int, typer.Option(min=1, max=64, help="With --pool: store daemons.")] = 2,
+    policy: Annotated[
+        str, typer.Option(metavar="NAME", help="With --pool: of eviction; see `cenote simulate`.")
+    ] = "",
     transport: Annotated[
         str, typer.Option(metavar="LIST", help="In order of preference: shm,rdma,tcp.")
     ] = "shm,rdma,tcp",
@@ -83,7 +86,7 @@ def replay(
         "transports": tuple(part.strip() for part in transport.split(",") if part.strip()),
         "deadline_s": deadline,
     }
-    plan = _plan(block_bytes, capacity_objects, nodes, replicas) if pool else None
+    plan = _plan(block_bytes, capacity_objects, nodes, replicas, policy) if pool else None
     show = print_json if json else print_report
     with _where(plan, master, grpc, deadline, interrupts) as (lane, admin):
         report = play_trace(loaded, lane, admin, interrupts, show, **settings)
@@ -103,7 +106,9 @@ def verdict(report: dict[str, Any]) -> int:
     return EXIT_ERROR if report["errors"] or report["wrong_bytes"] else EXIT_OK
 
 
-def _plan(block_bytes: int, capacity_objects: int, nodes: int, replicas: int) -> PoolPlan:
+def _plan(
+    block_bytes: int, capacity_objects: int, nodes: int, replicas: int, policy: str
+) -> PoolPlan:
     from .local_pool import PoolPlan
     from .sizing import dram_bytes_per_node
 
@@ -111,6 +116,7 @@ def _plan(block_bytes: int, capacity_objects: int, nodes: int, replicas: int) ->
         nodes=nodes,
         dram_bytes=dram_bytes_per_node(capacity_objects * replicas, block_bytes, nodes),
         distinct_domains=replicas > 1,
+        master_flags=(("policy", policy),) if policy else (),
     )
 
 
@@ -191,6 +197,7 @@ def play_trace(
             fleet.close()
             evictions = _evictions_since(before, admin, interrupts)
             report = report_of(trace, outcome, evictions, block_bytes=block_bytes, clients=clients)
+            report["policy"] = before.eviction_policy_wanted
             show(report)
             sys.stdout.flush()
             if outcome.unheard_clients:

@@ -115,6 +115,8 @@ def _evict(pool: Pool, units: int, column: NDArray[np.bool_] | None, rows_max: i
 
 def evict(pool: Pool, rows: Rows) -> int:
     """These go. Returns the units that became free."""
+    if pool.policy.remembers and len(rows):
+        pool.policy.evicted(pool.digests_of(rows), pool.stamp.take(rows))
     counters = pool.counters
     counters.evicted += len(rows)
     counters.evicted_bytes += int(pool.sizes_of(rows).sum())
