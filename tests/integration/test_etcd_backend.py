@@ -266,6 +266,8 @@ def test_a_master_that_dies_or_stops_is_followed_by_another(
         assert process.stdout is not None
         acknowledged = say_until(process, 50)
         wait_until(lambda: standby.leader, what="the standby to know who leads")
+        known = standby.leader
+        assert known is not None
         found = follow_all(standby, through=acknowledged)
         if how == "killed":
             process.send_signal(signal.SIGKILL)
@@ -279,9 +281,9 @@ def test_a_master_that_dies_or_stops_is_followed_by_another(
             opened = standby.open()
         found += opened.records
         assert not opened.anew
-        assert opened.epoch == 2
+        assert opened.epoch == known.epoch + 1
         first = standby.last_entry + 1
-        standby.append(records(first, 1, epoch=2))
+        standby.append(records(first, 1, epoch=opened.epoch))
         standby.sync(first).result(TIMEOUT_S)
         process.send_signal(signal.SIGCONT)
         said = process.stdout.read().split()
