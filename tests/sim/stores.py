@@ -76,6 +76,7 @@ class SimSegment:
         self.index = index
         self.segment_id = file.segment_id
         self.tier = int(common_pb2.TIER_DRAM)
+        self.disk = None
         self.incarnation = file.incarnation
         self.size_bytes = file.size_bytes
         self.ready_bytes = file.ready_bytes

@@ -11,17 +11,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Final, Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cenote.api.codec import pack_ids, unpack_ids, unpack_rows
-from cenote.api.errors import CenoteError, InternalError, InvalidArgument, ResourceUnavailable
-from cenote.api.rows import SLOT_REF
+from cenote.api.errors import (
+    CenoteError,
+    InternalError,
+    InvalidArgument,
+    ResourceUnavailable,
+    SessionUnknown,
+)
+from cenote.api.rows import COPY, SLOT_REF
 from cenote.runtime.log import get_logger
-from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
 
 from .agent_core import (
@@ -47,6 +51,8 @@ from .agent_core import (
     Stage,
 )
 from .claims import claim_rows
+from .copier import Copier
+from .introduction import AgentIdentity, inventory_slices
 from .master_link import MasterLink
 from .segments import LocalSegments
 
@@ -96,22 +102,6 @@ class WriterSessions(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class AgentIdentity:
-    """What the master is told of this daemon."""
-
-    node_name: str
-    node_uuid: bytes
-    boot_id: str
-    failure_domain: str
-    process_id: int
-    server_version: str
-    start_number: int = 0
-    """Rises with each start of this node's daemon."""
-    endpoints: Sequence[common_pb2.Endpoint] = ()
-    credentials: common_pb2.Credentials = field(default_factory=common_pb2.Credentials)
-
-
 @final
 class StoreAgent:
     """Keeps `segments` attached to the leader among `masters`, from `start` to `stop`.
@@ -133,6 +123,7 @@ class StoreAgent:
         stats: Callable[[], pb.NodeStats],
         is_preparing: Callable[[], bool],
         on_end: Callable[[CenoteError], None],
+        copier: Copier | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._identity = identity
@@ -145,6 +136,7 @@ class StoreAgent:
         self._stats = stats
         self._is_preparing = is_preparing
         self._on_end = on_end
+        self._copier = copier
         self._core = AgentCore(masters, last_epoch=segments.epoch, jitter=jitter)
         self._link: MasterLink | None = None
         self._link_lock = threading.Lock()
@@ -279,6 +271,8 @@ class StoreAgent:
 
     def _cut_older(self, epoch: int) -> Event:
         self._segments.fence(epoch)
+        if self._copier is not None:
+            self._copier.fence(epoch)
         quiet = self._sessions.end_older_writes(epoch, CUT_S)
         if quiet:
             until_s = time.monotonic() + CLAIMS_S
@@ -301,10 +295,10 @@ class StoreAgent:
         if self._pool.pool_id:
             first.pool.CopyFrom(self._pool.told(namespaces=self._other_pool))
         claims = self._segments.claims.older()
-        first.claims = claim_rows(claims, {s.index: s.size_bytes for s in self._segments.all()})
+        first.claims = claim_rows(claims, {s.index: s.size_bytes for s in self._segments.dram()})
         self._claiming = {claim.session_id for claim in claims}
         request, response = first, pb.AttachResponse()
-        for rows, more in _slices(self._inventory()):
+        for rows, more in inventory_slices(self._inventory()):
             if self._stopping.is_set():
                 raise InternalError("stopped while attaching")
             request.inventory = rows
@@ -358,6 +352,8 @@ class StoreAgent:
 
     def _beat(self, beat: Beat) -> Event:
         self._cut_to_report.extend(self._sessions.poll())
+        if self._segments.give_up_failed():
+            raise SessionUnknown("an SSD segment failed: this daemon attaches without it")
         claiming = {claim.session_id for claim in self._segments.claims.older()}
         withdrawn = sorted(self._claiming - claiming)
         quarantined = [*self._sessions.quarantined(), *sorted(self._claiming & claiming)]
@@ -373,8 +369,11 @@ class StoreAgent:
             withdrawn_session_ids=pack_ids(withdrawn),
             stats=self._stats(),
             start_number=self._identity.start_number,
+            copied=self._copier.tell() if self._copier is not None else b"",
         )
         response = self._current_link().heartbeat(request, beat.wait_s + self._beat_margin_s)
+        if self._copier is not None:
+            self._copier.told(request.copied)
         self._claiming.difference_update(withdrawn)
         for _ in cut:  # told; others may have come behind them meanwhile
             self._cut_to_report.popleft()
@@ -388,6 +387,7 @@ class StoreAgent:
         return bool(
             self._cut_to_report
             or self._claiming
+            or (self._copier is not None and self._copier.is_busy)
             or self._is_preparing()
             or self._sessions.quarantined()
         )
@@ -417,6 +417,8 @@ class StoreAgent:
                     self._cut_sessions(instruction.cut_sessions.session_ids)
                 case "clear_slots":
                     self._clear(instruction.clear_slots.slots)
+                case "copy_extents":
+                    self._copy(instruction.copy_extents.copies)
                 case "keep_pool":
                     self._pool.keep(instruction.keep_pool)
                 case _:
@@ -451,10 +453,15 @@ class StoreAgent:
                 session=session_id,
             )
 
+    def _copy(self, packed: bytes) -> None:
+        if self._copier is None:
+            raise InvalidArgument("this daemon has no SSD")
+        self._copier.enqueue(unpack_rows(packed, COPY, "copies"), self._core.epoch)
+
     def _clear(self, packed: bytes) -> int:
         refs = unpack_rows(packed, SLOT_REF, "slots")
         return sum(
-            segment.table.clear(refs[refs["segment_index"] == segment.index])
+            segment.clear(refs[refs["segment_index"] == segment.index])
             for segment in (self._segments.all() if len(refs) else ())
         )
 
@@ -470,13 +477,3 @@ class StoreAgent:
             link, self._link = self._link, None
         if link is not None:
             link.close()
-
-
-def _slices(parts: Iterator[NDArray[np.void]]) -> Iterator[tuple[bytes, bool]]:
-    """Each part as bytes and whether more follow; one empty slice where there is none."""
-    held: NDArray[np.void] | None = None
-    for part in parts:
-        if held is not None:
-            yield held.tobytes(), True
-        held = part
-    yield b"" if held is None else held.tobytes(), False

@@ -80,6 +80,28 @@ class StoreConfig:
     dram_allow_less: bool = field(
         default=False, metadata=option(help="go on where there is less memory than --dram")
     )
+    ssd: str = field(
+        default="",
+        metadata=option(
+            help="a file (made where there is none) or block device for what has no room in memory"
+        ),
+    )
+    ssd_size: int = field(
+        default=0,
+        metadata=option(
+            unit="size", help="of it to use, such as 1TiB; default: all of a block device"
+        ),
+    )
+    ssd_staging: int = field(
+        default=64 << 20,
+        metadata=option(
+            unit="size", minimum=4 << 20, help="memory that bytes pass through from and to the SSD"
+        ),
+    )
+    ssd_write_limit: int = field(
+        default=0,
+        metadata=option(unit="size", help="most bytes a second to write there; 0: no limit"),
+    )
     wipe_on_exit: bool = field(
         default=False,
         metadata=option(help="remove the memory's files at the end: a restart begins empty"),
@@ -141,7 +163,9 @@ class StoreConfig:
         for name in ("grpc", "metrics_listen"):
             if address := getattr(self, name):
                 host_and_port(address, name.replace("_", "-"))
-        for name in ("socket", "socket_dir"):
+        if self.ssd_size and not self.ssd:
+            raise ConfigError("--ssd-size without --ssd", remedy="name a file or device with --ssd")
+        for name in ("socket", "socket_dir", "ssd"):
             path = getattr(self, name)
             flag = "--" + name.replace("_", "-")
             if path and not Path(path).is_absolute():

@@ -1,12 +1,16 @@
-"""What the data server needs of a segment, whatever it lies on (DRAM now, SSD later)."""
+"""What the data server needs of a segment, whatever it lies on (DRAM or SSD)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
+
+from cenote.v1 import common_pb2, store_pb2
+
+from .disk_io import DiskIo
 
 
 class Segment(Protocol):
@@ -35,6 +39,10 @@ class Segment(Protocol):
     def address(self) -> int: ...
     @property
     def fd(self) -> int: ...
+    @property
+    def disk(self) -> DiskIo | None:
+        """How its bytes are read where they are not in memory (then `address` is only a number)."""
+        ...
 
     def seal(
         self,
@@ -54,6 +62,24 @@ class Segment(Protocol):
         ...
 
 
+def introduce(segments: Sequence[Segment]) -> store_pb2.DataHelloResponse:
+    """What a client is told of them: those whose descriptors it can have, and the others."""
+    introduction = store_pb2.DataHelloResponse()
+    for segment in segments:
+        told = introduction.segments if segment.disk is None else introduction.disk_segments
+        told.append(
+            store_pb2.SharedSegment(
+                segment_id=segment.segment_id,
+                size_bytes=segment.size_bytes,
+                incarnation=segment.incarnation,
+                tier=cast("common_pb2.Tier", segment.tier),
+                ready_bytes=segment.ready_bytes,
+                index=segment.index,
+            )
+        )
+    return introduction
+
+
 class SegmentSet(Protocol):
     """All segments of this daemon and the tenure it follows."""
 
@@ -64,6 +90,11 @@ class SegmentSet(Protocol):
 
     @property
     def node_id(self) -> int: ...
+
+    @property
+    def disk(self) -> DiskIo | None:
+        """Of the SSD, where this daemon has one."""
+        ...
 
     @property
     def first_grant_id(self) -> int:

@@ -13,8 +13,7 @@ import hmac
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, cast, final
+from typing import Final, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,12 +37,14 @@ from cenote.transport.base import U8Array, U64Array
 from cenote.transport.item_stream import move_items
 from cenote.transport.memory_access import MEMORY, locate
 from cenote.transport.opening import close_all
-from cenote.v1 import common_pb2, store_pb2
+from cenote.v1 import store_pb2
 
 from .claims import ClaimFile
-from .segment import Segment, SegmentSet
-from .served_socket import STEP_BYTES, Gone, ServedSocket
+from .disk_reads import send_items
+from .segment import Segment, SegmentSet, introduce
+from .served_socket import STEP_BYTES, ConnectionCounters, Gone, ServedSocket, ServingLimits
 from .sessions import SessionTable, open_marked
+from .ssd import DISK_ADDRESS
 
 __all__ = ["ConnectionCounters", "ServedConnection", "ServingLimits"]
 
@@ -56,26 +57,6 @@ _MSG_MORE: Final = socket.MSG_MORE
 _FIRST: Final = np.zeros(1, np.int64)
 
 _log = get_logger("cenote.store.data")
-
-
-@dataclass(frozen=True, slots=True)
-class ServingLimits:
-    """How long a client may keep a thread waiting in the middle of something."""
-
-    hello_timeout_s: float = 5.0
-    stall_timeout_s: float = 10.0
-    """For each MiB of a request or reply: slower clients are closed."""
-    spin_s: float = 50e-6
-    """How long a thread looks for a hot connection's next request before it sleeps; 0: never."""
-
-
-@dataclass(slots=True)
-class ConnectionCounters:
-    """What went over a connection; written by its thread alone."""
-
-    read_bytes: int = 0
-    written_bytes: int = 0
-    seals: int = 0
 
 
 @final
@@ -185,32 +166,23 @@ class ServedConnection:
         self._io.set_timeouts(self._limits.stall_timeout_s)
         segments = list(self._segments.all())
         if hello.want_descriptors:
-            self._answer_with_descriptors([s for s in segments if s.fd >= 0], hello)
+            offered = [s for s in segments if s.fd >= 0 or s.disk is not None]
+            self._answer_with_descriptors(offered, hello)
         else:
             self._io.send_bytes(wire.encode_hello_reply(self._introduction(segments)))
 
     def _introduction(self, segments: list[Segment]) -> store_pb2.DataHelloResponse:
-        return store_pb2.DataHelloResponse(
-            epoch=self._segments.epoch,
-            node_id=self._segments.node_id,
-            server_version=self._server_version,
-            segments=[
-                store_pb2.SharedSegment(
-                    segment_id=segment.segment_id,
-                    size_bytes=segment.size_bytes,
-                    incarnation=segment.incarnation,
-                    tier=cast("common_pb2.Tier", segment.tier),
-                    ready_bytes=segment.ready_bytes,
-                    index=segment.index,
-                )
-                for segment in segments
-            ],
-        )
+        introduction = introduce(segments)
+        introduction.epoch = self._segments.epoch
+        introduction.node_id = self._segments.node_id
+        introduction.server_version = self._server_version
+        return introduction
 
     def _answer_with_descriptors(
         self, segments: list[Segment], hello: store_pb2.DataHelloRequest
     ) -> None:
         introduction, descriptors = self._introduction(segments), list[int]()
+        segments = [segment for segment in segments if segment.fd >= 0]
         # Under the lock: whoever cuts this session sees either the descriptors' marks or none.
         with self._changing:
             self._io.stop_if_revoked()
@@ -319,6 +291,10 @@ class ServedConnection:
         if segment is None or status:
             self._answer_one(status)
             return
+        if segment.disk is not None:
+            row = (segment_id, 0, offset, length)
+            self._read(np.array([row], EXTENT))
+            return
         head = wire.REPLY_ONE.pack(
             wire.OP_READ, 0, 0, 1, self._call_id, self._segments.epoch, length + 1, 0
         )
@@ -342,7 +318,12 @@ class ServedConnection:
             self._io.send_bytes(head)
             return
         self._io.send_bytes(head, _MSG_MORE)
-        move_items(self._io.send, self._io.send_views, addresses, lengths, None, STEP_BYTES)
+        disk = self._segments.disk
+        if disk is None or int(addresses.max()) < DISK_ADDRESS:
+            move_items(self._io.send, self._io.send_views, addresses, lengths, None, STEP_BYTES)
+        else:
+            stall_s = self._limits.stall_timeout_s
+            send_items(disk, self._io, addresses.tolist(), lengths.tolist(), stall_s)
         self.counters.read_bytes += total
 
     # ---- changes ----------------------------------------------------------------------------
@@ -381,6 +362,8 @@ class ServedConnection:
         if length != payload:
             raise ProtocolError(f"a write of {length} bytes with a payload of {payload}")
         segment, status = self._judge(segment_id, offset, length)
+        if segment is not None and segment.disk is not None:
+            status = _INVALID  # nobody writes there but the daemon
         self._changing_epoch = min(epoch, self._segments.epoch)
         with self._changing:
             self._io.stop_if_revoked()
@@ -406,6 +389,7 @@ class ServedConnection:
         statuses, addresses, lengths = self._locate(rows)
         if int(lengths.max()) > wire.ITEM_BYTES_MAX or int(lengths.sum()) != payload:
             raise ProtocolError(f"a write whose payload of {payload} bytes is not that of its rows")
+        statuses[addresses >= DISK_ADDRESS] = _INVALID  # nobody writes there but the daemon
         self._changing_epoch = min(epoch, self._segments.epoch)
         with self._changing:
             self._io.stop_if_revoked()

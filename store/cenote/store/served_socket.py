@@ -11,6 +11,7 @@ import contextlib
 import select
 import socket
 import threading
+from dataclasses import dataclass
 from time import monotonic
 from typing import Final, final
 
@@ -32,6 +33,26 @@ _WASTE: Final = memoryview(bytearray(STEP_BYTES))
 
 class Gone(Exception):
     """The client closed, or the server did: nobody to answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServingLimits:
+    """How long a client may keep a thread waiting in the middle of something."""
+
+    hello_timeout_s: float = 5.0
+    stall_timeout_s: float = 10.0
+    """For each MiB of a request or reply: slower clients are closed."""
+    spin_s: float = 50e-6
+    """How long a thread looks for a hot connection's next request before it sleeps; 0: never."""
+
+
+@dataclass(slots=True)
+class ConnectionCounters:
+    """What went over a connection; written by its thread alone."""
+
+    read_bytes: int = 0
+    written_bytes: int = 0
+    seals: int = 0
 
 
 @final

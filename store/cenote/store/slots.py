@@ -302,6 +302,44 @@ class SlotTable:
         self.seals += written
         self._used = max(self._used, highest + 1)
 
+    # ---- copies -------------------------------------------------------------------------------
+
+    def record(self, slot: int, epoch: int, seq: int) -> bytes | None:
+        """The record of a slot that is sealed with just this version, else None."""
+        at = slot * SLOT_BYTES
+        with self._lock:
+            if slot >= self._slots:
+                return None
+            _, state, held_epoch, held_seq = SLOT_VERSION.unpack_from(self._memory, at)
+            if (state, held_epoch, held_seq) != (STATE_SEALED, epoch, seq):
+                return None
+            return bytes(self._memory[at : at + SLOT_BYTES])
+
+    def place(self, record: bytes) -> int:
+        """Write a finished record of a copy, whatever its slot held; returns the slot's number.
+
+        The copy may well be of an older version than what the slot held before: no client seals it,
+        so there is no late repeat that the order of versions would have to keep out. Raises
+        InvalidArgument for a slot that there is not.
+        """
+        slot = int(np.frombuffer(record, SLOT_RECORD)["slot"][0])
+        at = slot * SLOT_BYTES
+        with self._lock:
+            if slot >= self._slots:
+                raise InvalidArgument(f"there is no slot {slot}")
+            fresh = int(self._states[slot] != STATE_SEALED)
+            self._memory[at : at + SLOT_BYTES] = record
+            self._count(fresh, 1, slot)
+        return slot
+
+    def unplace(self, slots: list[int]) -> None:
+        """Take `place` back: these slots hold nothing."""
+        with self._lock:
+            for slot in slots:
+                self.sealed -= int(self._states[slot] == STATE_SEALED)
+                at = slot * SLOT_BYTES
+                self._memory[at : at + SLOT_BYTES] = bytes(SLOT_BYTES)
+
     # ---- clear --------------------------------------------------------------------------------
 
     def clear(self, refs: NDArray[np.void]) -> int:
