@@ -109,6 +109,16 @@ class AdminGrpc:
             unverified_slots=status.unverified_slots,
             writes_refused="" if refusal is None else str(refusal),
             notice=status.notice,
+            ssd_capacity_bytes=status.ssd_capacity_bytes,
+            ssd_used_bytes=status.ssd_used_bytes,
+            acquired_hits_ssd=counters.acquired_hits_ssd,
+            demoted_objects=counters.demoted,
+            demoted_bytes=counters.demoted_bytes,
+            promoted_objects=counters.promoted,
+            promoted_bytes=counters.promoted_bytes,
+            failed_copies=counters.copies_failed,
+            evicted_to_ssd=counters.evicted_to_ssd,
+            copying_bytes=status.copying_bytes,
         )
         reply.MergeFrom(about_pool)
         return reply

@@ -403,6 +403,8 @@ class Heartbeat:
     """Indexes of segments whose contents no lease proves."""
     damaged: Rows | None = None
     """rows.SLOT: whose payload is not what was sealed."""
+    copied: Rows | None = None
+    """rows.COPIED: what became of copies between tiers."""
     held: bool = False
     """One that was taken down before and held open since: it says nothing of its sender now."""
 
@@ -422,6 +424,8 @@ class Instruction:
     clear_slots: Rows | None = None
     """rows.SLOT_REF."""
     keep_pool: PoolCopy | None = None
+    copies: Rows | None = None
+    """rows.COPY."""
 
 
 @dataclass(slots=True)

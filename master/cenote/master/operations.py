@@ -357,6 +357,8 @@ def _instruction(instruction: Instruction) -> pb.Instruction:
         message.cut_sessions.session_ids = b"".join(instruction.cut_sessions)
     elif instruction.clear_slots is not None:
         message.clear_slots.slots = instruction.clear_slots.tobytes()
+    elif instruction.copies is not None:
+        message.copy_extents.copies = instruction.copies.tobytes()
     elif instruction.keep_pool is not None:
         message.keep_pool.CopyFrom(pool_message(instruction.keep_pool))
     else:

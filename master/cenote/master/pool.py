@@ -49,7 +49,7 @@ from .nodes import Node, Nodes
 from .object_rows import RECORD_WORDS, ObjectRows, Rows
 from .objects import LIVE, ObjectTable
 from .placement import Placement
-from .segments import Segment, Segments
+from .segments import DRAM, Segment, Segments
 from .sessions import Orphans, Session, Sessions
 from .spans import (
     SEGMENT_MASK,
@@ -61,10 +61,14 @@ from .spans import (
     units_of,
 )
 from .state_config import StateConfig
+from .tier_tables import Copies, Tiers
 from .timers import ObjectTimers
 
-__all__ = ["RECORD_WORDS", "Pool", "Rows"]
+__all__ = ["COPYING", "RECORD_WORDS", "TOUCHED", "UNCOPYABLE", "Pool", "Rows"]
 
+COPYING, TOUCHED, UNCOPYABLE = 0x04, 0x08, 0x10
+"""Bits of a row's state: a copy to another tier is under way; it was asked for since it left
+memory; the bytes that were to be copied were not what was sealed."""
 NO_SEGMENT = 0
 """No segment has this number: extents there are forgotten when they are freed."""
 _STAMP_TIMES_MAX = 4096
@@ -100,6 +104,8 @@ class Pool(ObjectRows):
         # The epoch in the high bits: an id of an earlier tenure never names something of this one.
         self.leases = LeaseTable((epoch & 0xFFFFFF) << 40 | 1)
         self.grants = GrantTable((epoch & 0xFFFFFF) << 40 | 1)
+        self.copies = Copies(epoch)
+        self.tiers = Tiers()
         self.adoption = AdoptionLog(config.tombstones_max)
         self.expiries = ObjectTimers()
         self.unpins = ObjectTimers()
@@ -111,7 +117,7 @@ class Pool(ObjectRows):
         self.changes = 0
         """Commands that may have changed something: a snapshot under way notices."""
         self.capacity_bytes = 0
-        """Of usable segments; shares are of it."""
+        """Of usable segments in memory; shares are of it."""
         self.lease_cap_bytes = 0
         self.session_cap_units = 0
         self.leased_bytes = 0
@@ -141,6 +147,7 @@ class Pool(ObjectRows):
         self.epoch = epoch
         self.leases = LeaseTable((epoch & 0xFFFFFF) << 40 | 1)
         self.grants = GrantTable((epoch & 0xFFFFFF) << 40 | 1)
+        self.copies = Copies(epoch)
 
     @property
     def is_blank(self) -> bool:
@@ -196,11 +203,11 @@ class Pool(ObjectRows):
 
     def refresh_placement(self, now_s: float) -> None:
         """Which segments are usable now, how large they are, and what share each one gets."""
-        usable = [s for s in self.segments.by_id.values() if s.is_usable]
+        usable = [s for s in self.segments.by_id.values() if s.is_usable and s.tier == DRAM]
         self.placement.refresh(usable, now_s)
         self.placement_dirty = False
         config = self.config
-        units = sum(s.capacity_units for s in self.segments.by_id.values())
+        units = sum(s.capacity_units for s in self.segments.by_id.values() if s.tier == DRAM)
         self.capacity_bytes = units * UNIT_BYTES
         self.lease_cap_bytes = int(self.capacity_bytes * config.leased_share_max)
         self.session_cap_units = int(units * config.session_granted_share_max)

@@ -24,6 +24,7 @@ from .namespaces import Namespace
 from .placement import Wanted
 from .placing import Placed, place
 from .pool import Pool, Rows
+from .segments import DRAM
 from .sessions import Session
 from .slot_growth import grow_slots
 from .spans import extent_rows
@@ -52,6 +53,11 @@ def _check(pool: Pool, command: PutStart, session: Session, n: int) -> None:
         )
     if command.replicas > 16:
         raise InvalidArgument(f"{command.replicas} replicas are wanted, 16 are the most")
+    if command.tier not in (0, DRAM):
+        raise InvalidArgument(
+            "objects are put into memory; daemons copy them to their SSDs",
+            remedy="put without a tier",
+        )
     if command.shard_count > 1:
         raise InvalidArgument(
             "objects in shards are not supported yet",

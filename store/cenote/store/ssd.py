@@ -52,8 +52,8 @@ __all__ = ["DISK_ADDRESS", "SSD_INDEX_FIRST", "SsdFile", "SsdPlan", "SsdSegment"
 DISK_ADDRESS: Final = len(MEMORY)
 """Places on the device are addresses from here on, above all memory: an extent of an SSD segment is
 judged as any other, and told from it by its address."""
-SSD_INDEX_FIRST: Final = 1 << 16
-"""Above the indexes of DRAM segments."""
+SSD_INDEX_FIRST: Final = 128
+"""DRAM segments have lower indexes, and a node has at most 256 (32 TiB of either, as it is)."""
 SEGMENT_BYTES_MAX: Final = 256 << 30
 SEGMENT_BYTES_MIN: Final = 4 << 20
 TABLE_SHARE: Final = 1024

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from cenote.api.rows import (
     CLAIM,
+    COPIED,
     EXTENT,
     OBJECT,
     PUT,
@@ -18,6 +19,7 @@ from cenote.api.rows import (
     SLOT_REF,
     UNIT_BYTES,
     CommitStatus,
+    CopyStatus,
     ObjectStatus,
     PutStatus,
 )
@@ -60,6 +62,7 @@ class FakeSegment:
     """Slot number -> SLOT row."""
     segment_id: int = 0
     unverified: bool = False
+    tier: int = 1
 
     def report(self, index: int) -> c.SegmentReport:
         retired = np.zeros(len(self.retired), EXTENT)
@@ -67,7 +70,7 @@ class FakeSegment:
             retired[i]["offset"], retired[i]["length"] = offset, length
         return c.SegmentReport(
             index,
-            1,
+            self.tier,
             self.incarnation,
             self.size_bytes,
             self.ready_bytes,
@@ -97,6 +100,11 @@ class FakeNode:
     views: list[tuple[bytes, int, int, int]] = field(default_factory=list)
     """(session id, segment index, offset, length)."""
 
+    copies: list[NDArray[np.void]] = field(default_factory=list)
+    """Ordered, and not carried out: COPY rows of one copy each. See `Kit.copy_all`."""
+    copied: list[tuple[int, int]] = field(default_factory=list)
+    """(copy id, status) to report in the next heartbeat."""
+
     @property
     def uuid(self) -> bytes:
         return self.number.to_bytes(16, "big")
@@ -112,6 +120,18 @@ def new_node(
     incarnation = f"inc-{number}-1".encode()
     segment = FakeSegment(incarnation, size_bytes, size_bytes, slots=slots)
     return FakeNode(number, [segment], f"host-{number}" if boot_id is None else boot_id)
+
+
+def ssd_node(
+    number: int, size_bytes: int = 64 * KIB, ssd_bytes: int = MIB, *, ssd_slots: int = 512
+) -> FakeNode:
+    """One with a segment in memory and one on an SSD."""
+    node = new_node(number, size_bytes)
+    incarnation = f"inc-{number}-ssd".encode()
+    node.segments.append(
+        FakeSegment(incarnation, ssd_bytes, ssd_bytes, unit_bytes=4096, slots=ssd_slots, tier=2)
+    )
+    return node
 
 
 @dataclass
@@ -230,8 +250,10 @@ class Kit:
                 list(node.withdrawn),
                 unverified=frozenset(i for i, s in enumerate(node.segments) if s.unverified),
                 damaged=damaged,
+                copied=np.array([(*one, 0) for one in node.copied], COPIED),
             )
         )
+        node.copied.clear()
         node.cut.clear()
         node.withdrawn.clear()
         if obey:
@@ -249,6 +271,42 @@ class Kit:
             if (offset, length) not in segment.retired:
                 segment.retired.append((offset, length))
             segment.slots = max(segment.slots, slots)
+        if instruction.copies is not None:
+            rows = instruction.copies
+            starts = np.flatnonzero(np.r_[True, rows["copy_id"][1:] != rows["copy_id"][:-1]])
+            node.copies += np.split(rows, starts[1:])
+
+    def copy_all(self, node: FakeNode, status: int = CopyStatus.DONE) -> int:
+        """Have the daemon carry out what it was told to copy, with this outcome; how much it was.
+
+        The next heartbeat reports it. A source that is not there any more is told as changed.
+        """
+        for rows in node.copies:
+            source = [
+                self.segments[int(row["source_segment"])].table.get(int(row["source_slot"]))
+                for row in rows
+            ]
+            there = all(
+                slot is not None
+                and (slot["seq"], slot["epoch"]) == (row["source_seq"], row["source_epoch"])
+                for slot, row in zip(source, rows, strict=True)
+            )
+            first = rows[0]
+            outcome = status if there else CopyStatus.SOURCE_CHANGED
+            if outcome == CopyStatus.DONE:
+                assert source[0] is not None
+                moved = source[0].copy()
+                target = self.segments[int(first["target_segment"])]
+                moved["segment_index"] = node.segments.index(target)
+                moved["slot"], moved["offset"] = first["target_slot"], first["target_offset"]
+                moved["length"] = sum(int(slot["length"]) for slot in source if slot is not None)
+                moved["replica"] = first["target_replica"]
+                moved["extent_index"], moved["extent_count"] = 0, 1
+                target.table[int(first["target_slot"])] = moved
+            node.copied.append((int(first["copy_id"]), outcome))
+        count = len(node.copies)
+        node.copies = []
+        return count
 
     def heartbeats(self) -> None:
         for node in self.nodes.values():
