@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,19 +13,15 @@ from cenote.api.rows import (
     CLAIM,
     COPIED,
     EXTENT,
-    OBJECT,
-    PUT,
     SLOT,
     SLOT_REF,
     UNIT_BYTES,
     CommitStatus,
-    CopyStatus,
-    ObjectStatus,
-    PutStatus,
 )
 from cenote.master import commands as c
 from cenote.master.effects import DURABLE, DurableEffect, Effect, Stored
 from cenote.master.state import MasterState, StateConfig
+from unit.master.state_replies import Hit, Put, read_hits, read_put, read_spares
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -101,7 +97,7 @@ class FakeNode:
     """(session id, segment index, offset, length)."""
 
     copies: list[NDArray[np.void]] = field(default_factory=list)
-    """Ordered, and not carried out: COPY rows of one copy each. See `Kit.copy_all`."""
+    """Ordered, and not carried out: COPY rows of one copy each. See `tiers_kit`."""
     copied: list[tuple[int, int]] = field(default_factory=list)
     """(copy id, status) to report in the next heartbeat."""
 
@@ -120,47 +116,6 @@ def new_node(
     incarnation = f"inc-{number}-1".encode()
     segment = FakeSegment(incarnation, size_bytes, size_bytes, slots=slots)
     return FakeNode(number, [segment], f"host-{number}" if boot_id is None else boot_id)
-
-
-def ssd_node(
-    number: int, size_bytes: int = 64 * KIB, ssd_bytes: int = MIB, *, ssd_slots: int = 512
-) -> FakeNode:
-    """One with a segment in memory and one on an SSD."""
-    node = new_node(number, size_bytes)
-    incarnation = f"inc-{number}-ssd".encode()
-    node.segments.append(
-        FakeSegment(incarnation, ssd_bytes, ssd_bytes, unit_bytes=4096, slots=ssd_slots, tier=2)
-    )
-    return node
-
-
-@dataclass
-class Put:
-    """What came of a put_start: rows by key position."""
-
-    reply: c.PutStartReply
-    keys: list[int]
-    sizes: list[int]
-    statuses: list[int]
-    extents: dict[int, list[tuple[int, int, int, int]]]
-    """Position -> (segment, slot, offset, length)."""
-    replicas: dict[int, int]
-
-    @property
-    def granted(self) -> list[int]:
-        return list(self.extents)
-
-
-@dataclass
-class Hit:
-    size: int
-    checksum: int
-    seq: int
-    epoch: int
-    status: int
-    replicas: int
-    extents: list[tuple[int, int, int, int]]
-    """(segment, replica, offset, length)."""
 
 
 class Kit:
@@ -275,38 +230,6 @@ class Kit:
             rows = instruction.copies
             starts = np.flatnonzero(np.r_[True, rows["copy_id"][1:] != rows["copy_id"][:-1]])
             node.copies += np.split(rows, starts[1:])
-
-    def copy_all(self, node: FakeNode, status: int = CopyStatus.DONE) -> int:
-        """Have the daemon carry out what it was told to copy, with this outcome; how much it was.
-
-        The next heartbeat reports it. A source that is not there any more is told as changed.
-        """
-        for rows in node.copies:
-            source = [
-                self.segments[int(row["source_segment"])].table.get(int(row["source_slot"]))
-                for row in rows
-            ]
-            there = all(
-                slot is not None
-                and (slot["seq"], slot["epoch"]) == (row["source_seq"], row["source_epoch"])
-                for slot, row in zip(source, rows, strict=True)
-            )
-            first = rows[0]
-            outcome = status if there else CopyStatus.SOURCE_CHANGED
-            if outcome == CopyStatus.DONE:
-                assert source[0] is not None
-                moved = source[0].copy()
-                target = self.segments[int(first["target_segment"])]
-                moved["segment_index"] = node.segments.index(target)
-                moved["slot"], moved["offset"] = first["target_slot"], first["target_offset"]
-                moved["length"] = sum(int(slot["length"]) for slot in source if slot is not None)
-                moved["replica"] = first["target_replica"]
-                moved["extent_index"], moved["extent_count"] = 0, 1
-                target.table[int(first["target_slot"])] = moved
-            node.copied.append((int(first["copy_id"]), outcome))
-        count = len(node.copies)
-        node.copies = []
-        return count
 
     def heartbeats(self) -> None:
         for node in self.nodes.values():
@@ -490,55 +413,6 @@ class Kit:
     def remove(self, *keys: int) -> list[int]:
         removed: NDArray[np.uint8] = self.apply(c.Remove(*self.place, self.digests(*keys)))
         return [int(one) for one in removed]
-
-
-def read_put(reply: c.PutStartReply, keys: list[int], sizes: list[int]) -> Put:
-    puts = np.frombuffer(reply.puts, PUT)
-    extents = np.frombuffer(reply.extents, EXTENT).tolist()
-    assert len(puts) == len(keys)
-    found: dict[int, list[tuple[int, int, int, int]]] = {}
-    at = 0
-    for position, row in enumerate(puts):
-        count = int(row["extents"])
-        assert (count > 0) == (row["status"] == PutStatus.GRANTED)
-        if count:
-            found[position] = extents[at : at + count]
-        at += count
-    assert at == len(extents)
-    replicas = {position: int(puts[position]["replicas"]) for position in found}
-    return Put(reply, keys, sizes, puts["status"].tolist(), found, replicas)
-
-
-def read_spares(reply: c.PutStartReply) -> Put:
-    """The spare extents of a reply, as a grant of keys that are not known yet (-1)."""
-    rows = np.frombuffer(reply.spare_extents, EXTENT).tolist()
-    assert (reply.spare_grant_id > 0) == bool(rows)
-    count = len(rows)
-    return Put(
-        replace(reply, grant_id=reply.spare_grant_id),
-        [-1] * count,
-        [0] * count,
-        [PutStatus.GRANTED] * count,
-        {position: [row] for position, row in enumerate(rows)},
-        dict.fromkeys(range(count), 1),
-    )
-
-
-def read_hits(reply: c.AcquireReply) -> list[Hit | None]:
-    extents = np.frombuffer(reply.extents, EXTENT).tolist()
-    hits: list[Hit | None] = []
-    at = 0
-    for row in np.frombuffer(reply.objects, OBJECT):
-        if row["status"] == ObjectStatus.MISS:
-            assert row["extents"] == 0
-            hits.append(None)
-            continue
-        count = int(row["extents"])
-        size, checksum, seq, epoch, _, replicas, status = row.tolist()
-        hits.append(Hit(size, checksum, seq, epoch, status, replicas, extents[at : at + count]))
-        at += count
-    assert at == len(extents)
-    return hits
 
 
 def restarted(kit: Kit, *, journal: list[DurableEffect] | None = None, **changes: Any) -> Kit:

@@ -13,7 +13,9 @@ from cenote.master import commands as c
 from cenote.master.effects import Gone, ReplicasChanged, SegmentGone
 from cenote.master.state import StateConfig
 from unit.master.state_checks import check, contents, pool_of
-from unit.master.state_kit import KIB, Hit, Kit, new_node, restarted, ssd_node
+from unit.master.state_kit import KIB, Kit, new_node, restarted
+from unit.master.state_replies import Hit
+from unit.master.tiers_kit import copy_all, ssd_node
 
 GRANTED = PutStatus.GRANTED
 DRAM_ID, SSD_ID = 1, 2
@@ -35,7 +37,7 @@ def settle(kit: Kit, status: int = CopyStatus.DONE) -> int:
     for _ in range(100):
         kit.tick(0.1)
         kit.heartbeat(node)
-        done = kit.copy_all(node, status)
+        done = copy_all(kit, node, status)
         kit.heartbeat(node)
         check(kit.state)
         count += done
@@ -115,7 +117,7 @@ def test_a_put_never_waits_for_a_copy() -> None:
     assert 0 < pool.copies.units * 64 <= 16 * KIB
     assert kit.new(Gone)
     # What they were about is gone by now.
-    kit.copy_all(kit.nodes[1])
+    copy_all(kit, kit.nodes[1])
     kit.heartbeat(kit.nodes[1])
     check(kit.state)
 
@@ -168,7 +170,7 @@ def test_a_copy_that_came_to_nothing_leaves_nothing(status: int) -> None:
     kit = kit_with_ssd(60)
     kit.tick(0.1)
     kit.heartbeat(kit.nodes[1])
-    count = kit.copy_all(kit.nodes[1], status)
+    count = copy_all(kit, kit.nodes[1], status)
     kit.heartbeat(kit.nodes[1])
     check(kit.state)
     assert kit.state.status(kit.now_s).counters.copies_failed == count > 0
@@ -202,7 +204,7 @@ def test_removed_and_replaced_objects_do_not_come_back_with_their_copies() -> No
     kit.heartbeat(node)
     assert kit.remove(0, 1) == [1, 1]
     kit.put([1])
-    kit.copy_all(node)
+    copy_all(kit, node)
     kit.heartbeat(node)
     check(kit.state)
     assert kit.exists(0, 1) == [0, 1]
@@ -214,7 +216,7 @@ def test_another_process_of_the_daemon_frees_what_its_copies_held() -> None:
     node = kit.nodes[1]
     kit.tick(0.1)
     kit.heartbeat(node)
-    kit.copy_all(node)  # some were carried out, and never reported
+    copy_all(kit, node)  # some were carried out, and never reported
     node.copied.clear()
     assert pool_of(kit.state).copies.units
     kit.restart_node(node)
@@ -291,7 +293,7 @@ def test_an_object_in_two_replicas_gets_one_copy() -> None:
     kit.tick(0.1)
     for node in kit.nodes.values():
         kit.heartbeat(node)
-        kit.copy_all(node)
+        copy_all(kit, node)
         kit.heartbeat(node)
     check(kit.state)
     hit = hit_of(kit, 0)
@@ -317,7 +319,7 @@ def test_whatever_comes_space_adds_up_and_readers_find_what_was_sealed(number: i
         elif what < 0.7:
             kit.tick(dice.choice([0.0, 0.1, 2.0]))
         elif what < 0.8:
-            kit.copy_all(node, dice.choice([0, 0, 0, 1, 2]))
+            copy_all(kit, node, dice.choice([0, 0, 0, 1, 2]))
         elif what < 0.95:
             kit.heartbeat(node)
         elif what < 0.97:
