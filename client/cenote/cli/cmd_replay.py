@@ -123,6 +123,7 @@ def _plan(
         dram_bytes=dram_bytes_per_node(capacity_objects * replicas, block_bytes, nodes),
         distinct_domains=replicas > 1,
         ssd_directory=None if ssd is None else ssd[0],
+        ssd_object_bytes=max(block_bytes, 4096),
         ssd_bytes=0 if ssd is None else ssd_bytes_per_node(ssd[1], block_bytes, nodes),
     )
 

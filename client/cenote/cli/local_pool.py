@@ -53,6 +53,7 @@ class PoolPlan:
     """Where each node's SSD is, a file that is removed at the end; None: there are none."""
     ssd_bytes: int = 0
     """Of each node."""
+    ssd_object_bytes: int = 128 << 10
 
 
 @final
@@ -103,6 +104,7 @@ class LocalPool:
             if self.ssd_directory is not None:
                 flags["ssd"] = self.ssd_directory / f"{name}.ssd"
                 flags["ssd-size"] = self.plan.ssd_bytes
+                flags["ssd-object-size"] = self.plan.ssd_object_bytes
             spec = store_spec(
                 name,
                 master=self.lane,

@@ -39,7 +39,7 @@ def ssd_bytes_per_node(objects: int, object_bytes: int, nodes: int) -> int:
     usable_bytes = -(-objects // nodes) * stored_bytes
     # The plan of a segment rounds its table and its data; so it is asked for until they fit.
     total_bytes = usable_bytes + (4 << 20)
-    while sum(plan.data_bytes for plan in plan_ssd(total_bytes)) < usable_bytes:
+    while sum(plan.data_bytes for plan in plan_ssd(total_bytes, stored_bytes)) < usable_bytes:
         total_bytes += 1 << 20
     return total_bytes
 

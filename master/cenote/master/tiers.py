@@ -17,9 +17,9 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from cenote.api.rows import COPY, UNIT_BYTES
+from cenote.api.rows import UNIT_BYTES
 
-from .copies import order_copies, rows_of_version
+from .copies import CopyRow, order_copies, rows_of_version
 from .eviction import evict, evict_nearby, reserve_units
 from .nodes import Node
 from .objects import LIVE
@@ -31,7 +31,9 @@ from .victims import evictable_mask
 
 __all__ = ["note_touches", "plan_copies"]
 
-COPIES_PER_TICK = 512
+COPIES_PER_TICK = 128
+PROMOTIONS_PER_TICK = 32
+"""A tick holds requests up for so long: about 20 us for each of the former, 100 for the latter."""
 CANDIDATES_MAX = 16_384
 CANDIDATES_S = 0.05
 """How often the coldest objects are looked for: that reads whole columns."""
@@ -96,16 +98,17 @@ def _demote(
             return
         tiers.looked_at_s = now_s
         _look_for_cold(pool, disks)
-    orders: dict[int, list[NDArray[np.void]]] = {}
+    orders: dict[int, list[CopyRow]] = {}
     left = COPIES_PER_TICK
     while tiers.at < len(tiers.rows) and left and any(b > 0 for b in budgets.values()):
-        row, stamp = int(tiers.rows[tiers.at]), tiers.stamps[tiers.at]
-        tiers.at += 1
-        if pool.stamp[row] == stamp:
-            ordered = _demote_one(pool, row, disks, budgets)
+        some = slice(tiers.at, tiers.at + left)
+        rows, stamps = tiers.rows[some], tiers.stamps[some]
+        tiers.at += len(rows)
+        rows = rows[pool.stamp.take(rows) == stamps]
+        for row, words in zip(rows.tolist(), pool.digests_of(rows).tolist(), strict=True):
+            ordered = _demote_one(pool, row, words, disks, budgets)
             if ordered is not None:
-                node_id, rows = ordered
-                orders.setdefault(node_id, []).append(rows)
+                orders.setdefault(ordered[0], []).extend(ordered[1])
                 left -= 1
     for node_id, parts in orders.items():
         order_copies(pool, pool.nodes.by_id[node_id], parts)
@@ -143,58 +146,63 @@ def _look_for_cold(pool: Pool, disks: dict[int, list[Segment]]) -> None:
 
 
 def _demote_one(
-    pool: Pool, row: int, disks: dict[int, list[Segment]], budgets: dict[int, int]
-) -> tuple[int, NDArray[np.void]] | None:
+    pool: Pool,
+    row: int,
+    digest: list[int],
+    disks: dict[int, list[Segment]],
+    budgets: dict[int, int],
+) -> tuple[int, list[CopyRow]] | None:
     """(node, COPY rows) where a copy of it could be ordered."""
     state = int(pool.state[row])
     if not state & LIVE or state & (COPYING | UNCOPYABLE):
         return None
-    rows = np.array([row])
-    _, spans = pool.spans_of(rows)
-    ids = segments_of(spans)
-    if pool.segments.on_ssd[ids].any():
+    extents = pool.objects.extents_of_one(row)
+    by_id, on_ssd = pool.segments.by_id, pool.segments.on_ssd
+    replicas = sorted({extent[1] for extent in extents})
+    if any(extent[0] not in by_id or on_ssd[extent[0]] for extent in extents):
         return None
-    replicas = (spans[:, 0] >> 16) & 0xFF
-    for number in sorted(set(replicas.tolist())):
-        here = spans[replicas == number]
-        nodes = {pool.segments.by_id[int(i)].node.node_id for i in segments_of(here)}
+    for number in replicas:
+        here = [extent for extent in extents if extent[1] == number]
+        nodes = {by_id[extent[0]].node.node_id for extent in here}
         node_id = nodes.pop()
         # Of one that is striped over nodes, none of them has it whole.
         if nodes or budgets.get(node_id, 0) <= 0:
             continue
-        units = int(here[:, 3].sum(dtype=np.int64))
+        units = sum(extent[5] for extent in here)
         target = _take_on_ssd(pool, disks[node_id], units)
         if target is None:
             budgets[node_id] = 0  # not for another one either, in this tick
             continue
         segment, slot, offset, length = target
-        free = next(n for n in range(_SSD_REPLICA_MIN, 256) if n not in set(replicas.tolist()))
+        free = next(n for n in range(_SSD_REPLICA_MIN, 256) if n not in replicas)
         span = pack_span(segment.segment_id, free, slot, offset, length)
         budgets[node_id] -= length
-        return node_id, _order(pool, row, segment, here, span, is_promotion=False)
+        return node_id, _order(pool, row, digest, segment, here, span, is_promotion=False)
     return None
 
 
 def _order(
-    pool: Pool, row: int, target: Segment, source: Spans, span: Spans, *, is_promotion: bool
-) -> NDArray[np.void]:
-    """Note the copy; its COPY rows."""
+    pool: Pool,
+    row: int,
+    digest: list[int],
+    target: Segment,
+    source: list[tuple[int, ...]],
+    span: Spans,
+    *,
+    is_promotion: bool,
+) -> list[CopyRow]:
+    """Note the copy of these extents (the fields of EXTENT rows); its COPY rows."""
     record = pool.record_of(row)
-    low, high = pool.digests_of(np.array([row]))[0].tolist()
     copy_id = pool.copies.new_id()
+    low, high = digest
     pool.copies.add(
         Copy(copy_id, target.node, low, high, record[3], record[2], target, span, is_promotion)
     )
     pool.state[row] |= np.uint8(COPYING)
-    rows = np.zeros(len(source), COPY)
-    rows["copy_id"] = copy_id
-    rows["source_seq"], rows["source_epoch"] = record[2], record[3]
-    rows["source_segment"], rows["source_slot"] = segments_of(source), source[:, 1]
     word, slot, offset, length = span[0].tolist()
-    rows["target_segment"], rows["target_slot"] = word & SEGMENT_MASK, slot
-    rows["target_replica"] = word >> 16 & 0xFF
-    rows["target_offset"], rows["target_length"] = offset * UNIT_BYTES, length * UNIT_BYTES
-    return rows
+    place = offset * UNIT_BYTES, length * UNIT_BYTES
+    to = word & SEGMENT_MASK, slot, word >> 16 & 0xFF
+    return [(copy_id, record[2], *place, record[3], e[0], e[3], *to) for e in source]
 
 
 # ---- room on the SSD ------------------------------------------------------------------------
@@ -204,7 +212,10 @@ def _take_on_ssd(
     pool: Pool, segments: Iterable[Segment], units: int
 ) -> tuple[Segment, int, int, int] | None:
     """(segment, slot, offset, units) of one extent, where the most room is; None without any."""
-    for segment in sorted(segments, key=lambda s: -s.free_units):
+    several = list(segments)
+    if len(several) > 1:
+        several.sort(key=lambda s: -s.free_units)
+    for segment in several:
         for attempt in range(_ROOM_TRIES):
             taken = segment.take_one(units)
             if taken is not None:
@@ -266,8 +277,9 @@ def _is_evictable(pool: Pool, rows: Rows, segment: Segment) -> NDArray[np.bool_]
 
 
 def _promote(pool: Pool, budgets: dict[int, int]) -> None:
-    wanted, pool.tiers.wanted = pool.tiers.wanted, []
-    orders: dict[int, list[NDArray[np.void]]] = {}
+    wanted = pool.tiers.wanted[:PROMOTIONS_PER_TICK]
+    del pool.tiers.wanted[:PROMOTIONS_PER_TICK]
+    orders: dict[int, list[CopyRow]] = {}
     pairs = np.array(list(dict.fromkeys(wanted)), np.uint64)
     rows = rows_of_version(pool, pairs[:, 0].astype(np.int64), pairs[:, 1])
     if len(rows):
@@ -275,14 +287,12 @@ def _promote(pool: Pool, budgets: dict[int, int]) -> None:
         for row in rows.tolist():
             ordered = _promote_one(pool, row, budgets)
             if ordered is not None:
-                orders.setdefault(ordered[0], []).append(ordered[1])
+                orders.setdefault(ordered[0], []).extend(ordered[1])
     for node_id, parts in orders.items():
         order_copies(pool, pool.nodes.by_id[node_id], parts)
 
 
-def _promote_one(
-    pool: Pool, row: int, budgets: dict[int, int]
-) -> tuple[int, NDArray[np.void]] | None:
+def _promote_one(pool: Pool, row: int, budgets: dict[int, int]) -> tuple[int, list[CopyRow]] | None:
     if int(pool.state[row]) & COPYING:
         return None
     _, spans = pool.spans_of(np.array([row]))
@@ -300,7 +310,10 @@ def _promote_one(
             number = int(spans[0, 0]) >> 16 & 0xFF
             span = pack_span(segment.segment_id, 1 if number == 0 else 0, slot, offset, length)
             budgets[node.node_id] -= length
-            return node.node_id, _order(pool, row, segment, spans, span, is_promotion=True)
+            digest = pool.digests_of(np.array([row]))[0].tolist()
+            source = pool.objects.extents_of_one(row)
+            ordered = _order(pool, row, digest, segment, source, span, is_promotion=True)
+            return node.node_id, ordered
     return None
 
 

@@ -65,6 +65,8 @@ SLICE_S: Final = 10.0
 ATTACH_S: Final = 60.0
 """For the last slice: the master goes through the whole inventory then."""
 BEAT_MARGIN_S: Final = 3.0
+COPYING_BEAT_S: Final = 0.02
+"""How long a heartbeat may be held while copies are under way."""
 SEEK_BEAT_MARGIN_S: Final = 1.0
 """Where there are several masters: it is soon made sure whether this one still leads."""
 CUT_S: Final = 1.0
@@ -358,11 +360,14 @@ class StoreAgent:
         withdrawn = sorted(self._claiming - claiming)
         quarantined = [*self._sessions.quarantined(), *sorted(self._claiming & claiming)]
         cut = [self._cut_to_report[i] for i in range(self._cut_count())]
+        # What comes of copies is wanted soon: their space, and the next ones, wait for it.
+        busy = self._copier is not None and self._copier.is_busy
+        wait_s = min(beat.wait_s, COPYING_BEAT_S) if busy else beat.wait_s
         request = pb.HeartbeatRequest(
             node_id=self._segments.node_id,
             epoch=self._segments.epoch,
             segments=[segment.info(retired=False) for segment in self._segments.all()],
-            wait_ms=round(beat.wait_s * 1000),
+            wait_ms=round(wait_s * 1000),
             done_instruction=beat.done_instruction,
             cut_session_ids=pack_ids(cut),
             quarantined_session_ids=pack_ids(quarantined[:_QUARANTINED_IDS_MAX]),

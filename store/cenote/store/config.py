@@ -16,6 +16,7 @@ from cenote.runtime.config import option
 
 from .dram import SEGMENT_BYTES_MIN
 from .node_files import NODE_NAME
+from .ssd import OBJECT_BYTES
 
 __all__ = [
     "ANY_HOST",
@@ -90,6 +91,15 @@ class StoreConfig:
         default=0,
         metadata=option(
             unit="size", help="of it to use, such as 1TiB; default: all of a block device"
+        ),
+    )
+    ssd_object_size: int = field(
+        default=OBJECT_BYTES,
+        metadata=option(
+            unit="size",
+            minimum=4 << 10,
+            help="usual size of objects: there is a slot, of 192 bytes of SSD and of memory, for each"
+            " so much of it; an SSD with another number of slots than before begins empty",
         ),
     )
     ssd_staging: int = field(

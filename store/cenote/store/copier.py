@@ -45,7 +45,7 @@ BATCH_BYTES: Final = 64 << 20
 """Of copies whose payloads are flushed together."""
 BATCH_COPIES: Final = 1024
 QUEUE_MAX: Final = 65_536
-TOLD_MAX: Final = 8_192
+TOLD_MAX: Final = 512
 """Copies that one heartbeat reports."""
 _JOIN_S: Final = 1.0
 _NICENESS: Final = 10

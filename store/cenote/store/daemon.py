@@ -159,7 +159,12 @@ class StoreDaemon:
                 remove_with=stale.remove_command,
             )
         if config.ssd:
-            self._ssd = SsdFile(Path(config.ssd), config.ssd_size, config.ssd_staging)
+            self._ssd = SsdFile(
+                Path(config.ssd),
+                config.ssd_size,
+                config.ssd_staging,
+                object_bytes=config.ssd_object_size,
+            )
         self.segments = segments = open_segments(
             files,
             config.dram,

@@ -47,7 +47,15 @@ from .slot_format import (
 )
 from .slots import SlotTable
 
-__all__ = ["DISK_ADDRESS", "SSD_INDEX_FIRST", "SsdFile", "SsdPlan", "SsdSegment", "plan_ssd"]
+__all__ = [
+    "DISK_ADDRESS",
+    "OBJECT_BYTES",
+    "SSD_INDEX_FIRST",
+    "SsdFile",
+    "SsdPlan",
+    "SsdSegment",
+    "plan_ssd",
+]
 
 DISK_ADDRESS: Final = len(MEMORY)
 """Places on the device are addresses from here on, above all memory: an extent of an SSD segment is
@@ -56,8 +64,8 @@ SSD_INDEX_FIRST: Final = 128
 """DRAM segments have lower indexes, and a node has at most 256 (32 TiB of either, as it is)."""
 SEGMENT_BYTES_MAX: Final = 256 << 30
 SEGMENT_BYTES_MIN: Final = 4 << 20
-TABLE_SHARE: Final = 1024
-"""1/1024 of a segment is its slot table (and as much memory): a slot for every 192 KiB."""
+OBJECT_BYTES: Final = 128 << 10
+"""A segment has a slot for every so much of it, unless told otherwise. Slots take memory, too."""
 TABLE_BYTES_MIN: Final = 256 << 10
 FAILURES_MAX: Final = 32
 """So many requests in a row that fail, and the device counts as dead."""
@@ -84,8 +92,11 @@ class SsdPlan:
         return -(-self.slots * SLOT_BYTES // BLOCK_BYTES) * BLOCK_BYTES
 
 
-def plan_ssd(total_bytes: int) -> list[SsdPlan]:
-    """Segments that fill the device, as equal as can be. Raises InvalidArgument (too small)."""
+def plan_ssd(total_bytes: int, object_bytes: int = OBJECT_BYTES) -> list[SsdPlan]:
+    """Segments that fill the device, as equal as can be, with a slot for each `object_bytes`.
+
+    Raises InvalidArgument (too small).
+    """
     if total_bytes < SEGMENT_BYTES_MIN:
         raise InvalidArgument(
             f"{format_size(total_bytes)} is too little for an SSD segment",
@@ -96,7 +107,7 @@ def plan_ssd(total_bytes: int) -> list[SsdPlan]:
     plans = []
     for number in range(count):
         base = number * each
-        slots = max(TABLE_BYTES_MIN, each // TABLE_SHARE) // SLOT_BYTES
+        slots = max(TABLE_BYTES_MIN // SLOT_BYTES, each // object_bytes)
         table_end = base + _SLOTS_AT + slots * SLOT_BYTES
         data_at = -(-table_end // _DATA_ALIGN) * _DATA_ALIGN
         plans.append(SsdPlan(SSD_INDEX_FIRST + number, base, slots, data_at, base + each - data_at))
@@ -342,13 +353,19 @@ class SsdFile:
     """The SSD of a daemon: looked at when made, opened by `open`, closed by `close`."""
 
     def __init__(
-        self, path: Path, size_bytes: int, staging_bytes: int, *, device: Device | None = None
+        self,
+        path: Path,
+        size_bytes: int,
+        staging_bytes: int,
+        *,
+        object_bytes: int = OBJECT_BYTES,
+        device: Device | None = None,
     ) -> None:
         """`device`: another one than `path` (for tests). Raises ResourceUnavailable,
         InvalidArgument."""
         self.device: Device = open_device(path, size_bytes) if device is None else device
         try:
-            self._plans = plan_ssd(self.device.size_bytes)
+            self._plans = plan_ssd(self.device.size_bytes, object_bytes)
             self.survivors = find_survivors(self.device, self._plans)
             """Of each segment to be, the header that an earlier life left, if it did."""
             self.disk = DiskIo(self.device, Staging(staging_bytes), threads=default_threads())
@@ -394,7 +411,7 @@ def find_survivors(device: Device, plans: list[SsdPlan]) -> list[TableHeader | N
         if header is not None and not fits:
             _log.warning(
                 "what an SSD holds can't be used any more and is given up: it was laid out for"
-                " another size",
+                " another size, of it or of objects",
                 device=device.name,
             )
         found.append(header if fits else None)
