@@ -98,8 +98,8 @@ class StoreConfig:
         metadata=option(
             unit="size",
             minimum=4 << 10,
-            help="usual size of objects: there is a slot, of 192 bytes of SSD and of memory, for each"
-            " so much of it; an SSD with another number of slots than before begins empty",
+            help="usual size of objects: for each so much there is a slot, 192 bytes of SSD and of"
+            " memory; an SSD with another number of slots than before begins empty",
         ),
     )
     ssd_staging: int = field(
