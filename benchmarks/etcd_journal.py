@@ -21,8 +21,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from cenote.kv.etcd import EtcdKv
 from cenote.master.effects import PLACED, DurableEffect, NamespaceOpened, SegmentGone, Stored
-from cenote.master.etcd import EtcdKv
 from cenote.master.journal import RecordWriter, SnapshotEnd, read_entries, snapshot_records
 from cenote.master.kv_backend import KvBackend
 from cenote.master.metadata import MasterRow

@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -43,10 +42,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, final
 
-from cenote.cli.daemons import Daemon, DaemonSpec, clean_environment, stop_all
+from cenote.cli.daemons import clean_environment, stop_all
 from cenote.cli.scratch import MEMORY_DIRECTORY, scratch_directory
 from cenote.cli.specs import master_spec, store_spec
 from network import Place
+from one_process import READY_TIMEOUT_S, Process
 from waiting import wait_until
 
 if TYPE_CHECKING:
@@ -54,8 +54,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Cluster", "CommandProcess", "Process", "run_cenote", "start_cenote", "start_program"]
 
-READY_TIMEOUT_S = 30.0  # two busy cores and cold caches
-STOP_TIMEOUT_S = 2.5
 CLOSE_TIMEOUT_S = 5.0
 CLI_TIMEOUT_S = 60.0
 PIPES: dict[str, Any] = {
@@ -63,113 +61,6 @@ PIPES: dict[str, Any] = {
     "stdout": subprocess.PIPE,
     "stderr": subprocess.PIPE,
 }
-
-
-@final
-class Process:
-    """One daemon of a cluster."""
-
-    def __init__(self, spec: DaemonSpec, directory: Path, environment: Mapping[str, str]) -> None:
-        self._daemon = Daemon(spec, directory, environment=environment)
-        self.expected_down = True
-        self._paused = False
-
-    @property
-    def name(self) -> str:
-        return self._daemon.name
-
-    @property
-    def pid(self) -> int:
-        return self._daemon.pid
-
-    @property
-    def is_running(self) -> bool:
-        return self._daemon.is_running
-
-    @property
-    def is_paused(self) -> bool:
-        return self._paused
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it runs; negative: the signal that ended it."""
-        return self._daemon.exit_code
-
-    @property
-    def ready(self) -> dict[str, str]:
-        """Fields of the readiness line."""
-        return self._daemon.ready
-
-    @property
-    def flags(self) -> dict[str, object]:
-        """May be changed before `start`."""
-        return self._daemon.spec.flags
-
-    @property
-    def daemon(self) -> Daemon:
-        return self._daemon
-
-    def log_text(self) -> str:
-        """What it logged since its last start."""
-        return self._daemon.log_text()
-
-    def start(self) -> None:
-        """Start it; `wait_ready` waits."""
-        self._daemon.start()
-        self.expected_down = False
-
-    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> dict[str, str]:
-        """Until it serves. Raises what its exit code stands for where it ends instead."""
-        try:
-            return self._daemon.wait_ready(timeout_s)
-        except BaseException:
-            self.expected_down = not self.is_running
-            raise
-
-    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """SIGTERM; the exit code. Fails where it does not end in time."""
-        self.expected_down = True
-        self.send_signal(signal.SIGTERM)
-        return self.wait_exit(timeout_s)
-
-    def kill(self, number: signal.Signals = signal.SIGKILL) -> int:
-        """End it by a signal; the exit code."""
-        self.expected_down = True
-        self.send_signal(number)
-        return self.wait_exit()
-
-    def wait_exit(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Wait for its end, which is then no failure; the exit code."""
-        self.expected_down = True
-        code = self._daemon.wait(timeout_s)
-        assert code is not None, f"{self.name} did not end within {timeout_s} s"
-        return code
-
-    def restart(self, number: signal.Signals = signal.SIGTERM) -> dict[str, str]:
-        """End it by `number` where it runs, start it again, wait until it is ready."""
-        if self.is_running:
-            self.kill(number)
-        self.start()
-        return self.wait_ready()
-
-    def send_signal(self, number: signal.Signals) -> None:
-        self._daemon.send_signal(number)
-
-    def pause(self) -> None:
-        """SIGSTOP."""
-        self.send_signal(signal.SIGSTOP)
-        self._paused = True
-
-        def is_stopped() -> bool:
-            stat = Path(f"/proc/{self.pid}/stat").read_text()
-            return stat.rpartition(")")[2].split()[0] == "T"
-
-        wait_until(is_stopped, what=f"{self.name} to stop")
-
-    def resume(self) -> None:
-        """SIGCONT."""
-        self._paused = False
-        self.send_signal(signal.SIGCONT)
 
 
 @final
@@ -228,27 +119,35 @@ class Cluster:
         one = self._metadata
         each = [own.get(one, one)] * self._master_count if isinstance(one, str) else list(one)
         for number in range(self._master_count):
-            spec = master_spec(metadata=each[number], extra=self._master_flags)
-            if self._master_count > 1:
-                spec.name = f"master{number}"
-            if self._places:
-                place = self._places[number]
-                spec.flags.update(listen=f"{place.host}:0", grpc=f"{place.host}:0")
-                spec.launcher = place.launcher
-            master = Process(spec, self.directory, self._daemon_environment)
-            self.masters.append(master)
-            master.start()
+            self._start_master(each[number])
         for master in self.masters:
-            master.wait_ready(self._ready_timeout_s)
-            # The same ports after a restart, so that everybody finds it again.
-            master.flags.update(
-                listen=_host_port(master.ready["lane"]), grpc=_host_port(master.ready["grpc"])
-            )
+            self._settle_master(master)
         if each[0] not in own.values():
             self.leader()
         started = [self._new_store(self._dram_bytes, {}) for _ in range(self._store_count)]
         for store in started:
             store.wait_ready(self._ready_timeout_s)
+
+    def _start_master(self, metadata: str) -> Process:
+        number = len(self.masters)
+        spec = master_spec(metadata=metadata, extra=self._master_flags)
+        if self._master_count > 1:
+            spec.name = f"master{number}"
+        if self._places:
+            place = self._places[number]
+            spec.flags.update(listen=f"{place.host}:0", grpc=f"{place.host}:0")
+            spec.launcher = place.launcher
+        master = Process(spec, self.directory, self._daemon_environment)
+        self.masters.append(master)
+        master.start()
+        return master
+
+    def _settle_master(self, master: Process) -> None:
+        master.wait_ready(self._ready_timeout_s)
+        # The same ports after a restart, so that everybody finds it again.
+        master.flags.update(
+            listen=_host_port(master.ready["lane"]), grpc=_host_port(master.ready["grpc"])
+        )
 
     def __exit__(
         self,
@@ -337,6 +236,14 @@ class Cluster:
         """Address of the master's gRPC server, or of all masters' with commas between."""
         return ",".join(_host_port(master.ready["grpc"]) for master in self.masters)
 
+    def add_master(self) -> Process:
+        """One more over the same metadata, at an address that nobody was told; ready."""
+        assert isinstance(self._metadata, str)
+        assert self._master_count > 1
+        master = self._start_master(self._metadata)
+        self._settle_master(master)
+        return master
+
     def add_store(
         self,
         *,
@@ -384,7 +291,7 @@ class Cluster:
             *arguments, stdin=stdin, environment=self.environment, timeout_s=timeout_s
         )
 
-    def wait_alive(self, count: int, timeout_s: float = 10.0) -> None:
+    def wait_alive(self, count: int, timeout_s: float = 30.0) -> None:
         """Until the master sees exactly so many nodes alive."""
         from cenote.api.errors import CenoteError
         from cenote.cli.connect import Admin

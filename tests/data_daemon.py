@@ -13,11 +13,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from cenote.store.served_connection import ServingLimits
+from cenote.store.rdma_host import RdmaHost
 from cenote.store.server import DataServer
+from cenote.store.serving import ServingLimits
 from cenote.store.sessions import SessionTable
 from cenote.transport.base import Seen, SessionIdentity
 from cenote.transport.fake_segment import FakeSegment, FakeSegments
+from cenote.transport.nics.advertised import encode_ports
+from cenote.transport.nics.choice import advertised
+from cenote.transport.rdma_nics import find_nics
 from cenote.transport.shm import ShmTransport
 from cenote.transport.testing_support import LocalMemory, batch
 from cenote.v1 import common_pb2
@@ -38,11 +42,24 @@ def _serve(pipe: Connection, size_bytes: int, unix_path: str, options: dict[str,
     segments = FakeSegments([segment])
     sessions = SessionTable(segments)
     limits = ServingLimits(**options.pop("limits", {}))
+    library = options.pop("rdma", "")
+    host = None
+    if library:
+        host = RdmaHost(segments, find_nics(library))
+        while not host.register_more():
+            pass
     server = DataServer(
-        segments, sessions, tcp=("127.0.0.1", 0), unix_path=unix_path, limits=limits, **options
+        segments,
+        sessions,
+        tcp=("127.0.0.1", 0),
+        unix_path=unix_path,
+        limits=limits,
+        rdma=host,
+        **options,
     )
     server.start()
-    pipe.send((segment.fd, server.tcp_address))
+    ports = b"" if host is None else encode_ports(advertised(host.nics.ports))
+    pipe.send((segment.fd, server.tcp_address, ports))
     while True:
         try:
             name, *args = pipe.recv()
@@ -72,7 +89,7 @@ class DataDaemon:
         )
         self._process.start()
         other.close()
-        fd, (host, port) = self._pipe.recv()
+        fd, (host, port), ports = self._pipe.recv()
         self.pid = self._process.pid or 0
         self.tcp = (host, port)
         self.unix_path = unix_path
@@ -87,6 +104,10 @@ class DataDaemon:
                 common_pb2.Endpoint(kind=common_pb2.TRANSPORT_KIND_SHM, address=unix_path),
             ],
         )
+        if ports:
+            self.node.endpoints.add(
+                kind=common_pb2.TRANSPORT_KIND_RDMA, address=f"{host}:{port}", device_info=ports
+            )
 
     def ask(self, name: str, *args: object) -> Any:
         """Have the process do something: epoch, cut, poll, add, counters."""
@@ -112,7 +133,8 @@ class DataDaemon:
 
 @contextlib.contextmanager
 def data_daemon(size_bytes: int = 1 << 20, **options: Any) -> Iterator[DataDaemon]:
-    """A running daemon. `limits` are those of ServingLimits; others go to DataServer."""
+    """A running daemon. `limits` are those of ServingLimits, `rdma` is the verbs library to serve
+    with; others go to DataServer."""
     with tempfile.TemporaryDirectory() as folder:
         daemon = DataDaemon(size_bytes, str(Path(folder, "data.sock")), options)
         try:

@@ -22,8 +22,8 @@ from typing import Self
 import pytest
 
 from cenote.api.errors import ResourceUnavailable
-from cenote.master.etcd import EtcdKv
-from cenote.master.etcd_options import EtcdOptions
+from cenote.kv.etcd import EtcdKv
+from cenote.kv.etcd_options import EtcdOptions
 from network import Place
 from waiting import stop_process, wait_until
 
@@ -84,6 +84,11 @@ class EtcdMember:
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+    @property
+    def command(self) -> list[str]:
+        """What `start` starts, for those who start it themselves."""
+        return [etcd_program(), *self._arguments]
 
     @property
     def log(self) -> str:

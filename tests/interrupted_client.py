@@ -1,5 +1,6 @@
 """A program that keeps putting and getting, whatever Ctrl-C does to it: `interrupted_client.py
-ADDRESS TRANSPORT SECONDS`. Says "ready", and at the end a line of JSON about how it went."""
+ADDRESS TRANSPORT SECONDS`, and then until it was let alone for long enough to read something. Says
+"ready", and at the end a line of JSON about how it went."""
 
 from __future__ import annotations
 
@@ -13,10 +14,12 @@ import time
 
 from cenote.client import Client
 
+AT_MOST_S = 30.0
+
 
 def work(client: Client, counts: dict[str, int], until_s: float) -> None:
     """Put and get until the time is over. Raises AssertionError on wrong bytes."""
-    while time.monotonic() < until_s:
+    while time.monotonic() < until_s or not counts["hits"]:
         counts["rounds"] += 1
         size = random.choice([100, 4096, 100_000])
         values = {f"{time.monotonic()}-{i}": os.urandom(size) for i in range(20)}
@@ -37,7 +40,7 @@ def main() -> None:
     counts = {"rounds": 0, "hits": 0, "interrupts": 0}
     until_s = time.monotonic() + float(seconds)
     print("ready", flush=True)
-    while time.monotonic() < until_s:
+    while time.monotonic() < until_s + (0 if counts["hits"] else AT_MOST_S):
         try:
             try:
                 work(client, counts, until_s)

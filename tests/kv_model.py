@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from cenote.master.kv import (
+from cenote.kv.service import (
     Condition,
     Created,
     Delete,
@@ -217,7 +217,7 @@ def _check(operations: Sequence[Operation]) -> None:
 
 
 class ModelWatch:
-    """See `cenote.master.kv.Watch`."""
+    """See `cenote.kv.service.Watch`."""
 
     def __init__(self, kv: ModelKv, key: bytes, end: bytes, revision: int) -> None:
         self._kv, self._key, self._end, self._next = kv, key, end, revision
@@ -253,7 +253,7 @@ class ModelWatch:
 
 
 class ModelKv:
-    """See `cenote.master.kv.Kv`: one process's connection to a model that threads share."""
+    """See `cenote.kv.service.Kv`: one process's connection to a model that threads share."""
 
     def __init__(
         self,

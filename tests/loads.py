@@ -156,7 +156,8 @@ def steady(
     put_options: dict[str, Any],
     settings: dict[str, bool],
 ) -> None:
-    """Reads of `base` (key -> size) and of its own keys, and puts, until told; says its Report.
+    """Reads of `base` (key -> size) and of its own keys, and puts, until told to "stop"; says its
+    Report. Told anything else, it says how many calls it has made.
 
     `settings`: `misses_are_legal`; `keep`: nothing is removed.
     """
@@ -171,7 +172,11 @@ def steady(
         )
         session_id = client.session.identity.session_id
         control.say("ready")
-        while not control.told:
+        while True:
+            if control.told:
+                if control.hear() == "stop":
+                    break
+                control.say(len(run.report.samples))
             run.step()
         run.report.same_session = client.session.identity.session_id == session_id
         control.say(run.report)

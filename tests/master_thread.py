@@ -8,6 +8,7 @@ from collections.abc import Awaitable
 from pathlib import Path
 from typing import Self
 
+from cenote.api.errors import TenureEnded
 from cenote.client.master_stub import METHODS
 from cenote.rpc.lane_server import LaneConnection, LaneServer
 from cenote.v1 import master_pb2 as pb
@@ -73,10 +74,15 @@ class MasterThread:
         name, (_, request_type, _) = next(
             (name, entry) for name, entry in METHODS.items() if entry[0] == method
         )
-        reply: bytes = getattr(self.master, name)(
-            request_type.FromString(body), deadline_ms / 1000
-        ).SerializeToString()
-        return reply
+        if self.past_tenure and name == "renew_session":
+            raise TenureEnded("no word from etcd")
+        reply = getattr(self.master, name)(request_type.FromString(body), deadline_ms / 1000)
+        if self.past_tenure and name in ("exists", "match", "acquire"):
+            reply.past_tenure = True
+            if name == "acquire":
+                reply.ClearField("lease")
+        answer: bytes = reply.SerializeToString()
+        return answer
 
     def stop(self) -> None:
         if self._thread.is_alive():

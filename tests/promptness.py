@@ -4,7 +4,8 @@ A call's deadline is promised to 0.1 s. A test that measures it in real time mea
 too, and one that allows for the worst machine allows for the worst code. So what the machine takes
 is measured beside the call, and is all that is allowed on top:
 
-- how long threads of this process were ready to run and did not (the kernel keeps account);
+- how long threads of this process, and of all that it started, were ready to run and did not (the
+  kernel keeps account; of a process that ends meanwhile it is lost);
 - how late a process of its own was woken up that does nothing but sleep: that catches what the
   kernel can't see, such as a virtual machine that stands still.
 
@@ -36,12 +37,13 @@ EARLY_S: Final = 0.01
 """Of clocks and timers that are rounded."""
 
 _SEEN: Final = struct.Struct("<dd")
-# Sleeps 5 ms at a time until its parent is gone, and writes down how late it woke up so far.
+# Sleeps 5 ms at a time until its parent is gone, and writes down how late it was so far, wherever.
 _SLEEPER: Final = """
 import os, select, struct, time
 late_s = 0.0
+now_s = time.monotonic()
 while not select.select([0], [], [], 0)[0]:
-    due_s = time.monotonic() + 0.005
+    due_s = now_s + 0.005
     select.select([0], [], [], 0.005)
     now_s = time.monotonic()
     if now_s - due_s > 0.002:
@@ -89,11 +91,15 @@ def _sleeper() -> _Sleeper:
 
 
 def _waits_s() -> dict[str, float]:
-    """For each thread of this process: how long it was ready to run and did not."""
+    """For each thread of this process and of its descendants: how long it was ready to run and did
+    not."""
     found: dict[str, float] = {}
-    for task in Path("/proc/self/task").iterdir():
+    todo = [str(os.getpid())]
+    while todo:
         with contextlib.suppress(OSError):  # it ended meanwhile, or the kernel keeps no account
-            found[task.name] = int((task / "schedstat").read_text().split()[1]) / 1e9
+            for task in Path(f"/proc/{todo.pop()}/task").iterdir():
+                todo += (task / "children").read_text().split()
+                found[task.name] = int((task / "schedstat").read_text().split()[1]) / 1e9
     return found
 
 

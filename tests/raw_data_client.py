@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cenote.store.served_connection import ServingLimits
 from cenote.store.server import DataServer
+from cenote.store.serving import ServingLimits
 from cenote.store.sessions import SessionTable
 from cenote.transport import wire
 from cenote.transport.fake_segment import FakeSegment, FakeSegments

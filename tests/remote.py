@@ -6,7 +6,6 @@ import contextlib
 import select
 import signal
 import subprocess
-import time
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -63,12 +62,10 @@ class Remote:
         said = self.hear(timeout_s)
         assert said == value, f"program {self._name} said {said!r} instead of {value!r}"
 
-    def signalled(self, number: signal.Signals, timeout_s: float) -> tuple[int, float]:
-        """Send a signal that is to end it; (exit code, seconds that it took)."""
-        began_s = time.monotonic()
+    def signalled(self, number: signal.Signals, timeout_s: float) -> int:
+        """Send a signal that is to end it; the exit code."""
         self.process.send_signal(number)
-        code = self.process.wait(timeout_s)
-        return code, time.monotonic() - began_s
+        return self.process.wait(timeout_s)
 
     def __exit__(
         self,

@@ -14,13 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-__all__ = ["loop_turns", "stop_process", "wait_until", "wait_until_async"]
+__all__ = ["children_of", "loop_turns", "stop_process", "wait_until", "wait_until_async"]
 
 T = TypeVar("T")
 _POLL_S = 0.005
+# Far longer than anything takes that tests wait for: a busy machine decides nothing.
+_TIMEOUT_S = 30.0
 
 
-def wait_until(predicate: Callable[[], T], timeout_s: float = 10.0, *, what: str) -> T:
+def wait_until(predicate: Callable[[], T], timeout_s: float = _TIMEOUT_S, *, what: str) -> T:
     """Call `predicate` until it returns something true, and return that.
 
     Raises AssertionError, saying `what` was waited for and what the predicate returned last, after
@@ -36,7 +38,9 @@ def wait_until(predicate: Callable[[], T], timeout_s: float = 10.0, *, what: str
         time.sleep(_POLL_S)
 
 
-async def wait_until_async(predicate: Callable[[], T], timeout_s: float = 10.0, *, what: str) -> T:
+async def wait_until_async(
+    predicate: Callable[[], T], timeout_s: float = _TIMEOUT_S, *, what: str
+) -> T:
     """`wait_until` for a test that shares the event loop with what it waits for."""
     deadline_s = time.monotonic() + timeout_s
     while True:
@@ -64,3 +68,11 @@ def stop_process(pid: int) -> None:
         return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
     wait_until(stands_still, timeout_s=10, what=f"process {pid} to stop")
+
+
+def children_of(pid: int, module: str = "") -> list[int]:
+    """Child processes, those that run `module`."""
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    found = [int(child) for child in path.read_text().split()]
+    lines = {child: Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0") for child in found}
+    return [child for child in found if not module or module.encode() in lines[child]]

@@ -29,6 +29,7 @@ MIB = 1 << 20
 BASE = {f"base{i}": 1 + i * 997 % 60_000 for i in range(300)}
 TRANSPORTS = [("shm", "tcp"), ("shm", "tcp"), ("tcp",), ("tcp",)]
 DEADLINE_S = 2.0
+CALLS_MIN = 60
 
 
 def pass_time(seconds: float) -> None:
@@ -94,7 +95,7 @@ class Load:
         """`settings`: see `loads.steady`."""
         with cluster.client(replicas=replicas, min_replicas=replicas) as client:
             values = [payload_of(key, size) for key, size in BASE.items()]
-            client.put_batch(list(BASE), values).raise_for_errors()
+            client.put_batch(list(BASE), values, deadline_s=30.0).raise_for_errors()
         self._workers = [
             stack.enter_context(
                 Remote(
@@ -116,6 +117,18 @@ class Load:
         for worker in self._workers:
             worker.expect("ready")
         self.reports: list[Report] = []
+
+    def calls(self) -> int:
+        """How many there were."""
+        for worker in self._workers:
+            worker.say("calls")
+        return sum(worker.hear() for worker in self._workers)
+
+    def pass_time(self, seconds: float) -> None:
+        """Let it go on for so long, and longer where the machine lets few calls be made."""
+        before = self.calls()
+        pass_time(seconds)
+        wait_until(lambda: self.calls() > before + CALLS_MIN, what="some calls")
 
     def stop(self) -> None:
         """End it; its reports are there then."""

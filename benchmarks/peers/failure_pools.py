@@ -111,9 +111,14 @@ class Pool:
             self.stop()
             raise
 
+    @property
+    def address(self) -> str:
+        """Of the master, as clients and nodes are given it."""
+        return f"127.0.0.1:{self.rpc}"
+
     def cfg(self) -> dict:
         return {
-            "master": f"127.0.0.1:{self.rpc}",
+            "master": self.address,
             "node_bytes": self.node_bytes,
             "buffer_bytes": 512 * MIB,
             "replicas": self.replicas,
@@ -211,7 +216,7 @@ class Cenote(Pool):
         memory.mkdir(exist_ok=True)
         argv = [
             str(Path(sys.executable).parent / "cenote-store"),
-            f"--master=127.0.0.1:{self.rpc}",
+            f"--master={self.address}",
             f"--name=node{i}",
             f"--failure-domain=domain{i}",
             f"--dram={self.node_bytes}",

@@ -23,9 +23,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from failure_pools import POOLS
+from failure_ha import HA_POOLS, MASTERS
+from failure_pools import POOLS as LONE_POOLS
 from peers import KIB, MIB, MOONCAKE_VENV
 
+POOLS = LONE_POOLS | HA_POOLS
 KEYS = 300
 SIZE = 256 * KIB
 NODES = 3
@@ -125,6 +127,17 @@ def master_killed(pool) -> dict:
     return found | _lost(answer)
 
 
+def leader_killed(pool) -> dict:
+    """The leading one of two masters; nobody starts it again."""
+    load = Load(pool, 35)
+    load.start()
+    pool.leader()[1].kill()
+    fault_s = time.monotonic()  # it is dead: what succeeds from now on does so without it
+    found = load.end(fault_s)
+    answer = _check(pool.client("checker"))
+    return found | _lost(answer)
+
+
 def _lost(answer) -> dict:
     if "error" in answer:
         return {"keys: check": answer["error"]}
@@ -207,6 +220,7 @@ FAULTS = {
     "node-stopped": (node_stopped, 2),
     "writer-dies": (writer_dies, 1),
     "master-killed": (master_killed, 2),
+    "leader-killed": (leader_killed, 2),
     "daemon-restarted": (daemon_restarted, 1),
 }
 """What is done, and the replicas that are asked for."""
@@ -215,6 +229,7 @@ TITLES = {
     "node-stopped": f"a node stopped for {STOPPED_S:.0f} s, 2 replicas",
     "writer-dies": f"a writer killed in a put of {BIG // MIB} MiB",
     "master-killed": f"the master killed, back after {AWAY_S:.0f} s",
+    "leader-killed": f"the leading of {MASTERS} masters killed",
     "daemon-restarted": "a node restarted in order (SIGTERM), 1 replica",
 }
 _CALLS = [
@@ -233,6 +248,12 @@ ROWS = {
         "space: lost at the end, MiB",
     ],
     "master-killed": [
+        *_CALLS,
+        "reads: first good one after, s",
+        "puts: first good one after, s",
+        "keys: lost",
+    ],
+    "leader-killed": [
         *_CALLS,
         "reads: first good one after, s",
         "puts: first good one after, s",
@@ -304,6 +325,7 @@ def _rows(fault, results, pools) -> Iterator[tuple[str, list[str]]]:
 
 
 def table(results, pools) -> str:
+    pools = [pool for pool in pools if any(pool in by_pool for by_pool in results.values())]
     titles = [POOLS[pool].label for pool in pools]
     lines = [f"| fault | what is seen | {' | '.join(titles)} |", "|---|---|" + "---|" * len(pools)]
     for fault, by_pool in results.items():
@@ -318,7 +340,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--failures", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--faults", default=",".join(FAULTS))
-    parser.add_argument("--pools", default="mooncake,mooncake-snapshots,cenote")
+    parser.add_argument("--pools", default=",".join(POOLS))
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--keep", action="store_true", help="logs")
@@ -327,7 +349,7 @@ def main() -> int:
         signal.signal(number, lambda *_: sys.exit(1))
     pools = args.pools.split(",")
     if not (MOONCAKE_VENV / "bin" / "python").exists():
-        pools = [name for name in pools if name == "cenote"]
+        pools = [name for name in pools if POOLS[name].peer == "cenote"]
     work = tempfile.mkdtemp(prefix="cn-fail-")
     results: dict[str, dict[str, list]] = {}
     for _ in range(args.rounds):
@@ -335,6 +357,8 @@ def main() -> int:
             for pool in pools:
                 if pool == "mooncake-snapshots" and fault != "master-killed":
                     continue  # it changes nothing else
+                if (pool in HA_POOLS) != (fault == "leader-killed"):
+                    continue
                 runs = results.setdefault(fault, {}).setdefault(pool, [])
                 runs.append(one(fault, pool, work))
     print(f"{platform.platform()}, {os.cpu_count()} cores; rounds: {args.rounds}\n")

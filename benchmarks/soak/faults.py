@@ -18,12 +18,19 @@ GAP_S = (0.2, 8.0)
 """Between two faults, whether the one before has ended or not."""
 DISTURBED_MAX = 4
 AWAY_S = (0.0, 5.0)
-STOPPED_S = {"master": (0.1, 8.0), "store": (0.1, 12.0), "client": (0.1, 15.0)}
-ROLES = {"master": 2, "store": 4, "client": 4}
+STOPPED_S = {
+    "master": (0.1, 8.0),
+    "store": (0.1, 12.0),
+    "client": (0.1, 15.0),
+    "etcd": (0.1, 8.0),
+}
+ROLES = {"master": 2, "store": 4, "client": 4, "etcd": 1}
+"""And how often each is disturbed, in relation to the others."""
 KINDS = {
     "master": ("SIGKILL", "SIGKILL", "SIGTERM", "SIGSTOP", "SIGSTOP"),
     "store": ("SIGKILL", "SIGKILL", "SIGTERM", "SIGSTOP", "SIGSTOP"),
     "client": ("SIGKILL", "SIGKILL", "SIGSTOP"),
+    "etcd": ("SIGKILL", "SIGTERM", "SIGSTOP"),
 }
 IN_CALL_SHARE = 0.7
 """Of faults that wait until a client is in the middle of a call."""
@@ -91,8 +98,8 @@ class Chaos:
     def _spared(self, party: Party, kind: str) -> bool:
         """So that somebody of each role lives long: what leaks slowly shows in them.
 
-        The last client and the last store are stopped only, until 90 % of the run are over; the
-        master is not killed between 40 % and 75 % of it.
+        The last client, store and member of etcd are stopped only, until 90 % of the run are over;
+        a master is not killed between 40 % and 75 % of it.
         """
         if kind == "SIGSTOP":
             return False
@@ -103,7 +110,8 @@ class Chaos:
 
     def _disturb(self) -> None:
         rng = self.rng
-        (role,) = rng.choices(list(ROLES), list(ROLES.values()))
+        roles = [role for role in ROLES if self.pool.of(role)]
+        (role,) = rng.choices(roles, [ROLES[role] for role in roles])
         party = rng.choice(self.pool.of(role))
         kind = rng.choice(KINDS[role])
         in_call, into_s = (
@@ -114,6 +122,8 @@ class Chaos:
         busy = sum(other.disturbed for other in self.pool.parties)
         if party.disturbed or not party.running or busy >= DISTURBED_MAX:
             return
+        if role == "etcd" and any(other.disturbed for other in self.pool.of(role)):
+            return  # most of its members are there, always
         if self._spared(party, kind):
             kind = "SIGSTOP"
         if in_call:

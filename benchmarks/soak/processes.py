@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc
 from board import Board
 from ledger import Ledger
 
+from cenote.api.errors import CenoteError
+from cenote.cli.connect import Admin
 from cenote.cli.daemons import Daemon, DaemonSpec, clean_environment
 from cenote.cli.specs import master_spec, store_spec
-from cenote.v1 import admin_pb2, admin_pb2_grpc
-
-__all__ = ["Party", "Pool"]
 
 HERE = Path(__file__).resolve().parent
+TESTS = HERE.parents[1] / "tests"
+
+__all__ = ["ETCD_DIRECTORY", "Party", "Pool"]
+
+ETCD_DIRECTORY = "etcd"
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 STATUS_TIMEOUT_S = 5.0
+ENDED_IN_ORDER = ("client", "store", "master", "etcd")
 
 
 class Party:
@@ -65,20 +71,25 @@ class Pool:
     memory: Path
     seed: int
     options: dict[str, Any]
-    """`clients`: for each its options; `dram_bytes`, `stores`, `calls_per_s` ..."""
+    """`clients`: for each its options; `dram_bytes`, `stores`, `calls_per_s` ...; `etcd_members`
+    and `masters`: 0 and 1 for a pool with its metadata in files."""
     parties: list[Party] = field(default_factory=list)
     lane: str = ""
-    grpc: str = ""
+    """Of all masters, with commas between."""
+    grpc: list[str] = field(default_factory=list)
 
     def start(self) -> None:
         """Until the daemons are ready and the clients run."""
         environment = clean_environment()
-        spec = master_spec(metadata=f"file:{self.directory}/metadata")
-        master = self._add(spec, "master", environment)
-        ready = master.daemon.wait_ready(READY_TIMEOUT_S)
-        self.lane = ready["lane"].removeprefix("tcp://")
-        self.grpc = ready["grpc"].removeprefix("tcp://")
-        spec.flags.update(listen=self.lane, grpc=self.grpc)  # the same after a restart
+        metadata = self._start_etcd(environment) or f"file:{self.directory}/metadata"
+        for number in range(self.options["masters"]):
+            spec = master_spec(metadata=metadata)
+            spec.name = "master" if self.options["masters"] == 1 else f"master{number}"
+            ready = self._add(spec, "master", environment).daemon.wait_ready(READY_TIMEOUT_S)
+            lane, grpc = (ready[name].removeprefix("tcp://") for name in ("lane", "grpc"))
+            spec.flags.update(listen=lane, grpc=grpc)  # the same after a restart
+            self.lane = f"{self.lane},{lane}".removeprefix(",")
+            self.grpc.append(grpc)
         for number in range(self.options["stores"]):
             spec = store_spec(
                 f"s{number}",
@@ -96,6 +107,21 @@ class Pool:
         environment = environment | {"PYTHONPATH": str(HERE)}
         for number in range(len(self.options["clients"])):
             self._add(self._client_spec(number), "client", environment, number)
+
+    def _start_etcd(self, environment: dict[str, str]) -> str:
+        """The URL of the metadata, '' where there is to be no etcd."""
+        if not self.options["etcd_members"]:
+            return ""
+        sys.path.append(str(TESTS))
+        from etcd import EtcdCluster
+
+        directory = self.directory / ETCD_DIRECTORY
+        cluster = EtcdCluster(directory, members=self.options["etcd_members"])
+        for member in cluster.members:
+            spec = DaemonSpec(f"etcd-{member.name}", "etcd_member", {}, before=member.command)
+            self._add(spec, "etcd", environment | {"PYTHONPATH": str(HERE)})
+        cluster.wait_healthy()
+        return cluster.url
 
     def _client_spec(self, number: int) -> DaemonSpec:
         options = {
@@ -122,13 +148,14 @@ class Pool:
         return [party for party in self.parties if party.role == role]
 
     def status(self) -> Any:
-        """The master's GetStatusResponse, None where there is no answer."""
-        with grpc.insecure_channel(self.grpc) as channel:
-            stub = admin_pb2_grpc.AdminServiceStub(channel)
-            try:
-                return stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=STATUS_TIMEOUT_S)
-            except grpc.RpcError:
-                return None
+        """The leading master's GetStatusResponse, None where there is no answer."""
+        with (
+            contextlib.suppress(CenoteError),
+            Admin(self.grpc, deadline_s=STATUS_TIMEOUT_S) as pool,
+        ):
+            status = pool.status()
+            return status if status.role == "leader" else None
+        return None
 
     def end(self, board: Board) -> dict[str, int | None]:
         """Let clients end by themselves, then the daemons; exit codes by name."""
@@ -138,7 +165,7 @@ class Pool:
         codes: dict[str, int | None] = {}
         for party in self.of("client"):
             codes[party.name] = party.daemon.wait(STOP_TIMEOUT_S)
-        for party in (*self.of("client"), *self.of("store"), *self.of("master")):
+        for party in (p for role in ENDED_IN_ORDER for p in self.of(role)):
             if party.running:
                 code = party.daemon.stop(STOP_TIMEOUT_S)
                 codes.setdefault(party.name, code)

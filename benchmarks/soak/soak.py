@@ -2,8 +2,9 @@
 
     python benchmarks/soak/soak.py --minutes 60 --seed 1
 
-A master (`file:`), three store daemons, four clients over shared memory and TCP, which put, get,
-view, pin, remove and replace objects of 64 B to 4 MiB with two replicas and check every byte.
+A master (`file:`; with `--etcd-members 3` two, and their etcd), three store daemons, four clients
+over shared memory and TCP, which put, get, view, pin, remove and replace objects of 64 B to 4 MiB
+with two replicas and check every byte.
 Faults come about every five seconds, most of them in the middle of a client's call; now and then
 there is a quiet time, after which all that was acknowledged and pinned must be there, and nothing
 that was removed. Ends with a table, DIR/report.json, and exit code 1 where a rule was broken; see
@@ -51,6 +52,13 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=None, help="default: a random one, printed")
     parser.add_argument("--rate", type=float, default=8.0, help="calls a second and client")
+    parser.add_argument(
+        "--etcd-members",
+        type=int,
+        default=0,
+        help="keep the metadata in an etcd of so many members (3), which are disturbed, too",
+    )
+    parser.add_argument("--masters", type=int, default=None, help="default: 2 with etcd, else 1")
     parser.add_argument("--dram-mib", type=int, default=256, help="of each of the three stores")
     parser.add_argument(
         "--dir", type=Path, default=None, help="logs and report; default: a new one"
@@ -86,6 +94,8 @@ def run(arguments: argparse.Namespace, seed: int, work: Path, memory: Path) -> O
     options = {
         "clients": clients,
         "stores": STORES,
+        "etcd_members": arguments.etcd_members,
+        "masters": arguments.masters or (2 if arguments.etcd_members else 1),
         "dram_bytes": arguments.dram_mib * MIB,
         "keys": 400,
         "pinned_keys": 100,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from processes import Party, Pool
+from processes import ETCD_DIRECTORY, Party, Pool
 
 __all__ = ["FIELDS", "Sample", "Watch", "level"]
 
@@ -39,8 +39,8 @@ class Watch:
         self._every_s = every_s
         self._next_s = began_s
         self.samples: list[Sample] = []
-        self.sizes: list[tuple[float, float, float]] = []
-        """(when, MiB of object memory, MiB of metadata and logs)."""
+        self.sizes: list[tuple[float, float, float, float]] = []
+        """(when, MiB of object memory, of metadata and logs, of etcd's largest database)."""
 
     def step(self) -> None:
         now_s = time.monotonic()
@@ -52,8 +52,15 @@ class Watch:
             sample = _sample(at_s, party)
             if sample is not None:
                 self.samples.append(sample)
-        sizes = (_used(self._pool.memory), _used(self._pool.directory))
-        self.sizes.append((at_s, *sizes))
+        etcd = self._pool.directory / ETCD_DIRECTORY
+        self.sizes.append(
+            (
+                at_s,
+                _used(self._pool.memory),
+                _used(self._pool.directory) - _used(etcd),
+                max((_used(one / "member" / "snap") for one in etcd.glob("m*")), default=0.0),
+            )
+        )
 
     def of(self, role: str) -> dict[tuple[str, int], list[Sample]]:
         """Samples by process, a process being a name and the number of its life."""

@@ -1,4 +1,4 @@
-"""What a `Kv` promises (`cenote.master.kv`), held against etcd and against the model of it."""
+"""What a `Kv` promises (`cenote.kv.service`), held against etcd and against the model of it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cenote.master.etcd import EtcdKv
-from cenote.master.kv import (
+from cenote.kv.etcd import EtcdKv
+from cenote.kv.service import (
     Created,
     Delete,
     Get,
@@ -140,7 +140,7 @@ def test_a_lease_takes_its_keys_with_it(kv: Kv, p: bytes) -> None:
 
 def test_a_lease_ends_by_itself(kv: Kv, p: bytes) -> None:
     put(kv, p + b"a", b"v", kv.grant(1, timeout_s=T))
-    wait_until(lambda: value(kv, p + b"a") is None, 15, what="the lease to end")
+    wait_until(lambda: value(kv, p + b"a") is None, what="the lease to end")
 
 
 def test_a_watch_sees_all_changes_from_its_revision_on(kv: Kv, p: bytes) -> None:

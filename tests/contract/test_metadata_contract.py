@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cenote.api.errors import InternalError, NotLeader, ResourceUnavailable
+from cenote.kv.etcd import EtcdKv
 from cenote.master.effects import SegmentGone
-from cenote.master.etcd import EtcdKv
 from cenote.master.file_backend import FileBackend
 from cenote.master.journal import (
     Entry,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from cenote.transport.base import SessionIdentity, Transport
 from cenote.transport.fake_segment import FakeSegment, FakeSegments
@@ -26,9 +26,11 @@ class DaemonFarEnd:
     segment_id = SEGMENT_ID
     size_bytes = SIZE_BYTES
 
-    def __init__(self, daemon: DataDaemon, transport: Transport, needs_peer: bool) -> None:
+    def __init__(self, daemon: DataDaemon, transport: Transport) -> None:
         self.transport = transport
-        self.needs_peer = needs_peer
+        self.needs_peer = transport.kind == common_pb2.TRANSPORT_KIND_TCP
+        self.outlives_peer = transport.kind == common_pb2.TRANSPORT_KIND_SHM
+        self.proven_by_lease = self.outlives_peer
         self.node = daemon.node
         self.pause = daemon.pause
         self.resume = daemon.resume
@@ -47,14 +49,14 @@ class DaemonFarEnd:
     def cut(self, session_id: bytes) -> None:
         cut, quarantined = self._daemon.ask("cut", session_id)
         assert [*cut, *quarantined] == [session_id]
-        assert bool(cut) == self.needs_peer  # else it has the segment mapped
+        assert bool(quarantined) == self.outlives_peer  # it has the segment mapped
 
 
 @contextmanager
-def daemon_far_end(transport: Transport, needs_peer: bool) -> Iterator[FarEnd]:
-    with data_daemon(SIZE_BYTES) as daemon:
+def daemon_far_end(transport: Transport, **options: Any) -> Iterator[FarEnd]:
+    with data_daemon(SIZE_BYTES, **options) as daemon:
         try:
-            yield DaemonFarEnd(daemon, transport, needs_peer)
+            yield DaemonFarEnd(daemon, transport)
         finally:
             transport.close()
 
@@ -64,14 +66,14 @@ class TestTcp(TransportContract):
 
     @contextmanager
     def far_end(self) -> Iterator[FarEnd]:
-        with daemon_far_end(TcpTransport(spin_s=self.spin_s), True) as far:
+        with daemon_far_end(TcpTransport(spin_s=self.spin_s)) as far:
             yield far
 
 
 class TestShm(TransportContract):
     @contextmanager
     def far_end(self) -> Iterator[FarEnd]:
-        with daemon_far_end(ShmTransport(), False) as far:
+        with daemon_far_end(ShmTransport()) as far:
             yield far
 
 
@@ -81,7 +83,7 @@ class TestShmAlone(TransportContract):
     @contextmanager
     def far_end(self) -> Iterator[FarEnd]:
         transport = ShmTransport(copy_helpers=0, populate_bytes_max=0, spin_s=0.0)
-        with daemon_far_end(transport, False) as far:
+        with daemon_far_end(transport) as far:
             yield far
 
 
@@ -92,6 +94,8 @@ class MemoryFarEnd:
     segment_id = SEGMENT_ID
     size_bytes = SIZE_BYTES
     needs_peer = True
+    outlives_peer = False
+    proven_by_lease = True
 
     def __init__(self, segment: FakeSegment) -> None:
         self._segment = segment

@@ -127,7 +127,7 @@ def check_that_all_is_well(cluster: Cluster, admin: Admin) -> None:
             except CenoteError:
                 return False
 
-        wait_until(put, 20.0, what="two replicas to be written again")
+        wait_until(put, what="two replicas to be written again")
         number = iter(range(1000))
         for _ in range(60):  # twice what fits
             keys = [f"again{next(number)}" for _ in range(8)]
@@ -144,7 +144,7 @@ def check_that_all_is_well(cluster: Cluster, admin: Admin) -> None:
         )
 
     try:
-        wait_until(lambda: held() == (0, 0, 0, 0), 20.0, what="space to come back")
+        wait_until(lambda: held() == (0, 0, 0, 0), what="space to come back")
     finally:
         print("granted, quarantined, condemned, leased bytes:", held())
     status = admin.status()

@@ -130,7 +130,7 @@ def test_a_store_daemon_that_does_not_answer(
         elif isinstance(came, CenoteError):
             assert isinstance(came, DeadlineExceeded | Unavailable | BufferInUse), f"{name}: {came}"
     store.resume()
-    wait_until(lambda: client.get("small") == b"s" * 100, 15.0, what="the daemon to be used again")
+    wait_until(lambda: client.get("small") == b"s" * 100, what="the daemon to be used again")
     assert client.get_batch(KEYS, deadline_s=10.0) == [payload_of(k, LARGE) for k in KEYS]
 
     def puts_again() -> bool:
@@ -139,7 +139,7 @@ def test_a_store_daemon_that_does_not_answer(
         except CenoteError:
             return False
 
-    wait_until(puts_again, 15.0, what="puts to work again")
+    wait_until(puts_again, what="puts to work again")
 
 
 def all_failed(came: Any) -> bool:
@@ -156,7 +156,7 @@ def test_a_daemon_that_stops_in_the_middle_of_a_transfer(cluster: Cluster) -> No
         store = cluster.stores[0]
 
         def pause_halfway() -> None:
-            wait_until(lambda: bool(block[0, :8].any()), 10.0, what="the first bytes")
+            wait_until(lambda: bool(block[0, :8].any()), what="the first bytes")
             store.pause()
 
         halfway = threading.Thread(target=pause_halfway)
@@ -168,7 +168,7 @@ def test_a_daemon_that_stops_in_the_middle_of_a_transfer(cluster: Cluster) -> No
         halfway.join()
         before = block.copy()
         store.resume()
-        wait_until(lambda: client.get("nobody's") is None, 10.0, what="the daemon to go on")
+        wait_until(lambda: client.get("nobody's") is None, what="the daemon to go on")
         assert (block == before).all(), "a late answer was written into the buffer"
         wait_until(
             lambda: client.get_into_batch(KEYS, block, deadline_s=10.0).hit_count == len(KEYS),

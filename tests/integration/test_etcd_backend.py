@@ -14,15 +14,16 @@ from pathlib import Path
 import pytest
 
 from cenote.api.errors import CenoteError, ResourceUnavailable
+from cenote.kv.etcd import EtcdKv
 from cenote.master.compactor import compact_shared
 from cenote.master.effects import NamespaceOpened
-from cenote.master.etcd import EtcdKv
 from cenote.master.journal import Record, RecordWriter, SnapshotEnd, read_entries
 from cenote.master.kv_backend import KvBackend
 from cenote.master.kv_compaction import CompactorCommand, KvCompactionLimits
 from cenote.master.metadata import MasterRow, MetadataOptions, open_backend
 from etcd import EtcdCluster
 from kv_kit import follow_all, numbers, records, snapshot
+from promptness import ends_within
 from waiting import stop_process, wait_until
 
 pytestmark = pytest.mark.integration
@@ -139,9 +140,8 @@ def test_one_of_three_members_may_be_killed(
     first = etcd3.leading_member()
     member = first if victim == "leading" else next(m for m in etcd3.members if m is not first)
     member.kill()
-    began_s = time.monotonic()
-    append(leader, 20)
-    assert time.monotonic() - began_s < 8
+    with ends_within(8):
+        append(leader, 20)
     follow_all(standby, found, through=40)
     assert numbers(found) == list(range(1, 41))
     assert leader.lost is None
@@ -156,16 +156,14 @@ def test_etcds_leader_may_stop_and_go_on(etcd3: EtcdCluster, masters3: Masters) 
     found = follow_all(standby)
     member = etcd3.leading_member()
     member.pause()
-    began_s = time.monotonic()
-    append(leader, 20)
-    took_s = time.monotonic() - began_s
+    with ends_within(8):
+        append(leader, 20)
     follow_all(standby, found, through=40)
     member.resume()
     append(leader, 20)
     follow_all(standby, found, through=60)
     assert numbers(found) == list(range(1, 61))
     assert leader.lost is None, "etcd was healthy again before anybody else was elected"
-    assert took_s < 8
 
 
 def test_a_watch_survives_compaction(etcd: EtcdCluster, masters: Masters) -> None:
@@ -273,17 +271,15 @@ def test_a_master_that_dies_or_stops_is_followed_by_another(
             process.send_signal(signal.SIGKILL)
         else:
             stop_process(process.pid)
-        began_s = time.monotonic()
-        while not standby.vacant:
-            step = standby.follow(0.2)
-            found += step.records
-        assert standby.campaign(TIMEOUT_S)
-        opened = standby.open()
-        took_s = time.monotonic() - began_s
+        with ends_within(TENURE_S + 2.0, at_least_s=0.5 * TENURE_S):
+            while not standby.vacant:
+                step = standby.follow(0.2)
+                found += step.records
+            assert standby.campaign(TIMEOUT_S)
+            opened = standby.open()
         found += opened.records
         assert not opened.anew
         assert opened.epoch == 2
-        assert 0.5 * TENURE_S < took_s < TENURE_S + 2.0
         first = standby.last_entry + 1
         standby.append(records(first, 1, epoch=2))
         standby.sync(first).result(TIMEOUT_S)
@@ -324,10 +320,8 @@ def test_closing_ends_soon_whatever_etcd_does(
         member.pause()
     leader.append(records(6, 1))
     for backend in (leader, standby):
-        began_s = time.monotonic()
-        with contextlib.suppress(ResourceUnavailable):
+        with ends_within(2.0), contextlib.suppress(ResourceUnavailable):
             backend.close()
-        assert time.monotonic() - began_s < 2.0
     assert leader.durable_entry == (6 if trouble == "none" else 5)
 
 
@@ -412,10 +406,9 @@ def test_an_etcd_that_is_not_there_shows(tmp_path: Path) -> None:
     backend = open_backend("etcd://127.0.0.1:1", MetadataOptions(tenure_s=TENURE_S))
     try:
         backend.join(MasterRow("a"))
-        began_s = time.monotonic()
-        assert not backend.campaign(0.5)
-        assert not backend.follow(0.1).caught_up
-        assert time.monotonic() - began_s < 5
+        with ends_within(5):
+            assert not backend.campaign(0.5)
+            assert not backend.follow(0.1).caught_up
         refusal = wait_until(lambda: backend.refusal, what="a refusal")
         assert refusal is not None
         assert "etcd" in refusal.message

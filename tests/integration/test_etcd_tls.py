@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cenote.api.errors import ResourceUnavailable
-from cenote.master.etcd import EtcdKv
-from cenote.master.kv import Put
+from cenote.kv.etcd import EtcdKv
+from cenote.kv.service import Put
 from cenote.master.metadata import MasterRow, MetadataOptions, open_backend
 from etcd import EtcdCluster
 from kv_kit import follow_all, numbers, records

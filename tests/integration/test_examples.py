@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cenote.cli.main import app
+from cenote.cli.app import app
 from cluster import Cluster
 
 pytestmark = pytest.mark.integration

@@ -50,7 +50,12 @@ def stop_and_continue(cluster: Cluster, leader: Process) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "durability"),
-    [(kill, "relaxed"), (kill, "journaled"), (stop_and_continue, "relaxed")],
+    [
+        (kill, "relaxed"),
+        (kill, "journaled"),
+        (stop_and_continue, "relaxed"),
+        (stop_and_continue, "journaled"),
+    ],
 )
 def test_another_master_takes_over_under_load(
     etcd: EtcdCluster, seed: int, fault: Callable[[Cluster, Process], None], durability: str

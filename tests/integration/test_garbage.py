@@ -325,4 +325,4 @@ def test_the_daemons_forget_about_all_of_it(pool: Pool) -> None:
 
     few = 25  # listeners, the daemons' own connections, this client's
     for process in pool.cluster.processes:
-        wait_until(lambda p=process: open_sockets(p.pid) < few, 10.0, what="closed sockets")  # type: ignore[misc]
+        wait_until(lambda p=process: open_sockets(p.pid) < few, what="closed sockets")  # type: ignore[misc]

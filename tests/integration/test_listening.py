@@ -125,7 +125,7 @@ def test_daemons_and_clients_by_default(tmp_path: Path) -> None:
 
 def test_the_defaults_of_a_whole_pool() -> None:
     with cenote("up", "--nodes", "2", "--dram", "16MiB", "--port", "0") as pid:
-        wait_until(lambda: sum(map(len, map(listening, children_of(pid)))) >= 6, 20.0, what="ports")
+        wait_until(lambda: sum(map(len, map(listening, children_of(pid)))) >= 6, what="ports")
         for each in children_of(pid):
             check_loopback(each)
 

@@ -10,7 +10,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +33,7 @@ from cenote.v1 import admin_pb2, admin_pb2_grpc, common_pb2, master_pb2_grpc, st
 from cenote.v1 import master_pb2 as pb
 from cluster import Cluster
 from master_pool import MIB, attach_request
+from promptness import ends_within
 from waiting import wait_until
 
 pytestmark = pytest.mark.integration
@@ -120,15 +120,28 @@ def lasting() -> Iterator[Cluster]:
 # ---- restarts -------------------------------------------------------------------------------
 
 
-def test_everything_acknowledged_survives_kill(cluster: Cluster) -> None:
+@pytest.fixture
+def patient() -> Iterator[Cluster]:
+    """Its master does not miss the heartbeats that nodes of this test don't send."""
+    with Cluster(stores=0, master_flags={"node-dead-s": 100}) as cluster:
+        yield cluster
+
+
+def test_everything_acknowledged_survives_kill(patient: Cluster) -> None:
+    cluster = patient
     acknowledged: list[bytes] = []
+    killed = threading.Event()
 
     def put_until_it_dies(number: int) -> None:
-        with contextlib.suppress(CenoteError), LaneSession(cluster.lane) as client:
+        with LaneSession(cluster.lane) as client:
             for i in range(100_000):
                 keys = [b"%d-%d-%d" % (number, i, n) for n in range(1 + i % 3)]
-                if client.put(*keys) == b"\1" * len(keys):
-                    acknowledged.extend(keys)
+                try:
+                    if client.put(*keys) == b"\1" * len(keys):
+                        acknowledged.extend(keys)
+                except CenoteError:
+                    if killed.is_set():
+                        return
 
     with LaneSession(cluster.lane) as client:
         first_epoch = client.hello.epoch
@@ -139,9 +152,10 @@ def test_everything_acknowledged_survives_kill(cluster: Cluster) -> None:
     for thread in threads:
         thread.start()
     wait_until(lambda: len(acknowledged) > 300, what="some puts")
+    killed.set()
     cluster.master.restart(signal.SIGKILL)
     for thread in threads:
-        thread.join(10)
+        thread.join(30)
         assert not thread.is_alive()
     with LaneSession(cluster.lane) as client:
         assert client.hello.epoch == first_epoch + 1
@@ -156,10 +170,9 @@ def test_a_stopped_master_ends_in_time_and_comes_back(cluster: Cluster) -> None:
         client.attach()
         client.put(b"a", durability=common_pb2.DURABILITY_JOURNALED)
         for number in (signal.SIGTERM, signal.SIGINT):
-            began_s = time.monotonic()
-            cluster.master.send_signal(number)
-            assert cluster.master.wait_exit(END_S) == 0
-            assert time.monotonic() - began_s < END_S
+            with ends_within(END_S):
+                cluster.master.send_signal(number)
+                assert cluster.master.wait_exit(END_S) == 0
             cluster.master.restart()
             with LaneSession(cluster.lane) as again:
                 assert again.exists(b"a", b"b") == [1, 0]
@@ -186,11 +199,10 @@ def test_a_signal_while_the_journal_is_replayed_ends_it_in_time(tmp_path: Path) 
         stderr=subprocess.PIPE,
     ) as master:
         try:
-            wait_until(lambda: int(epoch.read_bytes()) == first + 1, 20, what="the epoch to begin")
-            began_s = time.monotonic()
-            master.send_signal(signal.SIGINT)
-            assert master.wait(END_S) == 0
-            assert time.monotonic() - began_s < END_S
+            wait_until(lambda: int(epoch.read_bytes()) == first + 1, what="the epoch to begin")
+            with ends_within(END_S):
+                master.send_signal(signal.SIGINT)
+                assert master.wait(END_S + 8) == 0
         finally:
             master.kill()
 

@@ -88,7 +88,7 @@ class Growth:
     def wait_small(self, what: str) -> None:
         """Memory comes back in steps that hold nobody up."""
         try:
-            wait_until(lambda: self.left() <= LEFT_MAX, 20.0, what="the memory to come back")
+            wait_until(lambda: self.left() <= LEFT_MAX, what="the memory to come back")
         finally:
             print(f"{self.left():.0%} of the growth is left after removing {what}")
 

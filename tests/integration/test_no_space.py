@@ -82,7 +82,7 @@ def test_a_pool_full_of_what_must_stay(client: Client, cluster: Cluster, how: st
         client.unpin(held)
     else:
         view.__exit__(None, None, None)
-    wait_until(lambda: put_error(client, "after") is None, 10.0, what="room")
+    wait_until(lambda: put_error(client, "after") is None, what="room")
     assert client.get("after") == payload_of("after", SIZE)
     for i in range(0, 2 * FIT, 8):
         some = [f"last{i + j}" for j in range(8)]
@@ -156,5 +156,5 @@ def test_space_of_a_dead_holder_comes_back(cluster: Cluster) -> None:
             assert isinstance(put_error(client, "big", 8 * MIB), NoSpace | QuotaExceeded)
             holder.process.kill()
             holder.process.wait(5.0)
-        wait_until(lambda: put_error(client, "big", 8 * MIB) is None, 25.0, what="the space")
+        wait_until(lambda: put_error(client, "big", 8 * MIB) is None, what="the space")
         assert client.get("big") == payload_of("big", 8 * MIB)

@@ -168,7 +168,7 @@ def test_replicas_are_met_or_refused(cluster: Cluster, client: Client, peer: Pee
 
 def test_an_object_larger_than_any_segment_is_striped(transports: tuple[str, ...]) -> None:
     with Cluster(stores=3, dram_bytes=16 * MIB) as cluster, admin_of(cluster) as admin:
-        wait_until(lambda: admin.status().capacity_bytes > 45 * MIB, 20.0, what="the memory")
+        wait_until(lambda: admin.status().capacity_bytes > 45 * MIB, what="the memory")
         with (
             cluster.client(transports=transports) as client,
             Peer(cluster.lane, transports=transports) as peer,
@@ -367,9 +367,7 @@ def test_a_removed_key_put_anew_is_read_anew(cluster: Cluster, transports: tuple
         writer.remove(key)
         writer.put(key, b"new bytes, longer")
         # The location may be cached for a while, and then old bytes are what may be read there.
-        wait_until(
-            lambda: reader.get(key) == b"new bytes, longer", 15.0, what="the location to run out"
-        )
+        wait_until(lambda: reader.get(key) == b"new bytes, longer", what="the location to run out")
 
 
 # ---- what a client leaves behind ----------------------------------------------------------------
@@ -402,7 +400,7 @@ def test_a_killed_client_leaves_no_hole(cluster: Cluster, transports: tuple[str,
         program.expect("ready")
         program.say("go")
         with admin_of(cluster) as admin:
-            wait_until(lambda: admin.status().granted_bytes >= size, 10.0, what="a grant")
+            wait_until(lambda: admin.status().granted_bytes >= size, what="a grant")
         program.process.kill()
         program.process.wait(5.0)
     with cluster.client(transports=transports) as client:

@@ -1,4 +1,4 @@
-"""`cenote replay`: hit rates, bytes, clients, interruptions, and pools that fail meanwhile."""
+"""`cenote replay`: hit rates, bytes, clients, and pools that fail meanwhile."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +22,7 @@ from cenote.cli.replay.player import block_keys
 from cenote.cli.replay.trace import Trace, load_trace
 from cenote.cli.replay.worker import Job
 from cluster import Cluster, CommandProcess, run_cenote, start_cenote
-from waiting import wait_until
+from waiting import children_of, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -205,36 +204,11 @@ def job_for(address: str) -> Job:
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_replay_reports_what_it_did(
-    cluster: Cluster, number: signal.Signals
-) -> None:
-    with start_replay(cluster.environment, "--clients", "2") as process:
-        wait_until(lambda: children_of(process.pid), what="the replay's clients")
-        wait_for_traffic(cluster)
-        began_s = time.monotonic()
-        process.send_signal(number)
-        out, err = process.communicate(timeout=10)
-    assert time.monotonic() - began_s < 2.5
-    assert process.returncode == 128 + number
-    report = json.loads(out)
-    assert report["interrupted"]
-    assert (report["errors"], report["wrong_bytes"]) == (0, 0), err
-
-
 def test_a_killed_replay_leaves_no_clients(cluster: Cluster) -> None:
     with start_replay(cluster.environment, "--clients", "2") as process:
         clients = wait_until(lambda: children_of(process.pid), what="the replay's clients")
         process.kill()
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in clients), what="their end")
-
-
-def children_of(pid: int, module: str = "") -> list[int]:
-    """Child processes, those that run `module`."""
-    path = Path(f"/proc/{pid}/task/{pid}/children")
-    found = [int(child) for child in path.read_text().split()]
-    lines = {child: Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0") for child in found}
-    return [child for child in found if not module or module.encode() in lines[child]]
 
 
 def test_no_daemon_or_file_is_left_of_a_pool_of_its_own(tmp_path: Path) -> None:

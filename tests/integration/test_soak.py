@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from etcd import etcd_program
+
 SOAK = Path(__file__).resolve().parents[2] / "benchmarks" / "soak" / "soak.py"
 
 pytestmark = [
@@ -20,9 +22,13 @@ pytestmark = [
 ]
 
 
-def test_a_short_soak_breaks_no_rule(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("metadata", ["file", "etcd"])
+def test_a_short_soak_breaks_no_rule(tmp_path: Path, seed: int, metadata: str) -> None:
+    if metadata == "etcd":
+        etcd_program()  # skips where there is none
+    more = ["--etcd-members", "3"] if metadata == "etcd" else []
     done = subprocess.run(
-        [sys.executable, SOAK, "--minutes", "0.5", "--seed", str(seed), "--dir", tmp_path],
+        [sys.executable, SOAK, "--minutes", "0.5", "--seed", str(seed), "--dir", tmp_path, *more],
         capture_output=True,
         text=True,
         timeout=110,

@@ -166,7 +166,7 @@ def test_those_of_a_stopped_client_wait_for_it(cluster: Cluster, admin: Admin) -
         assert admin.status().grants
         peer.process.send_signal(signal.SIGSTOP)
         try:
-            wait_until(lambda: admin.status().quarantined_bytes, 20.0, what="its session to end")
+            wait_until(lambda: admin.status().quarantined_bytes, what="its session to end")
             held = admin.status().quarantined_bytes
             assert held > 10 * SIZE
             with cluster.client() as other:

@@ -14,8 +14,9 @@ from cenote.api.errors import CenoteError, ClientClosed, InternalError, Protocol
 from cenote.api.types import AcquiredLease, GetStatus
 from cenote.client.client import Client
 from cenote.client.config import ClientConfig, make_config
+from cenote.client.master_stub import LaneMaster
+from sim.lanes import SimMaster
 from sim.loop import Party, Violation
-from sim.masters import SimMaster
 from sim.one_sided import SimOneSided
 from sim.oracle import PutRecord
 from sim.transports import SimShm, SimTcp, SimTransport
@@ -91,12 +92,14 @@ class ClientProcess:
         if world.loop.dice.random() < 0.8:
             transports.insert(0, SimShm(world, party, self._boot))
         client = Client.__new__(Client)
-        client._start(
-            config,
-            FINGERPRINT,
-            lambda hello, greeted: cast("Any", SimMaster(world, party, hello, greeted)),
-            cast("Any", transports),
-        )
+
+        def master(hello: Any, greeted: Any) -> Any:
+            if world.kv is None:
+                return SimMaster(world, party, hello, greeted)
+            names = world.loop.dice.sample(world.master_names, len(world.master_names))
+            return LaneMaster([f"{name}:1" for name in names], hello, on_hello=greeted)
+
+        client._start(config, FINGERPRINT, master, cast("Any", transports))
         party.on_death.append(lambda: self._abandon(client))
         world.loop.note(
             party.name, f"is open, session {client.session.identity.session_id.hex()[:6]}"

@@ -92,6 +92,9 @@ class DataConnection:
     def revoke(self) -> None:
         self._close(GrantRevoked("this session was cut off"))
 
+    def supersede(self, epoch: int) -> None:
+        """Nothing of it lands by itself."""
+
     def writes_of_older(self, epoch: int) -> bool:
         return self.write is not None and self.epoch < epoch
 

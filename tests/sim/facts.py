@@ -11,7 +11,7 @@ from cenote.store.slot_format import SLOT_BYTES, SLOT_RECORD, STATE_SEALED
 if TYPE_CHECKING:
     from sim.stores import SegmentFile
 
-__all__ = ["is_sealed"]
+__all__ = ["is_intact", "is_sealed"]
 
 
 def is_sealed(file: SegmentFile, slot: int, version: tuple[int, int]) -> bool:
@@ -21,3 +21,18 @@ def is_sealed(file: SegmentFile, slot: int, version: tuple[int, int]) -> bool:
     return bool(
         record["state"] == STATE_SEALED and (int(record["epoch"]), int(record["seq"])) == version
     )
+
+
+def is_intact(
+    value: bytes, placed: list[tuple[SegmentFile, int, int]], version: tuple[int, int]
+) -> bool:
+    """Whether all bytes of an object are where its slots say."""
+    for file, slot, _ in placed:
+        if not is_sealed(file, slot, version):
+            continue
+        record = np.frombuffer(file.table, SLOT_RECORD, 1, slot * SLOT_BYTES)[0]
+        if int(record["extent_count"]) == 1:
+            start = int(record["offset"])
+            if file.data[start : start + len(value)].tobytes() != value:
+                return False
+    return True

@@ -15,6 +15,7 @@ from sim.network import Weather
 
 if TYPE_CHECKING:
     from sim.data_connection import Write
+    from sim.masters import MasterProcess
     from sim.stores import SegmentFile, StoreHost
     from sim.world import World
 
@@ -50,7 +51,7 @@ ALL_FAULTS: Final = frozenset(
 WITH_POWER: Final = ALL_FAULTS | {"power"}
 """The master's machine fails, too, and the journal's unsynced end is lost."""
 WITH_METADATA_LOSS: Final = ALL_FAULTS | {"metadata-loss"}
-"""The master's directory is lost at times. Some seeds fail with it (docs/internals/bugs.md)."""
+"""The master's directory is lost at times."""
 
 
 class Faults:
@@ -206,7 +207,7 @@ class Faults:
     # ---- network and time -----------------------------------------------------------------------
 
     def _names(self) -> list[str]:
-        return [MASTER, *self._world.hosts, *self._world.clients]
+        return [*self._world.master_names, *self._world.hosts, *self._world.clients]
 
     def _cut(self) -> None:
         dice = self._world.loop.dice
@@ -239,8 +240,8 @@ class Faults:
         for host in world.hosts.values():
             if host.process is not None and host.process.party.alive:
                 found.append(host.process.party)
-        if world.master is not None and world.loop.dice.random() < 0.5:
-            found.append(world.master.party)
+        if world.masters and world.loop.dice.random() < 0.5:
+            found.extend(master.party for master in world.masters.values())
         return found
 
     def _pause(self) -> None:
@@ -402,9 +403,10 @@ class Faults:
         away_s: float | None = None,
     ) -> None:
         world = self._world
-        if self._over or world.master is None or (orderly and world.master.party.paused):
+        master = self._victim()
+        if self._over or master is None or (orderly and master.party.paused):
             return
-        world.end_master(orderly=orderly)
+        world.end_master(master, orderly=orderly)
         if power:
             world.oracle.power_failed = True
             lost = world.log.lose_power(lambda n: world.loop.dice.randint(0, n))
@@ -412,14 +414,17 @@ class Faults:
         if loss:
             self._lose_metadata()
         elif "compact" in self._kinds and world.loop.dice.random() < 0.3:
-            world.loop.note(MASTER, "the journal is compacted")
-            world.log.compact()
+            self._compact()
+        seconds = self._span_s(1.5) if away_s is None else away_s
+        self._later(seconds, lambda: world.start_master(master.name))
 
-        def again() -> None:
-            if world.master is None:
-                world.start_master()
+    def _victim(self) -> MasterProcess | None:
+        """Which master goes down."""
+        return self._world.master
 
-        self._later(self._span_s(1.5) if away_s is None else away_s, again)
+    def _compact(self) -> None:
+        self._world.loop.note(MASTER, "the journal is compacted")
+        self._world.log.compact()
 
     def _master_crash(self) -> None:
         self._master_down(orderly=False)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from cenote.api.errors import NotLeader, ResourceUnavailable
+from cenote.kv.service import Created, Delete, KvUnavailable, Modified, Put
 from cenote.master import kv_election, kv_snapshot
-from cenote.master.kv import Created, Delete, KvUnavailable, Modified, Put
 from cenote.master.kv_append import Appender
 from cenote.master.kv_election import Candidacy, Observer
 from cenote.master.kv_follow import Follower

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from cenote.api.errors import CenoteError
-from cenote.master.kv import (
+from cenote.kv.service import (
     Condition,
     KvCompacted,
     KvEvent,
@@ -98,6 +98,13 @@ class KvWeather:
         for watch in list(self.watchers):
             watch.notice()
 
+    def calm(self) -> None:
+        """All is as it should be."""
+        self.lost = self.unknown = self.late = self.twice = 0.0
+        self.latency_s = LATENCY_S
+        self.cut_off.clear()
+        self.service.reachable = True
+
     def latency(self) -> float:
         return self.loop.dice.expovariate(1 / self.latency_s)
 
@@ -112,7 +119,7 @@ class KvWeather:
 
 
 class SimKv:
-    """See `cenote.master.kv.Kv`: the connection of a party."""
+    """See `cenote.kv.service.Kv`: the connection of a party."""
 
     def __init__(self, weather: KvWeather, party: Party) -> None:
         self._weather = weather
@@ -206,7 +213,7 @@ class SimKv:
 
 
 class _SimWatch:
-    """See `cenote.master.kv.Watch`."""
+    """See `cenote.kv.service.Watch`."""
 
     def __init__(
         self, weather: KvWeather, party: Party, key: bytes, end: bytes, revision: int

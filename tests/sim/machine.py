@@ -7,21 +7,27 @@ puts the simulated ones in their place for as long as a simulation runs.
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from queue import Empty
-from typing import Any
+from typing import Any, Final
 
 import cenote.client.client
 import cenote.client.driver
 import cenote.client.housekeeping
+import cenote.client.master_stub
 import cenote.client.session
+import cenote.master.standby
 import cenote.store.agent
 import cenote.store.sessions
 from sim.loop import Loop, Signal, Task
 
-__all__ = ["SimEvent", "SimLock", "inhabited"]
+__all__ = ["SimEvent", "SimLock", "inhabited", "uncollected"]
+
+
+COLLECTIONS_MAX: Final = 5
 
 
 class SimTime:
@@ -230,27 +236,64 @@ class SimSecrets:
 
 
 @contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage is collected meanwhile, and all of it afterwards: finalizers of one run are no
+    part of another, and do not depend on what ran in this process before."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    gc.freeze()  # so that the collection goes through what the run made, and nothing else
+    try:
+        yield
+    finally:
+        for _ in range(COLLECTIONS_MAX):  # what finalizers touched is found by the next one
+            if not gc.collect():
+                break
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
 def inhabited(
-    loop: Loop, boot_id: Callable[[], str], is_mapped: Callable[[Any, bytes], bool]
+    loop: Loop,
+    boot_id: Callable[[], str],
+    is_mapped: Callable[[Any, bytes], bool],
+    lane_client: Callable[..., Any],
+    lane_socket: object,
 ) -> Iterator[None]:
     """Production code lives in `loop` meanwhile.
 
     `boot_id()`: of the host that the present task runs on. `is_mapped(segment, session id)`: what
-    the kernel would tell a daemon.
+    the kernel would tell a daemon. `lane_client`, `lane_socket`: how clients connect to one of
+    several masters.
     """
     clock, threads = SimTime(loop), SimThreading(loop)
     session, store_sessions = cenote.client.session, cenote.store.sessions
     keeping, agent = cenote.client.housekeeping, cenote.store.agent
+    stub, standby = cenote.client.master_stub, cenote.master.standby
     places: list[tuple[Any, str, Any]] = [
         (module, "time", clock)
-        for module in (cenote.client.client, cenote.client.driver, keeping, session, agent)
+        for module in (
+            cenote.client.client,
+            cenote.client.driver,
+            keeping,
+            session,
+            agent,
+            stub,
+            standby,
+        )
     ]
-    places += [(module, "threading", threads) for module in (keeping, session, agent)]
+    places += [
+        (module, "threading", threads) for module in (keeping, session, agent, stub, standby)
+    ]
     places += [
         (keeping, "SimpleQueue", lambda: SimQueue(loop)),
         (session, "ThreadPoolExecutor", lambda *_, **__: SimExecutor(loop)),
         (cenote.client.driver, "wait", lambda *_: None),  # only where its process dies
         (session, "secrets", SimSecrets(loop)),
+        (stub, "random", loop.dice),
+        (stub, "LaneClient", lane_client),
+        (stub, "LaneSocket", lane_socket),
         (session, "boot_id", boot_id),
         (session, "clock_id", boot_id),
         (store_sessions, "monotonic", clock.monotonic),

@@ -20,6 +20,7 @@ from cenote.master.adoption import AdoptionLog
 from cenote.master.effects import Gone, GoneReason
 from cenote.master.leases import LeaseTable
 from cenote.master.log_writer import LogWriter
+from cenote.master.operations import Operations
 from cenote.store.claims import ClaimTable
 from cenote.store.segments import LocalSegments
 from cenote.store.sessions import SessionTable
@@ -29,11 +30,11 @@ from cenote.transport.claims import ClaimPage
 from sim.data_path import ShmChannel
 from sim.one_sided import QueuePair
 
-__all__ = ["MUTATIONS", "mutated"]
+__all__ = ["MUTATIONS", "mutated", "replaced"]
 
 
 @contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -48,7 +49,7 @@ def _free_on_expiry() -> contextlib.AbstractContextManager[None]:
     def give(at: Any, session_id: bytes, spans: Any) -> None:
         at.segments.give(spans)
 
-    return _replaced(session_ops, "quarantine", give)
+    return replaced(session_ops, "quarantine", give)
 
 
 def _free_unfenced() -> contextlib.AbstractContextManager[None]:
@@ -57,7 +58,7 @@ def _free_unfenced() -> contextlib.AbstractContextManager[None]:
     def give(at: Any, session_id: bytes, spans: Any) -> None:
         at.segments.give(spans)
 
-    return _replaced(commits, "quarantine", give)
+    return replaced(commits, "quarantine", give)
 
 
 def _no_version_check() -> contextlib.AbstractContextManager[None]:
@@ -70,7 +71,7 @@ def _no_version_check() -> contextlib.AbstractContextManager[None]:
             table._memory[slot * SLOT_BYTES : (slot + 1) * SLOT_BYTES] = bytes(SLOT_BYTES)
         return seal(table, epoch, head, row, keys, start)
 
-    return _replaced(SlotTable, "_seal_one", forgetful)
+    return replaced(SlotTable, "_seal_one", forgetful)
 
 
 def _free_leased() -> contextlib.AbstractContextManager[None]:
@@ -84,12 +85,12 @@ def _free_leased() -> contextlib.AbstractContextManager[None]:
                 at.drop_lease(lease)
         return unlink(at, rows, reason, quiet=quiet)
 
-    return _replaced(pool.Pool, "unlink", unleased)
+    return replaced(pool.Pool, "unlink", unleased)
 
 
 def _older_writes_go_on() -> contextlib.AbstractContextManager[None]:
     """A daemon follows a new leader without an end to what was begun under the old one."""
-    return _replaced(SessionTable, "end_older_writes", lambda table, epoch, timeout_s=1.0: True)
+    return replaced(SessionTable, "end_older_writes", lambda table, epoch, timeout_s=1.0: True)
 
 
 def _removals_are_not_journaled() -> contextlib.AbstractContextManager[None]:
@@ -100,7 +101,7 @@ def _removals_are_not_journaled() -> contextlib.AbstractContextManager[None]:
         if not (isinstance(effect, Gone) and effect.reason == GoneReason.REMOVED):
             add(log, effect)
 
-    return _replaced(LogWriter, "add", adding)
+    return replaced(LogWriter, "add", adding)
 
 
 def _cut_is_a_word() -> contextlib.AbstractContextManager[None]:
@@ -109,7 +110,7 @@ def _cut_is_a_word() -> contextlib.AbstractContextManager[None]:
     def cut(table: Any, session_ids: Any, timeout_s: float = 1.0) -> Any:
         return list(session_ids), []
 
-    return _replaced(SessionTable, "cut", cut)
+    return replaced(SessionTable, "cut", cut)
 
 
 def _mappings_are_overlooked() -> contextlib.AbstractContextManager[None]:
@@ -118,7 +119,7 @@ def _mappings_are_overlooked() -> contextlib.AbstractContextManager[None]:
     def is_out(table: Any, session_id: bytes, connections: Any, deadline: float) -> bool:
         return True
 
-    return _replaced(SessionTable, "_is_out", is_out)
+    return replaced(SessionTable, "_is_out", is_out)
 
 
 def _second_commit_wins() -> contextlib.AbstractContextManager[None]:
@@ -130,12 +131,12 @@ def _second_commit_wins() -> contextlib.AbstractContextManager[None]:
         at.unlink(np.unique(rows[rows >= 0]), GoneReason.LOST)
         return resolve(at, session, grant, *rest)
 
-    return _replaced(commits, "_resolve_conflicts", replacing)
+    return replaced(commits, "_resolve_conflicts", replacing)
 
 
 def _leases_never_end() -> contextlib.AbstractContextManager[None]:
     """Leases are given and not taken back."""
-    return _replaced(LeaseTable, "due", lambda table, now_s, limit: [])
+    return replaced(LeaseTable, "due", lambda table, now_s, limit: [])
 
 
 def _sessions_never_end() -> contextlib.AbstractContextManager[None]:
@@ -144,12 +145,12 @@ def _sessions_never_end() -> contextlib.AbstractContextManager[None]:
     def none(at: Any, session: Any) -> None:
         at.sessions.by_id[session.session_id] = session
 
-    return _replaced(housekeeping, "abandon_session", none)
+    return replaced(housekeeping, "abandon_session", none)
 
 
 def _seals_before_the_attach() -> contextlib.AbstractContextManager[None]:
     """A restarted daemon seals at once."""
-    return _replaced(SlotTable, "hold", lambda table: None)
+    return replaced(SlotTable, "hold", lambda table: None)
 
 
 def _seals_of_what_was_dropped() -> contextlib.AbstractContextManager[None]:
@@ -159,12 +160,12 @@ def _seals_of_what_was_dropped() -> contextlib.AbstractContextManager[None]:
     def all_of_it(table: Any, epoch: int, last_seq: int) -> None:
         admit(table, epoch, 0)
 
-    return _replaced(SlotTable, "admit", all_of_it)
+    return replaced(SlotTable, "admit", all_of_it)
 
 
 def _late_attaches_count() -> contextlib.AbstractContextManager[None]:
     """What a daemon said before it died is taken for news."""
-    return _replaced(attach, "_check_place", lambda pool, command: None)
+    return replaced(attach, "_check_place", lambda pool, command: None)
 
 
 def _grants_outlive_daemons() -> contextlib.AbstractContextManager[None]:
@@ -176,12 +177,12 @@ def _grants_outlive_daemons() -> contextlib.AbstractContextManager[None]:
     ) -> None:
         attached(segments, node_id, ids, last_seq, 0)
 
-    return _replaced(LocalSegments, "attached", all_of_them)
+    return replaced(LocalSegments, "attached", all_of_them)
 
 
 def _claims_are_overlooked() -> contextlib.AbstractContextManager[None]:
     """A master is not told of writers over shm who are in the middle of a copy."""
-    return _replaced(ClaimTable, "_claims", lambda table: [])
+    return replaced(ClaimTable, "_claims", lambda table: [])
 
 
 def _views_are_overlooked() -> contextlib.AbstractContextManager[None]:
@@ -191,7 +192,7 @@ def _views_are_overlooked() -> contextlib.AbstractContextManager[None]:
     def writes(table: Any) -> Any:
         return [claim for claim in claims(table) if not claim.is_view]
 
-    return _replaced(ClaimTable, "_claims", writes)
+    return replaced(ClaimTable, "_claims", writes)
 
 
 def _claims_end_by_themselves() -> contextlib.AbstractContextManager[None]:
@@ -202,7 +203,7 @@ def _claims_end_by_themselves() -> contextlib.AbstractContextManager[None]:
         found, table._older = older(table), []
         return found
 
-    return _replaced(ClaimTable, "older", once)
+    return replaced(ClaimTable, "older", once)
 
 
 def _void_grants_are_used() -> contextlib.AbstractContextManager[None]:
@@ -212,17 +213,17 @@ def _void_grants_are_used() -> contextlib.AbstractContextManager[None]:
     def blind(page: Any, grant_id: int, ranges: Any, deadline_s: float) -> int:
         return claim(page, (1 << 64) - 1, ranges, deadline_s)
 
-    return _replaced(ClaimPage, "claim", blind)
+    return replaced(ClaimPage, "claim", blind)
 
 
 def _queue_pairs_outlive_epochs() -> contextlib.AbstractContextManager[None]:
     """A daemon that follows a new leader leaves one-sided writers of the old one alone."""
-    return _replaced(QueuePair, "writes_of_older", lambda pair, epoch: False)
+    return replaced(QueuePair, "writes_of_older", lambda pair, epoch: False)
 
 
 def _nothing_is_cancelled() -> contextlib.AbstractContextManager[None]:
     """What was granted in an answer that nobody saw is kept."""
-    return _replaced(ClientState, "cancel", lambda state, request_id: None)
+    return replaced(ClientState, "cancel", lambda state, request_id: None)
 
 
 def _acknowledged_unsealed() -> contextlib.AbstractContextManager[None]:
@@ -232,7 +233,7 @@ def _acknowledged_unsealed() -> contextlib.AbstractContextManager[None]:
         for part in step.parts:
             part.statuses = np.zeros(len(part.batch.rows) // SEAL.itemsize, np.uint8)
 
-    return _replaced(BlockingDriver, "seals", seals)
+    return replaced(BlockingDriver, "seals", seals)
 
 
 @contextlib.contextmanager
@@ -243,20 +244,25 @@ def _adopt_everything() -> Iterator[None]:
         return np.ones(len(slots), np.bool_)
 
     with (
-        _replaced(adopting, "_newer", everything),
-        _replaced(AdoptionLog, "may_adopt", lambda *_: True),
+        replaced(adopting, "_newer", everything),
+        replaced(AdoptionLog, "may_adopt", lambda *_: True),
     ):
         yield
 
 
+def _attaches_are_for_anybody() -> contextlib.AbstractContextManager[None]:
+    """A master takes in what a daemon told another one, for which it had fenced its writers."""
+    return replaced(Operations, "_refuse_unless_meant", lambda operations, request: None)
+
+
 def _tombstones_are_forgotten() -> contextlib.AbstractContextManager[None]:
     """A master does not look whether what the journal missed was removed meanwhile."""
-    return _replaced(AdoptionLog, "removed", lambda *_: None)
+    return replaced(AdoptionLog, "removed", lambda *_: None)
 
 
 def _unfenced_is_forgotten() -> contextlib.AbstractContextManager[None]:
     """A client whose write may still land says that it is done."""
-    return _replaced(Grant, "is_unfenced", lambda grant: False)
+    return replaced(Grant, "is_unfenced", lambda grant: False)
 
 
 def _locations_do_not_end() -> contextlib.AbstractContextManager[None]:
@@ -267,7 +273,7 @@ def _locations_do_not_end() -> contextlib.AbstractContextManager[None]:
         reply.location_ttl_ms = 60_000
         greeted(session, reply)
 
-    return _replaced(Session, "_greeted", long_lived)
+    return replaced(Session, "_greeted", long_lived)
 
 
 def _cached_reads_are_not_verified() -> contextlib.AbstractContextManager[None]:
@@ -281,19 +287,19 @@ def _cached_reads_are_not_verified() -> contextlib.AbstractContextManager[None]:
         status, _ = channel.read_one(segment, offset, size, address, call.remaining_s(), False)
         return 0 if status else size
 
-    return _replaced(BlockingDriver, "read_cached", read)
+    return replaced(BlockingDriver, "read_cached", read)
 
 
 @contextlib.contextmanager
 def _leases_are_believed_for_ever() -> Iterator[None]:
     """A reader does not look at its clock when it has read under a lease."""
-    with _replaced(reads, "LEASE_SHARE", 1e6), _replaced(singles, "LEASE_SHARE", 1e6):
+    with replaced(reads, "LEASE_SHARE", 1e6), replaced(singles, "LEASE_SHARE", 1e6):
         yield
 
 
 def _leases_outlive_tenures() -> contextlib.AbstractContextManager[None]:
     """A reader over shared memory does not look whether its daemon follows another leader now."""
-    return _replaced(ShmChannel, "_is_of_tenure", lambda channel, lease_id: lease_id != 0)
+    return replaced(ShmChannel, "_is_of_tenure", lambda channel, lease_id: lease_id != 0)
 
 
 MUTATIONS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
@@ -320,6 +326,7 @@ MUTATIONS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     "nothing is cancelled": _nothing_is_cancelled,
     "acknowledged unsealed": _acknowledged_unsealed,
     "adopt everything": _adopt_everything,
+    "attaches are for anybody": _attaches_are_for_anybody,
     "tombstones are forgotten": _tombstones_are_forgotten,
     "unfenced is forgotten": _unfenced_is_forgotten,
     "locations do not end": _locations_do_not_end,

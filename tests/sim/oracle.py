@@ -25,11 +25,11 @@ from cenote.master.effects import (
     Stored,
 )
 from cenote.master.pool import Pool
-from cenote.store.slot_format import SLOT_BYTES, SLOT_RECORD
-from sim.facts import is_sealed
+from sim.facts import is_intact, is_sealed
 from sim.fingerprint import fingerprint
+from sim.following import Following
 from sim.loop import Violation
-from sim.values import BLOCK_BYTES, PutRecord, Removal, make_value, origin_of
+from sim.values import PutRecord, Removal, make_value, wrong_bytes
 from unit.master.state_checks import check
 
 if TYPE_CHECKING:
@@ -81,14 +81,19 @@ class Oracle:
         """What each task has copied last, and whose it was when that began."""
         self._writes: dict[Write, None] = {}
         self._commands = 0
-        self.reads = self.hits = self.acks = self.lost = 0
+        self.reads = self.hits = self.acks = self.lost = self.leaders = 0
         self.power_failed = False
+        self.journal_lags = False
+        """A master's death takes the end of the journal: several share it."""
+        self._acting_epoch = 0
+        self.following = Following(world)
         self.digests: dict[int, set[bytes]] = {}
         """By key, in all generations."""
 
     # ---- the master -----------------------------------------------------------------------------
 
     def master_started(self, master: MasterProcess) -> None:
+        self.leaders += 1
         decider = master.service.decider
         apply, take = decider.apply, decider._take
 
@@ -162,27 +167,19 @@ class Oracle:
         lost: what is not known any more is that it was evicted, and others have written where it
         was since; or its key was removed or put again before its daemon came; or it lies on several
         nodes, of which none brings a whole replica."""
-        if not (self.power_failed or self.has_lost_metadata) or version[0] < self._opened_anew:
-            return version[0] < self._opened_anew
+        away = self.power_failed or self.has_lost_metadata
+        if version[0] < self._opened_anew:
+            return True
+        if not (away or self.journal_lags):
+            return False
         nodes = {(f.name.partition("[")[0], replica) for f, _, replica in self._placed[version]}
         striped = len(nodes) > len({replica for _, replica in nodes})
         number = self._numbers[version]
         removed = self._last_removal(put.key) > number
         others = [v for other in self.puts.values() if other.key == put.key for v in other.versions]
         put_again = any(self._numbers[v] > number for v in others)
-        return striped or removed or put_again or not self._is_intact(put, version)
-
-    def _is_intact(self, put: PutRecord, version: Version) -> bool:
-        """Whether all of its bytes are where its slots say."""
-        for file, slot, _ in self._placed[version]:
-            if not is_sealed(file, slot, version):
-                continue
-            record = np.frombuffer(file.table, SLOT_RECORD, 1, slot * SLOT_BYTES)[0]
-            if int(record["extent_count"]) == 1:
-                start = int(record["offset"])
-                if file.data[start : start + len(put.value)].tobytes() != put.value:
-                    return False
-        return True
+        overwritten = away and not is_intact(put.value, self._placed[version], version)
+        return striped or removed or put_again or overwritten
 
     def _check_slots(self, put: PutRecord, version: Version) -> None:
         """As long as the master has not let go of it, an acknowledged object's slots are its own:
@@ -200,6 +197,10 @@ class Oracle:
         return None if segment is None else self._world.files[segment.incarnation]
 
     def _take(self, master: MasterProcess, effects: list[Effect]) -> None:
+        epoch = master.service.epoch
+        if epoch < self._acting_epoch and any(isinstance(e, Stored | Gone) for e in effects):
+            raise Violation(f"epoch {epoch} decides after {self._acting_epoch} has begun")
+        self._acting_epoch = max(epoch, self._acting_epoch)
         pool = master.service.state._pool
         stored_later = {
             digest.tobytes()
@@ -446,31 +447,21 @@ class Oracle:
         data = bytes(value)
         put = self.puts.get(int.from_bytes(data[4:8], "little"))
         if put is None or put.value != data:
-            raise Violation(self._wrong_bytes(key, put, data))
+            raise Violation(wrong_bytes(key, put, data))
         if put.key != key:
             raise Violation(f"key {key} gave the bytes of key {put.key} (put {put.serial})")
         if not put.versions:
             raise Violation(f"key {key} gave the bytes of put {put.serial}, never decided")
+        patience_s = self._world.location_ttl_ms / 1000 * 1.1
+        if self.following.may_be_behind(began_s - patience_s):
+            return
         latest = max(self._numbers[version] for version in put.versions)
         for removal in self.removals.get(key, ()):
-            patience_s = self._world.location_ttl_ms / 1000 * 1.1
             if latest < removal.number and began_s > removal.acked_s + patience_s:
                 raise Violation(
                     f"key {key} gave the bytes of put {put.serial} to a read that began"
                     f" {began_s - removal.acked_s:.3f} s after its removal was acknowledged"
                 )
-
-    def _wrong_bytes(self, key: int, put: PutRecord | None, data: bytes) -> str:
-        expected = b"" if put is None else put.value
-        for at in range(0, len(data), BLOCK_BYTES):
-            block = data[at : at + BLOCK_BYTES]
-            if block != expected[at : at + BLOCK_BYTES]:
-                what = f"put {put.serial}" if put else "something"
-                return (
-                    f"wrong bytes under key {key}: {what}, but at {at} of {len(data)}"
-                    f" {origin_of(block)}"
-                )
-        return f"wrong bytes under key {key}: {len(data)} of {len(expected)} bytes"
 
     # ---- at the end -----------------------------------------------------------------------------
 

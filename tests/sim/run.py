@@ -14,6 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).absolute().parents[1]))
 
 from sim.faults import ALL_FAULTS, WITH_METADATA_LOSS, WITH_POWER
+from sim.takeover_faults import TAKEOVER
 from sim.world import Options, Report, simulate
 
 
@@ -30,12 +31,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--power", action="store_true", help="the journal's end is lost at times")
     parser.add_argument("--lines", type=int, default=60, help="of the trace of a failure")
     parser.add_argument("--no-shrink", action="store_true", help="don't look for fewer faults")
+    parser.add_argument("--takeover", action="store_true", help="several masters share metadata")
     given = parser.parse_args(arguments)
     faults = frozenset(given.faults.split(",")) - frozenset(given.without.split(",")) - {""}
     if given.power:
         faults |= WITH_POWER - ALL_FAULTS
     if given.metadata_loss:
         faults |= WITH_METADATA_LOSS - ALL_FAULTS
+    if given.takeover:
+        faults |= {TAKEOVER}
     if given.seed is not None:
         report = simulate(Options(given.seed, given.steps, faults))
         print(told(report, given.lines))
@@ -96,12 +100,13 @@ def tell(report: Report, given: argparse.Namespace) -> bool:
 
 def shrunk(report: Report) -> str:
     """The fewest kinds of faults with which the seed still fails: the command for it."""
-    kinds = WITH_POWER if report.power else ALL_FAULTS
-    for kind in sorted(ALL_FAULTS):
+    kinds = report.faults
+    for kind in sorted(kinds & ALL_FAULTS):
         fewer = dataclasses.replace(Options(report.seed), faults=kinds - {kind})
         if simulate(fewer).failure:
             kinds = fewer.faults
-    return f"with fewer faults: {report.reproduction} --faults {','.join(sorted(kinds)) or 'none'}"
+    named = ",".join(sorted(kinds & ALL_FAULTS)) or "none"
+    return f"with fewer faults: {report.reproduction} --faults {named}"
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ from cenote.store.slots import SlotTable
 from cenote.transport.claims import CLAIM_PAGE_BYTES
 from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
+from sim.lanes import StoreLink
 from sim.loop import Party
-from sim.masters import StoreLink
 
 if TYPE_CHECKING:
     from sim.world import World
@@ -215,9 +215,9 @@ class StoreProcess:
             observer=True,
         )
 
-        def connect(_: str) -> StoreLink:
+        def connect(address: str) -> StoreLink:
             hello.pool_id, hello.last_epoch = host.pool.pool_id, self.segments.epoch
-            return StoreLink(world, party, hello)
+            return StoreLink(world, party, hello, address.partition(":")[0])
 
         self.agent = StoreAgent(
             AgentIdentity(
@@ -238,7 +238,7 @@ class StoreProcess:
             ),
             self.segments,
             self.sessions,
-            ["master"],
+            [f"{name}:1" for name in world.master_names],
             connect=connect,
             stats=pb.NodeStats,
             is_preparing=self._is_preparing,

@@ -50,3 +50,17 @@ class Removal:
     """Of the master's decisions."""
     acked_s: float
     """After this, no read may begin that sees what was decided before."""
+
+
+def wrong_bytes(key: int, put: PutRecord | None, data: bytes) -> str:
+    """What was read instead of a put's value, for people."""
+    expected = b"" if put is None else put.value
+    for at in range(0, len(data), BLOCK_BYTES):
+        block = data[at : at + BLOCK_BYTES]
+        if block != expected[at : at + BLOCK_BYTES]:
+            what = f"put {put.serial}" if put else "something"
+            return (
+                f"wrong bytes under key {key}: {what}, but at {at} of {len(data)}"
+                f" {origin_of(block)}"
+            )
+    return f"wrong bytes under key {key}: {len(data)} of {len(expected)} bytes"

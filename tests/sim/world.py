@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -17,18 +18,23 @@ from cenote.api.rows import UNIT_BYTES
 from cenote.client.plan.spares import Spares
 from cenote.master.effects import GoneReason
 from cenote.master.state_config import StateConfig
-from cenote.store.agent_core import Failed
+from cenote.store.agent_steps import Failed
 from cenote.store.slot_format import SLOT_BYTES
 from cenote.transport.base import SealBatch
 from sim.clients import NAMESPACE, ClientProcess, key_bytes
 from sim.data_connection import Write
+from sim.endings import check_contents, check_liveness, check_rest, check_unused
 from sim.faults import ALL_FAULTS, Faults
+from sim.kv import KvWeather
+from sim.lanes import SimLaneClient, SimLaneSocket
 from sim.loop import START_S, Loop, Party, Violation
-from sim.machine import inhabited
+from sim.machine import inhabited, uncollected
 from sim.masters import MASTER, RESET, LaneConnection, MasterProcess, SimLog
 from sim.network import Network
 from sim.oracle import Oracle
 from sim.stores import SLOTS_FIRST, SegmentFile, StoreHost, StoreProcess
+from sim.takeover import SharedMaster, share_metadata
+from sim.takeover_faults import TAKEOVER, TakeoverFaults
 
 __all__ = ["Options", "Report", "World", "simulate"]
 
@@ -59,13 +65,12 @@ class Report:
     trace: list[str]
     fingerprint: int
     counts: dict[str, int]
-    power: bool = False
-    """Whether the journal's end was lost at times."""
+    faults: frozenset[str] = ALL_FAULTS
 
     @property
     def reproduction(self) -> str:
-        power = " --power" if self.power else ""
-        return f"python tests/sim/run.py --seed {self.seed}{power}"
+        more = "".join(f" --{kind}" for kind in sorted(self.faults - ALL_FAULTS))
+        return f"python tests/sim/run.py --seed {self.seed}{more}"
 
 
 class World:
@@ -84,7 +89,11 @@ class World:
         self.files: dict[bytes, SegmentFile] = {}
         self.oracle = Oracle(self)
         self.log = SimLog()
-        self.master: MasterProcess | None = None
+        self.master_names = [MASTER]
+        self.masters: dict[str, MasterProcess] = {}
+        """Those that live."""
+        self.kv: KvWeather | None = None
+        """What they share, if they are several: several_masters."""
         self.clients: dict[str, ClientProcess] = {}
         self.calm = False
         self.slack_s = 0.0
@@ -115,7 +124,10 @@ class World:
         self._processes = 0
         # There are few puts here.
         Spares.credit_needed = dice.choice((1, 8))
-        self.faults = Faults(self, options.faults)
+        several = TAKEOVER in options.faults
+        if several:
+            share_metadata(self)
+        self.faults = (TakeoverFaults if several else Faults)(self, options.faults)
 
     # ---- names and places ---------------------------------------------------------------------
 
@@ -181,22 +193,30 @@ class World:
 
     # ---- processes ----------------------------------------------------------------------------
 
-    def start_master(self) -> None:
-        party = self.new_party(MASTER)
-        master = MasterProcess(self, self.log, party)
-        self.master = master
+    @property
+    def master(self) -> MasterProcess | None:
+        """The one that leads, as far as that can be said from outside."""
+        leading = [master for master in self.masters.values() if master.leads]
+        return max(leading, key=lambda master: master.service.epoch, default=None)
+
+    def start_master(self, name: str = MASTER) -> None:
+        if name in self.masters:
+            return
+        party = self.new_party(name)
+        kind = MasterProcess if self.kv is None else SharedMaster
+        self.masters[name] = master = kind(self, self.log, party)
         master.start()
 
-    def end_master(self, *, orderly: bool) -> None:
-        master = self.master
-        if master is None:
+    def end_master(self, master: MasterProcess, *, orderly: bool) -> None:
+        if self.masters.get(master.name) is not master:
             return
+        self.loop.note(master.name, "stops" if orderly else "is killed")
+        del self.masters[master.name]
         if orderly:
-            master.service.close()
-        self.loop.note(MASTER, "stops" if orderly else "is killed")
-        self.loop.kill(master.party)
+            master.stop()
+        else:
+            self.loop.kill(master.party)
         self.log.leader = None
-        self.master = None
         for signal in list(master.open_calls):
             error = Unavailable("the master is gone")
             error.maybe_executed = True
@@ -246,7 +266,8 @@ class World:
 
     def start(self) -> None:
         dice = self.loop.dice
-        self.start_master()
+        for name in self.master_names:
+            self.start_master(name)
         for host in self.hosts.values():
             self.start_store(host)
         places = [*self.hosts, "x1"]
@@ -260,9 +281,11 @@ class World:
         self.faults.end()
         self.slowness_s = 20e-6
         self.network.heal()
-        if self.master is None:
-            self.start_master()
-        self.loop.unpause(self._master().party)
+        if self.kv is not None:
+            self.kv.calm()
+        for name in self.master_names:
+            self.start_master(name)
+            self.loop.unpause(self.masters[name].party)
         for host in self.hosts.values():
             if host.process is None or not host.process.party.alive:
                 self.start_store(host)
@@ -271,8 +294,9 @@ class World:
         for client in self.clients.values():
             self.loop.unpause(client.party)
 
-    def _master(self) -> MasterProcess:
-        assert self.master is not None
+    def leader(self) -> MasterProcess:
+        if self.master is None:
+            raise Violation("no master leads after all faults have ended")
         return self.master
 
     def living_clients(self) -> list[ClientProcess]:
@@ -286,14 +310,14 @@ class World:
         loop.run(end_s, self.options.steps)
         self.recover()
         loop.run(loop.now_s + RECOVERY_S)
-        self._check_contents()
-        self._check_liveness()
+        check_contents(self)
+        check_liveness(self)
         loop.run(loop.now_s + REST_S)
-        self._check_unused()
+        check_unused(self)
         for client in self.living_clients():
             loop.spawn(client.party, "close", client.sdk.close)
         loop.run(loop.now_s + FAREWELL_S)
-        self._check_rest()
+        check_rest(self)
 
     def reset_namespace(self) -> None:
         """An administrator's command."""
@@ -313,115 +337,6 @@ class World:
                 master.party,
             )
 
-    # ---- the end ------------------------------------------------------------------------------
-
-    def _in_task(self, client: ClientProcess, act: Any, seconds: float) -> None:
-        ended = self.loop.spawn(client.party, "check", act)
-        until_s = self.loop.now_s + seconds
-        while not ended.is_set and self.loop.now_s < until_s:
-            self.loop.run(min(until_s, self.loop.now_s + 0.05))
-        if not ended.is_set:
-            raise Violation(f"{client.party.name} hangs after all faults have ended")
-
-    def _check_contents(self) -> None:
-        """What was acknowledged is there, seen from each client."""
-        for client in self.living_clients():
-
-            def look(client: ClientProcess = client) -> None:
-                for key in list(self.oracle.expected()):
-                    self._look(client, key)
-
-            self._in_task(client, look, 60.0)
-
-    def _look(self, client: ClientProcess, key: int) -> None:
-        value: bytes | None = None
-        began_s = self.loop.now_s
-        for _ in range(3):
-            expected = self.oracle.expected().get(key)
-            if expected is None:
-                return
-            try:
-                value = client.sdk.get(key_bytes(key))
-            except CenoteError as error:
-                client.note(f"key {key}: {error!r}")
-                self.loop.sleep(0.3)
-                continue
-            self.oracle.read(key, value, began_s)
-            if value is not None:
-                return
-            self.loop.sleep(0.3)
-        if self.oracle.expected().get(key) is expected and expected is not None:
-            raise Violation(
-                f"put {expected.serial} of key {key} (versions {expected.versions}) was"
-                f" acknowledged, and {client.party.name} can't read it after all faults have ended"
-            )
-
-    def _check_liveness(self) -> None:
-        """Every client can put and get again."""
-        for client in self.living_clients():
-
-            def prove(client: ClientProcess = client) -> None:
-                key = self.keys + client.number % 40
-                last: object = None
-                for _ in range(4):
-                    record = self.oracle.new_put(key, client.number, 3000, 1)
-                    began_s = self.loop.now_s
-                    try:
-                        result = client.sdk.put(key_bytes(key), record.value)
-                        if result.stored:
-                            self.oracle.put_acked(record)
-                        value = client.sdk.get(key_bytes(key))
-                    except CenoteError as error:
-                        last = error
-                        client.note(f"liveness: {error!r}")
-                        self.loop.sleep(0.5)
-                        continue
-                    self.oracle.read(key, value, began_s)
-                    if value is not None:
-                        return
-                    last = f"{result.status.name}, and then a miss"
-                    self.loop.sleep(0.5)
-                raise Violation(
-                    f"{client.party.name} can't put and get after all faults have ended: {last!r}"
-                )
-
-            self._in_task(client, prove, 60.0)
-
-    def _check_unused(self) -> None:
-        """Where no call is under way, no session has anything that a call left behind."""
-        for client in self.living_clients():
-            session_id = client.sdk.session.identity.session_id
-            session = self._master().service.state._pool.sessions.by_id.get(session_id)
-            if session is None:
-                continue
-            holds = [lease for lease in session.leases if lease.is_hold]
-            if session.grants or holds:
-                raise Violation(
-                    f"{client.party.name} does nothing, and its session has grants"
-                    f" {[g & 0xFFFFFFFFFF for g in session.grants]} and {len(holds)} holds"
-                )
-
-    def _check_rest(self) -> None:
-        """Nobody is left who holds anything."""
-        master = self._master()
-        pool = master.service.state._pool
-        self.oracle._check(master)
-        left = {
-            "quarantined units": pool.orphans.units,
-            "orphans": len(pool.orphans),
-            "leases": len(pool.leases),
-            "grants": len(pool.grants),
-            "sessions": len([s for s in pool.sessions.by_id.values() if not s.observer]),
-            "condemned objects": pool.condemned_rows,
-        }
-        found = {what: count for what, count in left.items() if count}
-        if found:
-            raise Violation(f"all faults have ended and all clients are closed, but: {found}")
-        for host in self.hosts.values():
-            assert host.process is not None
-            if not host.process.agent._core.is_attached:
-                raise Violation(f"{host.name} is not attached after all faults have ended")
-
 
 def _watch_agent(process: StoreProcess) -> None:
     """A bug in the daemon's agent is tried again there, and fails the run here."""
@@ -439,6 +354,11 @@ def _watch_agent(process: StoreProcess) -> None:
 
 def simulate(options: Options) -> Report:
     """Run one seed."""
+    with uncollected():
+        return _simulate(options)
+
+
+def _simulate(options: Options) -> Report:
     world = World(options)
     loop = world.loop
 
@@ -449,7 +369,12 @@ def simulate(options: Options) -> Report:
         return world.boot_id_of(world.host_of(loop.present_party().name))
 
     failure = ""
-    with inhabited(loop, boot_id, is_mapped):
+    sockets = SimpleNamespace(
+        open=lambda address, hello, until_s, clock, **_: SimLaneSocket.open(
+            world, address, hello, until_s, clock
+        )
+    )
+    with inhabited(loop, boot_id, is_mapped, partial(SimLaneClient, world), sockets):
         try:
             world.run()
         except Violation as violation:
@@ -462,6 +387,8 @@ def simulate(options: Options) -> Report:
             for host in world.hosts.values():
                 if host.process is not None:
                     loop.kill(host.process.party)
+            for master in world.masters.values():
+                loop.kill(master.party)
     oracle = world.oracle
     counts = {
         "calls": sum(c.calls for c in world.clients.values()),
@@ -469,6 +396,7 @@ def simulate(options: Options) -> Report:
         "hits": oracle.hits,
         "reads": oracle.reads,
         "lost": oracle.lost,
+        "leaders": oracle.leaders,
         "faults": world.faults.count,
         "evicted": list(oracle.gone.values()).count(GoneReason.EVICTED),
     }
@@ -480,5 +408,5 @@ def simulate(options: Options) -> Report:
         list(loop.log),
         loop.fingerprint,
         counts,
-        "power" in options.faults,
+        options.faults,
     )

@@ -30,8 +30,8 @@ def bench(
     seconds: Annotated[float, typer.Option(min=0.05, max=60, help="For each case, at most.")] = 1.0,
     size: Annotated[str, typer.Option(metavar="SIZE", help="Of the large objects.")] = "1MiB",
     transport: Annotated[
-        str, typer.Option(metavar="LIST", help="In order of preference: shm,tcp.")
-    ] = "shm,tcp",
+        str, typer.Option(metavar="LIST", help="In order of preference: shm,rdma,tcp.")
+    ] = "shm,rdma,tcp",
     master: MasterAddress = MASTER_DEFAULT,
     grpc: GrpcAddress = None,
     json: AsJson = False,

@@ -44,6 +44,8 @@ def demo(
             trace,
             pool.lane,
             admin,
+            interrupts,
+            print_report,
             block_bytes=_BLOCK_BYTES,
             clients=clients,
             speed_up=None,
@@ -52,9 +54,9 @@ def demo(
             transports=("shm", "tcp"),
             deadline_s=30.0,
         )
-        print_report(report)
-        note("The pool now:")
-        show_status(admin, as_json=False)
+        if not report["interrupted"]:
+            note("The pool now:")
+            show_status(admin, as_json=False)
         note("Stopping everything ...")
     note("Done; nothing is left of it. Next: cenote up, cenote --help, README.md")
     return interrupts.exit_code if report["interrupted"] else verdict(report)

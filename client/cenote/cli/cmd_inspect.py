@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 __all__ = ["nodes", "segments", "show_status", "status"]
 
+_MASTER_SILENT_S = 4.0
+"""Signs of life come once a second, and are looked for as often."""
+
 
 def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "-"
@@ -72,7 +75,15 @@ def _master(master: admin_pb2.MasterInfo) -> dict[str, Any]:
         "role": master.role,
         "addresses": list(master.addresses),
         "grpc": master.grpc,
+        "silent_s": round(master.silent_s, 3),
     }
+
+
+def _role(master: admin_pb2.MasterInfo) -> str:
+    """`standby`, or for one that has gone silent how long ago it was seen."""
+    if master.silent_s < _MASTER_SILENT_S:
+        return str(master.role)
+    return f"{master.role}, last seen {master.silent_s:.0f} s ago"
 
 
 def _masters(reply: admin_pb2.GetStatusResponse) -> str | None:
@@ -80,7 +91,7 @@ def _masters(reply: admin_pb2.GetStatusResponse) -> str | None:
     if len(reply.masters) < 2 and reply.role == "leader":
         return None
     ordered = sorted(reply.masters, key=lambda master: (master.role != "leader", master.name))
-    return ", ".join(f"{master.name} ({master.role})" for master in ordered) or "none is known"
+    return ", ".join(f"{master.name} ({_role(master)})" for master in ordered) or "none is known"
 
 
 def _journal_state(reply: admin_pb2.GetStatusResponse) -> str | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -14,10 +15,17 @@ from .exits import EXIT_ERROR, EXIT_OK
 from .options import MASTER_DEFAULT, AsJson, DeadlineS, GrpcAddress, MasterAddress
 
 if TYPE_CHECKING:
+    from cenote.v1 import admin_pb2
+
     from .connect import Admin
+    from .interrupts import Interrupts
     from .local_pool import PoolPlan
+    from .replay.trace import Trace
+    from .replay_report import Evictions
 
 __all__ = ["play_trace", "replay"]
+
+_LAST_QUESTION_S: Final = 0.3  # of the two seconds that Ctrl-C may take
 
 
 def replay(
@@ -49,8 +57,8 @@ def replay(
     ] = Path("/var/tmp"),
     nodes: Annotated[int, typer.Option(min=1, max=64, help="With --pool: store daemons.")] = 2,
     transport: Annotated[
-        str, typer.Option(metavar="LIST", help="In order of preference: shm,tcp.")
-    ] = "shm,tcp",
+        str, typer.Option(metavar="LIST", help="In order of preference: shm,rdma,tcp.")
+    ] = "shm,rdma,tcp",
     master: MasterAddress = MASTER_DEFAULT,
     grpc: GrpcAddress = None,
     json: AsJson = False,
@@ -68,9 +76,10 @@ def replay(
     from .replay.trace import load_trace
     from .replay_report import print_report
 
+    interrupts = current_interrupts()
+    interrupts.last_words = "nothing was played"
     block_bytes = parse_size_bytes(block_size)
     loaded = load_trace(trace, limit)
-    interrupts = current_interrupts()
     settings: dict[str, Any] = {
         "block_bytes": block_bytes,
         "clients": clients,
@@ -84,15 +93,10 @@ def replay(
     if pool:
         ssd = (ssd_dir, ssd_objects * replicas) if ssd_objects else None
         plan = _plan(block_bytes, capacity_objects, nodes, replicas, ssd)
+    show = print_json if json else print_report
     with _where(plan, master, grpc, deadline, interrupts) as (lane, admin):
-        report = play_trace(loaded, lane, admin, **settings)
-    if json:
-        print_json(report)
-    else:
-        print_report(report)
-    if report["interrupted"]:
-        return interrupts.exit_code
-    return verdict(report)
+        report = play_trace(loaded, lane, admin, interrupts, show, **settings)
+    return interrupts.exit_code if report["interrupted"] else verdict(report)
 
 
 def verdict(report: dict[str, Any]) -> int:
@@ -130,7 +134,11 @@ def _plan(
 
 @contextmanager
 def _where(
-    plan: PoolPlan | None, master: str, grpc: str | None, deadline_s: float, interrupts: Any
+    plan: PoolPlan | None,
+    master: str,
+    grpc: str | None,
+    deadline_s: float,
+    interrupts: Interrupts,
 ) -> Iterator[tuple[str, Admin]]:
     """(address of the lane, administration) of the pool to play on."""
     from .connect import open_admin
@@ -149,9 +157,11 @@ def _where(
 
 
 def play_trace(
-    trace: Any,
+    trace: Trace,
     lane: str,
     admin: Admin,
+    interrupts: Interrupts,
+    show: Callable[[dict[str, Any]], None],
     *,
     block_bytes: int,
     clients: int,
@@ -161,14 +171,18 @@ def play_trace(
     transports: tuple[str, ...],
     deadline_s: float,
 ) -> dict[str, Any]:
-    """Play a loaded trace, showing progress; the report. Raises CenoteError."""
+    """Play a loaded trace, showing progress; the report, which was given to `show`.
+
+    Until the first request is dealt a signal raises KeyboardInterrupt; from then on it only ends
+    the play, and the report is shown. Raises CenoteError.
+    """
     from cenote.api.errors import NamespaceNotFound
     from cenote.runtime.units import format_size
 
-    from .output import Bar
+    from .output import Bar, note
     from .replay.fleet import Fleet
     from .replay.worker import Job
-    from .replay_report import Evictions, report_of
+    from .replay_report import report_of
 
     size_text = format_size(block_bytes).replace(" ", "")
     job = Job(
@@ -185,15 +199,47 @@ def play_trace(
         with contextlib.suppress(NamespaceNotFound):  # the first replay of this trace here
             admin.reset_namespace(job.namespace)
     before = admin.status()
-    with Fleet(job, clients) as fleet, Bar("Replaying", total=len(trace), unit="requests") as bar:
+    with Fleet(job, clients) as fleet:
         fleet.start()
-        outcome = fleet.play(speed_up, bar.update)
-    after = admin.status()
-    evictions = Evictions(
+        interrupts.check()
+        with interrupts.holding():
+            interrupts.last_words = "without its report, since told again and again"
+            with Bar("Replaying", total=len(trace), unit="requests") as bar:
+                outcome = fleet.play(speed_up, bar.update, lambda: interrupts.number != 0)
+            fleet.close()
+            evictions = _evictions_since(before, admin, interrupts)
+            report = report_of(trace, outcome, evictions, block_bytes=block_bytes, clients=clients)
+            show(report)
+            sys.stdout.flush()
+            if outcome.unheard_clients:
+                note(
+                    f"cenote: {outcome.unheard_clients} of {clients} clients did not tell in time"
+                    " what they had done: the report lacks it"
+                )
+            interrupts.told = report["interrupted"]
+            interrupts.last_words = ""
+    return report
+
+
+def _evictions_since(
+    before: admin_pb2.GetStatusResponse, admin: Admin, interrupts: Interrupts
+) -> Evictions:
+    """Unknown where the master is slow to answer after a signal, or one comes while it is asked."""
+    from cenote.api.errors import CenoteError
+
+    from .replay_report import Evictions
+
+    try:
+        with interrupts.raising():
+            after = admin.status(deadline_s=_LAST_QUESTION_S if interrupts.number else None)
+    except (KeyboardInterrupt, CenoteError):
+        if not interrupts.number:
+            raise
+        return Evictions(None, None)
+    return Evictions(
         after.evicted_objects - before.evicted_objects,
         after.evicted_bytes - before.evicted_bytes,
         after.demoted_objects - before.demoted_objects,
         after.demoted_bytes - before.demoted_bytes,
         after.promoted_objects - before.promoted_objects,
     )
-    return report_of(trace, outcome, evictions, block_bytes=block_bytes, clients=clients)

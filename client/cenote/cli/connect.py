@@ -36,13 +36,21 @@ _NO_MASTER: Final = "start a pool with `cenote up`, or say where it is: --master
 M = TypeVar("M", bound="Message")
 
 
-def grpc_addresses_of(master: str, grpc: str | None) -> list[str]:
-    """Those in `grpc`, or by convention the ports after those of the masters' lanes.
+def grpc_addresses_of(master: str, grpc: str | None, deadline_s: float = 5.0) -> list[str]:
+    """Those in `grpc`, or as etcd has them where `master` is its URL; else by convention the ports
+    after those of the masters' lanes.
 
-    Raises InvalidArgument.
+    Raises InvalidArgument, and what a look into etcd raises, within `deadline_s`.
     """
     if grpc:
         return grpc.split(",")
+    if "etcd://" in master:
+        from cenote.client.config import make_config
+
+        directory = make_config(master, {}).directory()
+        places = directory.wait(deadline_s) if directory is not None else ()
+        found = (place.grpc or _grpc_address_of(place.addresses[0]) for place in places)
+        return list(dict.fromkeys(found))
     return list(dict.fromkeys(map(_grpc_address_of, master.split(","))))
 
 
@@ -58,7 +66,7 @@ def _grpc_address_of(master: str) -> str:
 
 def open_admin(master: str, grpc: str | None, deadline_s: float) -> Admin:
     """The master's administration, by the options of a command."""
-    return Admin(grpc_addresses_of(master, grpc), deadline_s=deadline_s)
+    return Admin(grpc_addresses_of(master, grpc, deadline_s), deadline_s=deadline_s)
 
 
 def _channel(address: str) -> Any:
@@ -108,12 +116,12 @@ class Admin:
         except grpc.RpcError as error:
             raise _typed(error, f"the master's gRPC address {address}", _NO_MASTER) from error
 
-    def _call(self, method: str, request: Message) -> Any:
+    def _call(self, method: str, request: Message, deadline_s: float | None = None) -> Any:
         """The leader's answer; while masters are there and none leads, one is waited for.
 
         Raises what the last master raised that was asked in vain.
         """
-        until_s = time.monotonic() + self._deadline_s
+        until_s = time.monotonic() + (self._deadline_s if deadline_s is None else deadline_s)
         while True:
             try:
                 return self._ask_around(method, request, until_s)
@@ -147,18 +155,22 @@ class Admin:
         assert failure is not None
         raise failure
 
-    def status(self) -> admin_pb2.GetStatusResponse:
-        """What the leader says of the pool as a whole; where none is found, a standby."""
+    def status(self, *, deadline_s: float | None = None) -> admin_pb2.GetStatusResponse:
+        """What the leader says of the pool as a whole; where none is found, a standby.
+
+        `deadline_s`: another one than that of the other calls.
+        """
         from cenote.v1 import admin_pb2
 
         request = admin_pb2.GetStatusRequest()
-        reply: admin_pb2.GetStatusResponse = self._call("GetStatus", request)
+        reply: admin_pb2.GetStatusResponse = self._call("GetStatus", request, deadline_s)
         if reply.role == "leader":
             return reply
         known = [master.grpc for master in reply.masters if master.role == "leader"]
         for address in dict.fromkeys((*known, *self._addresses[1:])):
             try:
-                other = self._ask(address, "GetStatus", request, min(self._deadline_s, 1.0))
+                limit_s = self._deadline_s if deadline_s is None else deadline_s
+                other = self._ask(address, "GetStatus", request, min(limit_s, 1.0))
             except (Unavailable, DeadlineExceeded):
                 continue
             if other.role == "leader":

@@ -27,7 +27,8 @@ MasterAddress = Annotated[
         "--master",
         envvar="CENOTE_MASTER",
         metavar="HOST:PORT",
-        help="The master's lane; several masters with commas between.",
+        help="The master's lane; several masters with commas between; or the etcd that they are "
+        "registered in, etcd://host:2379,host:2379/prefix.",
     ),
 ]
 GrpcAddress = Annotated[

@@ -19,10 +19,10 @@ _GB: Final = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Evictions:
-    """What the pool evicted meanwhile, for whomever."""
+    """What the pool evicted meanwhile, for whomever; None: it did not say."""
 
-    objects: int
-    size_bytes: int
+    objects: int | None
+    size_bytes: int | None
     demoted_objects: int = 0
     demoted_bytes: int = 0
     promoted_objects: int = 0
@@ -70,7 +70,8 @@ def report_of(
         "errors": tally.errors,
         "error_examples": tally.examples,
         "wrong_bytes": tally.wrong_bytes,
-        "interrupted": outcome.interrupted,
+        "interrupted": outcome.interrupted or evictions.objects is None,
+        "unheard_clients": outcome.unheard_clients,
         "gave_up_clients": tally.gave_up,
     }
 
@@ -105,7 +106,8 @@ def print_report(report: dict[str, Any]) -> None:
             ("time", f"{format_duration(report['wall_s'])} with {clients}:"
                 f" {_number(report['requests_per_s'])} requests/s,"
                 f" {_number(report['moved_gb_per_s'])} GB/s in all"),
-            ("evicted", f"{counted(report['evicted_objects'], 'object')},"
+            ("evicted", "-" if report["evicted_objects"] is None else
+                f"{counted(report['evicted_objects'], 'object')},"
                 f" {format_size(report['evicted_bytes'])}"),
             ("errors", report["errors"]),
             ("wrong bytes", report["wrong_bytes"]),

@@ -274,6 +274,8 @@ class AsyncNamespace:
             return await self._run(self._calls.get_scattered(key, buffer, deadline_s))
         one = encode_key(key)
         address, length, keeper = writable_memory(buffer)
+        if self._calls.session.cache is not None:
+            self._calls.session.cache.note(buffer)
         call = self._calls.begin(deadline_s)
         digest = digest_key(one, self._calls.space.seed)
         row = self._calls.space.locations.get(digest)

@@ -56,7 +56,7 @@ class AsyncLeader:
                 failure: CenoteError = error
             except Unavailable as error:
                 failure = error
-                if len(master.addresses) == 1:
+                if master.is_lone:
                     if error.maybe_executed:
                         raise
                     left_s = max(until_s - time.monotonic(), 0.001)

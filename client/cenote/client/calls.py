@@ -31,7 +31,8 @@ from .plan.pieces import Pieces
 from .plan.reads import ReadOptions, ReadOutcome, acquire, read_objects
 from .plan.single_puts import put_single
 from .plan.singles import exists_single, read_single
-from .plan.state import Call, PutOptions, Space
+from .plan.space import Space
+from .plan.state import Call, PutOptions
 from .plan.steps import Plan
 from .plan.writes import PutOutcome, put_objects
 from .results import GetResults, PutResults
@@ -95,6 +96,8 @@ class Calls:
     # ---- puts --------------------------------------------------------------------------------
 
     def put(self, key: Key, data: AnyBuffer, options: PutKeywords) -> Planned[PutResult]:
+        if self.session.cache is not None:
+            self.session.cache.note(data)
         if type(data) is list or type(data) is tuple or "prefix" in options:
             encoded = [encode_key(key)]
             pieces = pieces_of([data], 1, writable=False)
@@ -128,6 +131,8 @@ class Calls:
         options: PutKeywords,
     ) -> Planned[PutResults]:
         encoded = encode_keys(keys)
+        if self.session.cache is not None and buffers is not None:
+            self.session.cache.note(buffers)
         pieces = _pieces(buffers, addresses, lengths, len(encoded), writable=False)
         return self._put(encoded, pieces, options)
 
@@ -200,6 +205,8 @@ class Calls:
         deadline_s: float | None,
     ) -> Planned[GetResults]:
         encoded = encode_keys(keys)
+        if self.session.cache is not None and buffers is not None:
+            self.session.cache.note(buffers)
         pieces = _pieces(buffers, addresses, lengths, len(encoded), writable=True)
         options = ReadOptions(chain=chain)
         if lease is not None:

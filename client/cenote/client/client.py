@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypedDict, Unpack, cast
+from typing import Any, Literal, Self, TypedDict, Unpack, cast
 
-from cenote.api.errors import ConfigError
+from cenote.api.errors import ResourceUnavailable
 from cenote.api.master import MasterApi
 from cenote.api.types import ClientStats
+from cenote.runtime.log import get_logger
 from cenote.transport.base import Region, Transport
+from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
 
 from .buffers import AnyBuffer, Buffer, readable_memory
 from .config import ClientConfig, make_config
 from .master_stub import LaneMaster
 from .namespace import Namespace
+from .registering import RegistrationCache
 from .session import Session
+from .transports import make_transports
 
 __all__ = ["Client", "ClientKeywords", "Registration"]
 
-_TRANSPORTS: Final = {
-    "shm": ("cenote.transport.shm", "ShmTransport"),
-    "tcp": ("cenote.transport.tcp", "TcpTransport"),
-}
+_log = get_logger(__name__)
 
 
 class ClientKeywords(TypedDict, total=False):
@@ -37,6 +37,9 @@ class ClientKeywords(TypedDict, total=False):
     name: str
     deadline_s: float
     transports: Sequence[str]
+    rdma_devices: Sequence[str]
+    rdma_gid_index: int
+    verbs: Literal["auto", "ibverbs", "pyverbs"]
     verify: Literal["auto", "lease", "checksum"]
     replicas: int
     min_replicas: int
@@ -44,6 +47,11 @@ class ClientKeywords(TypedDict, total=False):
     local_first: bool
     tenant: str
     token: str
+    etcd_ca: str
+    etcd_cert: str
+    etcd_key: str
+    etcd_user: str
+    etcd_password: str
     location_cache_entries: int
     transfer_threads: int
 
@@ -79,9 +87,10 @@ class Client(Namespace):
             client.put("key", b"bytes")
             client.get("key")
 
-    `addresses`: one or several masters, `host:port` or `unix:///path`. Options are those of
-    `ClientConfig`. Connects at once: raises Unavailable or DeadlineExceeded where no master answers
-    within `deadline_s`, FingerprintMismatch, Unauthenticated, ConfigError.
+    `addresses`: one or several masters, `host:port` or `unix:///path`, or the etcd that they are
+    registered in, `etcd://host:2379,host:2379/prefix`. Options are those of `ClientConfig`.
+    Connects at once: raises Unavailable or DeadlineExceeded where no master answers within
+    `deadline_s`, FingerprintMismatch, Unauthenticated, ConfigError.
 
     Safe from several threads; not after `os.fork()` (ForkedClient). `close` it, or use `with`.
     """
@@ -93,8 +102,8 @@ class Client(Namespace):
         self._start(
             config,
             fingerprint,
-            lambda hello, greeted: LaneMaster(config.addresses, hello, on_hello=greeted),
-            [_make_transport(name) for name in config.transports],
+            lambda hello, greeted: _reach_masters(config, hello, greeted),
+            make_transports(config),
         )
 
     @classmethod
@@ -121,8 +130,11 @@ class Client(Namespace):
         session = Session(config, make_master, transports)
         self._transports = list(transports)
         self._registrations: list[Registration] = []
+        for transport in transports:
+            if transport.kind == common_pb2.TRANSPORT_KIND_RDMA:
+                session.cache = RegistrationCache(transport)
         try:
-            session.open(config.deadline_s)
+            session.open(max(0.001, until_s - time.monotonic()))
             left_s = max(0.001, until_s - time.monotonic())
             space = session.open_space(config.namespace, fingerprint, left_s)
             super().__init__(session, space)
@@ -180,8 +192,15 @@ class Client(Namespace):
 
     def _register(self, address: int, length: int, keeper: object) -> Registration:
         parts: list[tuple[Transport, Region]] = []
-        for transport in self._transports:
-            parts.append((transport, transport.register(address, length, keeper)))
+        try:
+            for transport in self._transports:
+                try:
+                    parts.append((transport, transport.register(address, length, keeper)))
+                except ResourceUnavailable as error:  # what isn't registered is copied once more
+                    _log.warning("memory can't be registered", size_bytes=length, why=error)
+        except BaseException:  # whatever it was, nothing may stay registered
+            Registration(parts).deregister()
+            raise
         return Registration(parts)
 
     # ---- the client itself -------------------------------------------------------------------
@@ -257,12 +276,12 @@ def _configure(
     return config, config.fingerprint.encode("utf-8", "surrogateescape")
 
 
-def _make_transport(name: str) -> Transport:
-    try:
-        module, kind = _TRANSPORTS[name]
-    except KeyError:
-        raise ConfigError(
-            f"there is no transport {name!r}", remedy="one of: " + ", ".join(_TRANSPORTS)
-        ) from None
-    made: Transport = getattr(importlib.import_module(module), kind)()
-    return made
+def _reach_masters(
+    config: ClientConfig, hello: pb.HelloRequest, greeted: Callable[[pb.HelloResponse], None]
+) -> LaneMaster:
+    """Raises Unavailable, Unauthenticated and ConfigError where they can't be looked up."""
+    directory, addresses = config.directory(), config.addresses
+    if directory is not None:
+        places = directory.wait(config.deadline_s)
+        addresses = tuple(address for place in places for address in place.addresses)
+    return LaneMaster(addresses, hello, on_hello=greeted, directory=directory)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from cenote.api.errors import ConfigError
+from cenote.kv.directory import EtcdDirectory, etcd_url_in
+from cenote.kv.etcd_options import parse_etcd_url
 from cenote.runtime.config import load_config, option
 
 __all__ = ["ADDRESS_DEFAULT", "ENV_PREFIX", "ClientConfig", "make_config"]
@@ -15,6 +17,7 @@ ENV_PREFIX: Final = "CENOTE_CLIENT_"
 ADDRESS_DEFAULT: Final = "127.0.0.1:5110"
 
 Verify = Literal["auto", "lease", "checksum"]
+VerbsName = Literal["auto", "ibverbs", "pyverbs"]
 DurabilityName = Literal["default", "relaxed", "journaled"]
 
 
@@ -24,7 +27,10 @@ class ClientConfig:
 
     addresses: tuple[str, ...] = field(
         default=(ADDRESS_DEFAULT,),
-        metadata=option(help="masters: host:port or unix:///path, the first that leads is used"),
+        metadata=option(
+            help="masters: host:port or unix:///path, the first that leads is used; or the etcd "
+            "that they are registered in: etcd://host:2379,host:2379/prefix"
+        ),
     )
     namespace: str = field(default="default", metadata=option(help="namespace of Client's methods"))
     fingerprint: str = field(
@@ -38,8 +44,16 @@ class ClientConfig:
         ),
     )
     transports: tuple[str, ...] = field(
-        default=("shm", "tcp"), metadata=option(help="in order of preference")
+        default=("shm", "rdma", "tcp"), metadata=option(help="in order of preference")
     )
+    rdma_devices: tuple[str, ...] = field(
+        default=(),
+        metadata=option(help="to use, such as mlx5_0,mlx5_2:1 or mlx5_*,!mlx5_3; default: all"),
+    )
+    rdma_gid_index: int = field(
+        default=-1, metadata=option(minimum=-1, maximum=1023, help="of all ports; -1: chosen")
+    )
+    verbs: VerbsName = field(default="auto", metadata=option(help="library for RDMA"))
     verify: Verify = field(
         default="auto",
         metadata=option(
@@ -56,6 +70,15 @@ class ClientConfig:
     local_first: bool = field(default=False, metadata=option(help="place on this host if it can"))
     tenant: str = field(default="", metadata=option(help="credentials: who this is"))
     token: str = field(default="", repr=False, metadata=option(help="credentials: the proof"))
+    etcd_ca: str = field(
+        default="", metadata=option(help="file with the CA that signed etcd's certificate")
+    )
+    etcd_cert: str = field(default="", metadata=option(help="our certificate for etcd"))
+    etcd_key: str = field(default="", metadata=option(help="the key of etcd_cert"))
+    etcd_user: str = field(default="", metadata=option(help="name to log in to etcd with"))
+    etcd_password: str = field(
+        default="", repr=False, metadata=option(help="better in the environment or a file")
+    )
     location_cache_entries: int = field(
         default=65536,
         metadata=option(minimum=0, maximum=1 << 22, help="per namespace, about 250 bytes each"),
@@ -68,12 +91,28 @@ class ClientConfig:
         if not self.addresses:
             raise ConfigError("no master address", remedy=f"pass one, such as {ADDRESS_DEFAULT}")
         if not self.transports:
-            raise ConfigError("no transport", remedy="pass transports=('shm', 'tcp')")
+            raise ConfigError("no transport", remedy="pass transports=('shm', 'rdma', 'tcp')")
         if self.min_replicas > self.replicas:
             raise ConfigError(
                 f"min_replicas={self.min_replicas} is more than replicas={self.replicas}",
                 remedy="raise replicas or lower min_replicas",
             )
+        self.directory()  # a typing mistake shows now
+
+    def directory(self) -> EtcdDirectory | None:
+        """Where masters are looked up; None: `addresses` are theirs. Raises ConfigError."""
+        url = etcd_url_in(self.addresses)
+        if not url:
+            return None
+        options = parse_etcd_url(
+            url,
+            ca=self.etcd_ca,
+            cert=self.etcd_cert,
+            key=self.etcd_key,
+            user=self.etcd_user,
+            password=self.etcd_password,
+        )
+        return EtcdDirectory(options)
 
 
 def make_config(

@@ -24,7 +24,7 @@ from cenote.v1 import master_pb2 as pb
 
 from .plan.budgets import LEASE_SHARE
 from .plan.grants import Grant, LeaseHold
-from .plan.state import Space
+from .plan.space import Space
 
 if TYPE_CHECKING:
     from .session import Session
@@ -163,7 +163,7 @@ class Housekeeper:
         """Do what is due; whether there is more to come soon."""
         now_s = time.monotonic()
         self._give_spares_back(now_s)
-        if now_s >= self._renew_at_s or self._holds_are_due(now_s):
+        if now_s >= self._renew_at_s or self._holds_are_due(now_s) or self._leader_is_in_doubt():
             self._renew()
         self.flush_aborts()
         self._flush_cancelled()
@@ -176,6 +176,12 @@ class Housekeeper:
             self._flush_touches()
             self._touch_at_s = now_s + _TOUCH_PERIOD_S
         return self._has_news() or bool(self._session.state.holds)
+
+    def _leader_is_in_doubt(self) -> bool:
+        """Whether a leader past its tenure has answered: it refuses to renew the session, and who
+        hears that looks for its successor, until there is one or the call's time is over."""
+        doubt, self._session.state.leader_in_doubt = self._session.state.leader_in_doubt, False
+        return doubt
 
     def _holds_are_due(self, now_s: float) -> bool:
         """Whether a third of a lease is over: it may have begun after the last renewal."""

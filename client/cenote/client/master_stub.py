@@ -20,9 +20,11 @@ from cenote.api.errors import (
     TenureEnded,
     Unavailable,
 )
+from cenote.kv.directory import LOOK_UP_S, EtcdDirectory
 from cenote.rpc.address import parse_address
 from cenote.rpc.lane_client import SPIN_POLLS_DEFAULT, LaneClient
 from cenote.rpc.lane_socket import LaneSocket, NotSent
+from cenote.runtime.log import get_logger
 from cenote.v1 import master_pb2 as pb
 
 from .masters import HELLO_S, Masters, seek_pause_s
@@ -30,6 +32,7 @@ from .masters import HELLO_S, Masters, seek_pause_s
 __all__ = ["METHODS", "LaneMaster", "decoded"]
 
 M = TypeVar("M", bound=Message)
+_log = get_logger(__name__)
 
 # Methods by name: lane number, the types of request and reply.
 METHODS: Final[dict[str, tuple[int, type[Message], type[Message]]]] = {
@@ -89,7 +92,8 @@ class LaneMaster:
     breaks, and when it leaves a request unanswered for a moment; the request is then sent again,
     and the same id keeps it from being decided twice. All of it is within the call's deadline. The
     hello (whose session the connections belong to) is sent on every connection that is made;
-    `on_hello` gets each leader's reply.
+    `on_hello` gets each leader's reply. Where none of the masters leads, `directory` is asked for
+    others, now and then.
     """
 
     def __init__(
@@ -98,12 +102,14 @@ class LaneMaster:
         hello: pb.HelloRequest,
         *,
         on_hello: Callable[[pb.HelloResponse], None] | None = None,
+        directory: EtcdDirectory | None = None,
         connections_max: int = 8,
         spin_polls: int = SPIN_POLLS_DEFAULT,
     ) -> None:
         for address in addresses:
             parse_address(address)  # a typing mistake shows now
-        self._masters = Masters(addresses)
+        self._masters = Masters(addresses, more_to_find=directory is not None)
+        self._directory = directory
         self._hello = hello.SerializeToString()
         self._on_hello = on_hello
         self._connections_max = connections_max
@@ -144,6 +150,7 @@ class LaneMaster:
         if not masters.accepts(reply):
             if reply.is_leader:
                 raise NotLeader(f"this master led until epoch {masters.epoch} began")
+            masters.told(reply.epoch)
             raise NotLeader(
                 "this master is a standby", addresses=reply.leader_addresses, epoch=reply.epoch
             )
@@ -159,6 +166,11 @@ class LaneMaster:
     def connect_timeout_s(self) -> float:
         """How long one address is tried before the next."""
         return _LONE_CONNECT_TIMEOUT_S if self._masters.is_lone else HELLO_S
+
+    @property
+    def is_lone(self) -> bool:
+        """There is one master, and nobody to ask for others."""
+        return self._masters.is_lone
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -245,8 +257,10 @@ class LaneMaster:
                 if found:
                     still = found == self._masters.known[0]
                     self._go_to(found)
-                    if still and not isinstance(failure, DeadlineExceeded):
-                        self._closed.wait(seek_pause_s(attempt, random.random()))
+                    if still and attempt == 1 and not isinstance(failure, DeadlineExceeded):
+                        # It leads, and has just failed: not asked again at once.
+                        left_s = max(until_s - time.monotonic(), 0.0)
+                        self._closed.wait(min(seek_pause_s(attempt, random.random()), left_s))
                     return
                 hints = ()
                 pause_s = seek_pause_s(attempt, random.random())
@@ -266,7 +280,7 @@ class LaneMaster:
         todo = masters.in_order(hints)
         asked: set[str] = set()
         second_best: tuple[str, pb.HelloResponse] | None = None
-        while todo:
+        while todo or (todo := self._look_up_others(asked, until_s)):
             address = todo.pop(0)
             now_s = time.monotonic()
             if address in asked or now_s >= until_s or self._closed.is_set():
@@ -278,15 +292,30 @@ class LaneMaster:
                 continue
             masters.heard(address)
             if not reply.is_leader and reply.epoch >= masters.epoch:
+                masters.told(reply.epoch)
                 todo[:0] = reply.leader_addresses
             elif masters.accepts(reply):
                 if not reply.past_tenure:
                     return address
                 second_best = second_best or (address, reply)
-        if past_tenure or second_best is None:
+        if past_tenure or second_best is None or not masters.accepts(second_best[1]):
             return ""
         masters.settle_for(second_best[1])
         return second_best[0]
+
+    def _look_up_others(self, asked: set[str], until_s: float) -> list[str]:
+        """Masters that were not asked yet, by the directory, where there is one."""
+        directory, left_s = self._directory, until_s - time.monotonic()
+        if directory is None or not directory.is_due or left_s <= 0 or self._closed.is_set():
+            return []
+        try:
+            places = directory.look_up(min(LOOK_UP_S, left_s))
+        except CenoteError as error:
+            _log.warning("other masters can't be looked up", why=error)
+            return []
+        found = [address for place in places for address in place.addresses]
+        self._masters.learn(found)
+        return [address for address in found if address not in asked]
 
     def _hello_to(self, address: str, until_s: float) -> pb.HelloResponse | None:
         """What this master says of itself; None where it does not answer."""

@@ -28,11 +28,13 @@ _PAUSE_MAX_S: Final = 0.2
 class Masters:
     """See the module's docstring. `addresses` is not empty; the first one is asked first."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(self, addresses: Sequence[str], *, more_to_find: bool = False) -> None:
+        """`more_to_find`: there is somebody who can be asked for others."""
+        self._more_to_find = more_to_find
         self.known = list(dict.fromkeys(addresses))
         """The present leader, or who was taken for it last, first."""
         self.epoch = 0
-        """Of the latest leader that was met."""
+        """Of the latest leader that was met, or heard of from a standby."""
         self._second_best = 0
         """Epoch of the leader past its tenure beside which nobody better was found."""
         self._silent: set[str] = set()
@@ -40,11 +42,17 @@ class Masters:
     @property
     def is_lone(self) -> bool:
         """There is nobody else to turn to."""
-        return len(self.known) == 1
+        return len(self.known) == 1 and not self._more_to_find
 
     def accepts(self, reply: pb.HelloResponse) -> bool:
         """Whether this is the hello of a leader that may be followed."""
         return reply.is_leader and (self.is_lone or reply.epoch >= self.epoch)
+
+    def told(self, epoch: int) -> None:
+        """A standby knows of a leader of that epoch (0: of none): older ones are over, whether they
+        know it or not."""
+        if not self.is_lone:
+            self.epoch = max(self.epoch, epoch)
 
     def settles_for(self, reply: pb.HelloResponse) -> bool:
         """Whether the leader of this hello may be asked before the others were. One past its tenure
@@ -63,6 +71,13 @@ class Masters:
         """From now on this one is taken for the leader."""
         rest = [other for other in self.known if other != address]
         self.known = [address, *rest][:KNOWN_MAX]
+
+    def learn(self, addresses: Iterable[str]) -> None:
+        """These are all masters there are; only the one in use is kept, whether or not it is among
+        them."""
+        present = self.known[0]
+        self.known = list(dict.fromkeys((present, *addresses)))[:KNOWN_MAX]
+        self._silent.intersection_update(self.known)
 
     # ---- a round of questions -----------------------------------------------------------------
 

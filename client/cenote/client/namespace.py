@@ -18,7 +18,7 @@ from .buffers import AnyBuffer, Buffers, new_bytes, writable_memory
 from .calls import Calls, PutKeywords
 from .driver import BlockingDriver
 from .locations import LOCATION_STRUCT
-from .plan.state import Space
+from .plan.space import Space
 from .results import GetResults, PutResults
 from .session import Session
 from .views import View
@@ -135,6 +135,8 @@ class Namespace:
             return self._driver.run(*self._calls.get_scattered(key, buffer, deadline_s))
         one = encode_key(key)
         address, length, keeper = writable_memory(buffer)
+        if self._session.cache is not None:
+            self._session.cache.note(buffer)
         call = self._calls.begin(deadline_s)
         space, driver = self._space, self._driver
         digest = digest_key(one, space.seed)

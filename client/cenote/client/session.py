@@ -37,7 +37,9 @@ from .housekeeping import Housekeeper
 from .master_stub import LaneMaster
 from .plan.grants import Grant
 from .plan.peers import Peers
-from .plan.state import ClientState, Space
+from .plan.space import Space
+from .plan.state import ClientState
+from .registering import RegistrationCache
 from .turns import Turn
 
 __all__ = ["DURABILITIES", "Session", "clock_id"]
@@ -106,6 +108,8 @@ class Session:
         self._greetable = False
         self.running: set[object] = set()
         """Calls under way."""
+        self.cache: RegistrationCache | None = None
+        """Registers what is used again and again; None where no transport gains by it."""
         self.exports = 0
         """Views that something exports after their block ended."""
         self._fork = ForkGuard()
@@ -174,6 +178,8 @@ class Session:
             node_id = next(iter(self.channels))
             self.channels[node_id].close()
             self.channels.pop(node_id, None)
+        if self.cache is not None:
+            self.cache.close()
         for transport in self._transports:
             transport.close()
 

@@ -58,7 +58,8 @@ class ConnectionPool:
 
     The last one given back is taken first. One that was idle for more than TRUSTED_IDLE_S is looked
     at before it is used, since the daemon may have been restarted. A request is never sent twice by
-    itself: bytes of the first may still be on their way into a segment.
+    itself: bytes of the first may still be on their way into a segment. `on_closed` is told of each
+    connection that was closed.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class ConnectionPool:
         limit: int,
         spin_s: float = 0.0,
         on_greeted: Callable[[store_pb2.DataHelloResponse], None] | None = None,
+        on_closed: Callable[[DataConnection], None] | None = None,
     ) -> None:
         self.name = name
         self._target = target
@@ -76,6 +78,7 @@ class ConnectionPool:
         self._limit = limit
         self._spin_s = spin_s
         self._on_greeted = on_greeted
+        self._on_closed = on_closed
         self._idle: list[DataConnection] = []
         self._all: set[DataConnection] = set()
         self._opening = 0
@@ -118,7 +121,7 @@ class ConnectionPool:
 
     def discard(self, connection: DataConnection) -> None:
         """Close a connection on which something went wrong."""
-        connection.close()
+        self._close_one(connection)
         with self._changed:
             self._all.discard(connection)
             self._changed.notify_all()
@@ -132,8 +135,13 @@ class ConnectionPool:
     def _close_idle(self) -> None:
         while self._idle:
             connection = self._idle.pop()
-            connection.close()
+            self._close_one(connection)
             self._all.discard(connection)
+
+    def _close_one(self, connection: DataConnection) -> None:
+        connection.close()
+        if self._on_closed is not None:
+            self._on_closed(connection)
 
     def _take_other(self, deadline: float) -> DataConnection:
         with self._changed:

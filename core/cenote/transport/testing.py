@@ -74,7 +74,7 @@ class TransportContract:
             assert far.transport.reachable(far.node, far.identity)
             assert not far.transport.reachable(common_pb2.NodeView(node_id=1), far.identity)
             assert channel.node_id == far.node.node_id
-            assert channel.verifies_by_lease == (not far.needs_peer or far.transport.kind == 4)
+            assert channel.verifies_by_lease == far.proven_by_lease
             memory = LocalMemory(64)
             region = far.transport.register(memory.address, 64, memory)
             assert (region.address, region.length) == (memory.address, 64)
@@ -303,7 +303,7 @@ class TransportContract:
                 channel.seal(seal_rows([far.segment_id], 1), DEADLINE_S)
             newer = replace(seal_rows([far.segment_id], 1), epoch=2)
             assert channel.seal(newer, DEADLINE_S).tolist() == [0]
-            if far.needs_peer or far.transport.kind == 4:
+            if not far.outlives_peer:
                 memory = LocalMemory(1 << 20)
                 far.poke(0, b"x" * 128)
                 with raises(StaleEpoch):
@@ -369,7 +369,7 @@ class TransportContract:
                     channel.write_one(*one, 7, DEADLINE_S, True)
                 with raises(Unavailable):
                     far.transport.connect(far.node, far.identity, 1, DEADLINE_S)
-                if far.needs_peer:
+                if not far.outlives_peer:
                     with raises(Unavailable):
                         channel.read_one(*one, DEADLINE_S, True)
 

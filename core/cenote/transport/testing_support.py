@@ -62,6 +62,16 @@ class FarEnd(Protocol):
         """Whether reads and writes need the daemon's help (else only seals do)."""
         ...
 
+    @property
+    def outlives_peer(self) -> bool:
+        """Whether reads go on when the daemon is dead (and writes are for the kernel to judge)."""
+        ...
+
+    @property
+    def proven_by_lease(self) -> bool:
+        """Whether reads are proven by their lease alone."""
+        ...
+
     def peek(self, offset: int, length: int) -> bytes:
         """What is in the segment."""
         ...

@@ -12,6 +12,8 @@ Then requests, of which several may be under way; they are answered in order:
     SEAL    header, SEAL_PREFIX, n SEAL rows,
             keys back to back                  -> header, n status bytes
     PING    header, 24 bytes of nothing        -> header, one status byte
+    RDMA    header, length u32, RdmaRequest,
+            padding up to 24 bytes             -> header, one status byte, RdmaReply
 
 A body has at least 24 bytes, so that header and first row are always 56 bytes: the server takes
 them in one call, which is all there is to a small read. A reply with code > 0 refuses the whole
@@ -44,9 +46,12 @@ __all__ = [
     "MAGIC",
     "OP_NONE",
     "OP_PING",
+    "OP_RDMA",
     "OP_READ",
     "OP_SEAL",
     "OP_WRITE",
+    "RDMA_BYTES_MAX",
+    "RDMA_REPLY_BYTES_MAX",
     "REPLY",
     "REPLY_BYTES",
     "REPLY_BYTES_MAX",
@@ -63,10 +68,13 @@ __all__ = [
     "decode_error",
     "decode_hello",
     "decode_hello_reply",
+    "decode_rdma_reply",
+    "decode_rdma_request",
     "encode_error",
     "encode_hello",
     "encode_hello_error",
     "encode_hello_reply",
+    "encode_rdma_request",
     "hello_length",
     "hello_reply_length",
 ]
@@ -86,6 +94,7 @@ OP_READ: Final = 1
 OP_WRITE: Final = 2
 OP_SEAL: Final = 3
 OP_PING: Final = 4
+OP_RDMA: Final = 5
 
 REQUEST: Final = Struct("<BBHIIIQQ")
 """op, flags, reserved, items, call id, epoch, grant id, body length."""
@@ -109,6 +118,10 @@ ITEMS_MAX: Final = 16_384
 ITEM_BYTES_MAX: Final = 1 << 40  # keeps sums of 16,384 lengths far from the end of 64 bits
 SEAL_BYTES_MAX: Final = SEAL_PREFIX.size + ITEMS_MAX * (SEAL_ROW_BYTES + 512)
 TEXT_BYTES_MAX: Final = 4_096
+RDMA_BYTES_MAX: Final = 64 << 10
+RDMA_REPLY_BYTES_MAX: Final = 8 << 20
+"""An answer names each registration, one a GiB or so, with a key for each device."""
+_RDMA_LENGTH: Final = Struct("<I")
 REPLY_BYTES_MAX: Final = ITEMS_MAX * (ITEM_BYTES_MAX + 1)
 
 
@@ -185,3 +198,29 @@ def decode_hello_reply(code: int, body: bytes | bytearray) -> store_pb2.DataHell
         return store_pb2.DataHelloResponse.FromString(bytes(body))
     except DecodeError as error:
         raise ProtocolError("the answer to the hello is no DataHelloResponse") from error
+
+
+def encode_rdma_request(request: store_pb2.RdmaRequest) -> bytes:
+    """The body of a request RDMA."""
+    body = request.SerializeToString()
+    return (_RDMA_LENGTH.pack(len(body)) + body).ljust(BODY_BYTES_MIN, b"\x00")
+
+
+def decode_rdma_request(body: bytes | bytearray | memoryview) -> store_pb2.RdmaRequest:
+    """The reverse of `encode_rdma_request`. Raises ProtocolError."""
+    (length,) = _RDMA_LENGTH.unpack_from(body)
+    first = _RDMA_LENGTH.size
+    if length > len(body) - first:
+        raise ProtocolError(f"an RDMA request of {length} bytes in a body of {len(body)}")
+    try:
+        return store_pb2.RdmaRequest.FromString(bytes(body[first : first + length]))
+    except DecodeError as error:
+        raise ProtocolError("the RDMA request is no RdmaRequest") from error
+
+
+def decode_rdma_reply(body: bytes | bytearray) -> store_pb2.RdmaReply:
+    """What follows the status byte. Raises ProtocolError."""
+    try:
+        return store_pb2.RdmaReply.FromString(bytes(body))
+    except DecodeError as error:
+        raise ProtocolError("the answer to an RDMA request is no RdmaReply") from error

@@ -47,7 +47,8 @@ class AdminGrpc:
         leader = backend.leader
         refusal = backend.refusal
         backlog = backend.backlog
-        left_s = backend.tenure_end_s - time.monotonic()
+        now_s = time.monotonic()
+        left_s = backend.tenure_end_s - now_s
         return pb.GetStatusResponse(
             cluster_name=self._cluster_name,
             epoch=0 if leader is None else leader.epoch,
@@ -62,6 +63,7 @@ class AdminGrpc:
                     addresses=row.addresses,
                     grpc=row.grpc,
                     role=LEADER if leader is not None and row.name == leader.row.name else STANDBY,
+                    silent_s=row.silent_s(now_s),
                 )
                 for row in backend.masters
                 if row is not ALONE

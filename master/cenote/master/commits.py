@@ -131,7 +131,13 @@ def _commit_whole(
         or command.failed_replicas is not None
         or grant.drops != pool.segments.drops
         or namespace is not pool.namespaces.by_id.get(namespace.namespace_id)
-        or (grant.links != pool.links and int(pool.objects.lookup(grant.digests).max()) >= 0)
+    ):
+        return None
+    vacancies = pool.objects.vacancies(grant.digests)
+    if (
+        vacancies is None
+        and grant.links != pool.links
+        and int(pool.objects.lookup(grant.digests).max()) >= 0
     ):
         return None
     first = pool.last_seq + 1
@@ -149,7 +155,7 @@ def _commit_whole(
         np.ones(n, np.uint8) if grant.replicas is None else grant.replicas,
         to_placed(grant.spans),
     )
-    pool.link(namespace, effect, grant.stamps, grant.spans, grant.units)
+    pool.link(namespace, effect, grant.stamps, grant.spans, grant.units, vacancies)
     pool.last_seq += n
     _note_decided(pool, grant, effect, now_s)
     end_grant(pool, session, grant)

@@ -24,6 +24,7 @@ from .commands import Command, Exists, ExtendTenure, Tick
 from .effects import (
     Effect,
     InstructionsWaiting,
+    NamespaceOpened,
     Notice,
     ProbeNode,
     Stored,
@@ -176,6 +177,7 @@ class Decider:
                 log.add(effect)  # type: ignore[arg-type]
                 if kind is not Stored:
                     log.urgent = True
+                    log.naming |= kind is NamespaceOpened
 
     def refuse_unless_writable(self) -> None:
         """Raises where a new decision could not be journaled: ResourceUnavailable; where it is a
@@ -244,6 +246,21 @@ class Decider:
         if log.urgent:
             log.flush()
         return log.urgent_entry if log.urgent_entry > self.backend.durable_entry else 0
+
+    @property
+    def unsettled_naming(self) -> int:
+        """An entry that must be durable before anybody learns what namespaces there are; 0 where
+        there is none.
+
+        A seed that is lost with this master makes keys of who has heard it by then other ones: a
+        later namespace of that name has the same number and generation, and another seed.
+        """
+        log = self._log
+        if log is None:
+            return 0
+        if log.naming:
+            log.flush()
+        return log.naming_entry if log.naming_entry > self.backend.durable_entry else 0
 
     def sync_to(self, entry: int) -> Future[None]:
         """Done when everything up to `entry` is durable; 0: everything decided so far."""

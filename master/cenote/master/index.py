@@ -23,11 +23,12 @@ import numpy.typing as npt
 from cenote.api.errors import InternalError
 
 from .columns import Reservation
+from .index_places import PLACES as _PLACES
+from .index_places import Vacancies, first_place
 
-__all__ = ["DigestIndex"]
+__all__ = ["DigestIndex", "Vacancies"]
 
-_SHIFT = 4
-_PLACES = 1 << _SHIFT
+_SHIFT = _PLACES.bit_length() - 1
 _BUCKET_BYTES = _PLACES * 2
 _BUCKETS_MIN = 1024
 _STEP_BUCKETS = 128
@@ -57,24 +58,6 @@ _PLACE_BITS = np.array(_SHIFT, _I64)
 
 Digests = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-
-
-def _lowest_places() -> npt.NDArray[np.uint8]:
-    """For 16 bits packed by np.packbits and read as uint16: the first that is set, 16 for none."""
-    bits = np.unpackbits(np.arange(1 << 16, dtype="<u2").view(np.uint8)).reshape(-1, _PLACES)
-    return np.where(bits.any(axis=1), bits.argmax(axis=1), _PLACES).astype(np.uint8)
-
-
-_LOWEST_PLACE = _lowest_places()
-
-
-def _first(flags: Bools) -> npt.NDArray[np.uint8]:
-    """The first place that is True in each bucket of bool[n, 16]; 16 where none is.
-
-    By a table, since a branch that is mispredicted once a key costs more than all the rest.
-    """
-    return _LOWEST_PLACE.take(np.packbits(flags).view(_U16))
 
 
 class DigestIndex:
@@ -150,7 +133,7 @@ class DigestIndex:
         buckets = self._buckets_of(digests)
         tags = digests.view(_U16).reshape(n, 8)[:, 7:]
         # Where no tag is equal this is the next bucket's first place, whose digest differs.
-        picked = _first(self._tags.take(buckets, axis=0) == tags)
+        picked = first_place(self._tags.take(buckets, axis=0) == tags)
         places = buckets << _PLACE_BITS
         places += picked
         rows = self._rows_flat.take(places)
@@ -204,10 +187,33 @@ class DigestIndex:
 
     # ---- changes ------------------------------------------------------------------------------
 
-    def add(self, digests: Digests, rows: Rows) -> None:
-        """Enter rows under their digests: absent, distinct, already in the digest column."""
+    def vacancies(self, digests: Digests) -> Vacancies | None:
+        """Where these digests (C-contiguous) would go, if all are absent; None where one is there,
+        or may be. With `add` it looks at each bucket once, and at no row and no digest."""
+        n = len(digests)
+        if not _SCALAR_KEYS < n <= _PLACED_AT_ONCE:
+            return None
+        self._make_room(n)
+        buckets, tags = self._buckets_of(digests), self._tags_of(digests)
+        held = self._tags.take(buckets, axis=0)
+        if np.count_nonzero(held == tags[:, None]):
+            return None
+        if self.spilled:
+            for i in self._spill_counts.take(buckets).nonzero()[0].tolist():
+                if int(digests[i, 1]) << 64 | int(digests[i, 0]) in self._spill[int(buckets[i])]:
+                    return None
+        return Vacancies(buckets, tags, first_place(held == _NO_TAG), (self._buckets, self.count))
+
+    def add(self, digests: Digests, rows: Rows, vacancies: Vacancies | None = None) -> None:
+        """Enter rows under their digests: absent, distinct, already in the digest column.
+
+        `vacancies`: what was found of the very same digests.
+        """
         self._make_room(len(rows))
-        self._place_all(digests, rows)
+        if vacancies is not None and vacancies.state == (self._buckets, self.count):
+            self._place(vacancies.buckets, vacancies.tags, rows, vacancies.picked)
+        else:
+            self._place_all(digests, rows)
         self.count += len(rows)
 
     def add_one(self, low: int, high: int, row: int) -> None:
@@ -285,8 +291,14 @@ class DigestIndex:
                 self._buckets_of(some), self._tags_of(some), rows[start : start + _PLACED_AT_ONCE]
             )
 
-    def _place(self, buckets: Rows, tags: npt.NDArray[np.uint16], rows: Rows) -> None:
-        """Put up to 4,096 (tag, row) pairs into their buckets.
+    def _place(
+        self,
+        buckets: Rows,
+        tags: npt.NDArray[np.uint16],
+        rows: Rows,
+        picked: npt.NDArray[np.uint8] | None = None,
+    ) -> None:
+        """Put up to 4,096 (tag, row) pairs into their buckets. `picked`: their first empty places.
 
         All pairs choose the first empty place of their bucket at once; those that chose the same
         place as another are told by reading back who won, and choose again. Pairs that found their
@@ -299,7 +311,8 @@ class DigestIndex:
                         self._digest_words[2 * row], self._digest_words[2 * row + 1], row
                     )
                 return
-            picked = _first(self._tags.take(buckets, axis=0) == _NO_TAG)
+            if picked is None:
+                picked = first_place(self._tags.take(buckets, axis=0) == _NO_TAG)
             places = buckets << _PLACE_BITS
             places += picked
             full = picked == _NO_PLACE
@@ -315,6 +328,7 @@ class DigestIndex:
             winners, losers = np.flatnonzero(won), np.flatnonzero(~won)
             self._tags_flat[places.take(winners)] = tags.take(winners)
             rows, tags, buckets = rows.take(losers), tags.take(losers), buckets.take(losers)
+            picked = None
 
     def _place_one(self, low: int, high: int, row: int) -> None:
         bucket = self._bucket_of(low)
@@ -344,7 +358,7 @@ class DigestIndex:
         buckets = self._buckets_of(self._digests.take(rows, axis=0))
         wanted = rows.astype(np.uint32)
         places = buckets << _PLACE_BITS
-        places += _first(self._rows.take(buckets, axis=0) == wanted[:, None])
+        places += first_place(self._rows.take(buckets, axis=0) == wanted[:, None])
         right = self._rows_flat.take(places) == wanted
         if np.count_nonzero(right) == len(rows):
             return places, []

@@ -16,11 +16,11 @@ from concurrent.futures import Future
 from typing import Final, NamedTuple, final
 
 from cenote.api.errors import CenoteError, InternalError, NotLeader, ResourceUnavailable
+from cenote.kv.service import Condition, Created, Get, Kv, KvRow, Modified, Put
 from cenote.runtime.clock import Clock
 from cenote.runtime.log import get_logger
 
 from .journal import RECORD_BYTES_MAX, entry_range
-from .kv import Condition, Created, Get, Kv, KvRow, Modified, Put
 from .kv_keys import Keys
 from .metadata import Backlog
 from .workers import Worker, Workers

@@ -13,10 +13,10 @@ from concurrent.futures import Future
 from typing import Final, final
 
 from cenote.api.errors import CenoteError, InternalError, NotLeader, ResourceUnavailable
+from cenote.kv.service import Kv
 from cenote.runtime.clock import SYSTEM_CLOCK, Clock
 
 from .journal import JournalCorrupt, Record
-from .kv import Kv
 from .kv_append import Appender
 from .kv_compaction import CompactorCommand, KvCompaction, KvCompactionLimits
 from .kv_election import Candidacy
@@ -58,10 +58,12 @@ class KvBackend:
         clock: Clock = SYSTEM_CLOCK,
         workers: Workers | None = None,
         draw_nonce: Callable[[], str] = _nonce,
+        first_epoch: int = 1,
         compactor: CompactorCommand | None = None,
         compaction: KvCompactionLimits | None = None,
     ) -> None:
         """`tenure_s`: how long a leader may act after its last proof, and others wait for it.
+        `first_epoch`: with which one a prefix begins in which nothing is.
         `compactor`: None where a leader without standbys makes no snapshots. It takes over `kv`,
         and closes it."""
         self.name = name
@@ -72,7 +74,13 @@ class KvBackend:
         self._clock = clock
         self._workers = workers
         self._keeper = Keeper(
-            kv, self._keys, clock, workers, tenure_s=tenure_s, draw_nonce=draw_nonce
+            kv,
+            self._keys,
+            clock,
+            workers,
+            tenure_s=tenure_s,
+            draw_nonce=draw_nonce,
+            first_epoch=first_epoch,
         )
         self._follower = Follower(kv, self._keys, clock, workers)
         self._appender = Appender(kv, self._keys, clock, workers, self._keeper.lose)

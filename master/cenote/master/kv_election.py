@@ -24,7 +24,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, final
 
-from .kv import Condition, Get, KvRow, Modified, Operation, Put, TxnReply
+from cenote.kv.service import Condition, Get, KvRow, Modified, Operation, Put, TxnReply
+
 from .kv_keys import Keys, LeaderRow, TenureRow, epoch_text, parse_epoch
 from .metadata import Leader, MasterRow
 
@@ -136,11 +137,20 @@ class Candidacy:
     """One attempt to be elected, after what was `seen`."""
 
     def __init__(
-        self, keys: Keys, seen: Seen, master: MasterRow, *, tenure_s: float, entry: int, nonce: str
+        self,
+        keys: Keys,
+        seen: Seen,
+        master: MasterRow,
+        *,
+        tenure_s: float,
+        entry: int,
+        nonce: str,
+        first_epoch: int = 1,
     ) -> None:
-        """`entry`: the newest that this master knows. Raises JournalCorrupt."""
+        """`entry`: the newest that this master knows. `first_epoch`: where there was none before.
+        Raises JournalCorrupt."""
         self._seen = seen
-        self.epoch = seen.epoch_number + 1
+        self.epoch = seen.epoch_number + 1 if seen.epoch is not None else first_epoch
         self.row = LeaderRow(self.epoch, nonce, master)
         tenure = TenureRow(self.epoch, round(tenure_s * 1000), entry)
         self.conditions: list[Condition] = [

@@ -14,6 +14,7 @@ from enum import Enum, auto
 from typing import Final, final
 
 from cenote.api.errors import ResourceUnavailable
+from cenote.kv.service import Kv, KvCompacted, KvEvent, Watch
 from cenote.runtime.clock import Clock
 from cenote.runtime.log import get_logger
 
@@ -25,7 +26,6 @@ from .journal import (
     snapshot_end,
     verify_record,
 )
-from .kv import Kv, KvCompacted, KvEvent, Watch
 from .kv_keys import Keys, SnapshotRow
 from .metadata import Followed
 from .workers import Workers

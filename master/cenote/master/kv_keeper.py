@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Final, final
 
 from cenote.api.errors import NotLeader, ResourceUnavailable
+from cenote.kv.service import Delete, Kv, KvUnavailable, Modified, Put
 from cenote.runtime.clock import Clock
 from cenote.runtime.log import get_logger
 
-from .kv import Delete, Kv, KvUnavailable, Modified, Put
 from .kv_append import Fence
 from .kv_election import (
     LOOKS_PER_TENURE,
@@ -48,12 +48,14 @@ class Keeper:
         *,
         tenure_s: float,
         draw_nonce: Callable[[], str],
+        first_epoch: int = 1,
     ) -> None:
         self._kv = kv
         self._keys = keys
         self._clock = clock
         self._workers = workers
         self._draw_nonce = draw_nonce
+        self._first_epoch = first_epoch
         self._lock = threading.Lock()
         self._waker = workers.waker()
         self._looked = workers.waker()
@@ -134,6 +136,7 @@ class Keeper:
             tenure_s=self._tenure.tenure_s,
             entry=entry,
             nonce=self._draw_nonce(),
+            first_epoch=self._first_epoch,
         )
         sent_s = self._clock.monotonic_s()
         revision = self._stand(candidacy, max(end_s, sent_s + RETRY_S))

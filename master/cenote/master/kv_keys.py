@@ -18,8 +18,10 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final, final
 
+from cenote.kv.directory import leader_key, masters_key
+from cenote.kv.service import prefix_end
+
 from .journal import JournalCorrupt
-from .kv import prefix_end
 from .metadata import Leader, MasterRow
 
 __all__ = [
@@ -43,10 +45,10 @@ class Keys:
     def __init__(self, prefix: str) -> None:
         base = prefix.encode().rstrip(b"/") + b"/"
         self.epoch = base + b"epoch"
-        self.leader = base + b"leader"
+        self.leader = leader_key(prefix)
         self.tenure = base + b"tenure"
         self.snapshot = base + b"snapshot"
-        self._masters = base + b"masters/"
+        self._masters = masters_key(prefix)
         self._journal = base + b"journal/"
         self._snapshots = base + b"snapshots/"
         self._pool = base + b"pool/"

@@ -12,9 +12,9 @@ from functools import partial
 from typing import Final
 
 from cenote.api.errors import ResourceUnavailable
+from cenote.kv.service import Get, Kv, KvUnavailable, Modified, Put
 
 from .journal import RECORD_BYTES_MAX
-from .kv import Get, Kv, KvUnavailable, Modified, Put
 from .kv_follow import last_entry_of
 from .kv_keys import Keys, SnapshotRow
 

@@ -6,16 +6,17 @@ forgets old revisions some seconds later, and its database can use their pages a
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, final
 
 from cenote.api.errors import ResourceUnavailable
+from cenote.kv.service import Delete, Kv, KvRefused, KvUnavailable, Modified, Operation, Put
 from cenote.runtime.clock import Clock
 from cenote.runtime.log import get_logger
 
 from .journal import JournalCorrupt
-from .kv import Delete, Kv, KvRefused, KvUnavailable, Modified, Operation, Put
 from .kv_append import Fence
 from .kv_keys import Keys, SnapshotRow, master_bytes, parse_master
 from .metadata import MasterRow
@@ -27,8 +28,9 @@ STEP_S: Final = 0.5
 CALL_TIMEOUT_S: Final = 2.0
 LEAVE_TIMEOUT_S: Final = 0.3
 MASTER_TTL_S: Final = 10
-MASTER_KEEP_S: Final = 2.5
-MASTERS_S: Final = 2.0
+MASTER_KEEP_S: Final = 1.0
+"""Between two signs of life of a master."""
+MASTERS_S: Final = 1.0
 SNAPSHOT_S: Final = 2.0
 ROWS_PER_TXN: Final = 100
 ROWS_BYTES_PER_TXN: Final = 256 << 10
@@ -58,7 +60,8 @@ class Upkeep:
         """Whether those of earlier epochs are gone."""
         self._lease = 0
         self._master_at_s = self._masters_at_s = self._snapshot_at_s = float("-inf")
-        self._said = b""
+        self._signs: dict[bytes, tuple[int, float]] = {}
+        """By key of other masters' rows: their last change, and when it was seen."""
         self._complaints: dict[str, str] = {}
         self._answered = False
         """Whether the service did, when it was asked last."""
@@ -162,27 +165,37 @@ class Upkeep:
     def _keep_row(self) -> None:
         """This master's row, and the lease that takes it away when this process ends."""
         if self._lease and not self._kv.keep_alive(self._lease, timeout_s=CALL_TIMEOUT_S):
-            self._lease, self._said = 0, b""
+            self._lease = 0
         if not self._lease:
             self._lease = self._kv.grant(MASTER_TTL_S, timeout_s=CALL_TIMEOUT_S)
         role = "leader" if self.fence is not None and not self.lost else "standby"
         data = master_bytes(self.row, role, self.entry())
-        if data != self._said:
-            put = Put(self._keys.master(self.row.name), data, self._lease)
-            try:
-                self._kv.txn((), (put,), timeout_s=CALL_TIMEOUT_S)
-            except KvRefused:
-                self._lease = 0  # most likely over: another one next time
-                raise
-            self._said = data
+        # Also where it says nothing new: that it was written is the sign of life.
+        put = Put(self._keys.master(self.row.name), data, self._lease)
+        try:
+            self._kv.txn((), (put,), timeout_s=CALL_TIMEOUT_S)
+        except KvRefused:
+            self._lease = 0  # most likely over: another one next time
+            raise
 
     def _read_masters(self) -> None:
         rows = []
+        signs: dict[bytes, tuple[int, float]] = {}
+        asked_s = self._clock.monotonic_s()
         for row in self._kv.range(*self._keys.masters, timeout_s=CALL_TIMEOUT_S).rows:
             try:
-                rows.append(parse_master(row.value))
+                master = parse_master(row.value)
             except JournalCorrupt as error:
                 _log.warning("a row of masters/ is not ours", why=error.message)
+                continue
+            if row.key != self._keys.master(self.row.name):
+                sign = self._signs.get(row.key)
+                if sign is None or sign[0] != row.mod_revision:
+                    sign = (row.mod_revision, asked_s)
+                signs[row.key] = sign
+                master = dataclasses.replace(master, seen_s=sign[1])
+            rows.append(master)
+        self._signs = signs
         self.masters = tuple(rows)
 
     def _read_size(self) -> None:

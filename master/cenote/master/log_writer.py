@@ -38,6 +38,10 @@ class LogWriter:
         """Whether replies must wait for it: set by whoever adds."""
         self.urgent_entry = 0
         """The newest entry, at the least, that was urgent when it was appended."""
+        self.naming = False
+        """Whether a namespace was opened, or reset: set by whoever adds."""
+        self.naming_entry = 0
+        """The newest entry, at the least, that was `naming` when it was appended."""
 
     @property
     def refusal(self) -> CenoteError | None:
@@ -107,7 +111,9 @@ class LogWriter:
         self._failure = None
         if self.urgent:
             self.urgent_entry = self._backend.last_entry
-        self.dirty = self.urgent = False
+        if self.naming:
+            self.naming_entry = self._backend.last_entry
+        self.dirty = self.urgent = self.naming = False
 
     def sync(self) -> Future[None]:
         """Flush; done when all of it survives a power failure. Raises ResourceUnavailable."""

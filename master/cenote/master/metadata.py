@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -53,7 +54,7 @@ _EPOCH_S: Final = 60
 
 
 def first_epoch(now_s: float) -> int:
-    """With which epoch a directory begins: minutes since 2026.
+    """With which epoch a directory, or a prefix in etcd, begins: minutes since 2026.
 
     Above those of one that was lost before: where a daemon's memory is lost, too, nobody is left
     who could say how far the epochs were, and a grant from then must not be valid now. 24 bits,
@@ -74,6 +75,13 @@ class MasterRow:
     """host:port of its gRPC server."""
     details: Mapping[str, str | int] = field(default_factory=dict)
     """Whatever else people should see: version, pid, how far it has followed."""
+    seen_s: float = field(default=math.inf, compare=False)
+    """When its last sign of life was seen, on the monotonic clock of who has this row; infinite for
+    a master that needs none, such as the one that has it."""
+
+    def silent_s(self, now_s: float) -> float:
+        """How long it has been silent."""
+        return max(0.0, now_s - self.seen_s)
 
 
 ALONE: Final = MasterRow("alone")
@@ -347,8 +355,9 @@ def open_backend(url: str, options: MetadataOptions = MetadataOptions()) -> Meta
 
 
 def _open_etcd(url: str, options: MetadataOptions) -> MetadataBackend:
-    from .etcd import EtcdKv  # a library that only those load who use it
-    from .etcd_options import parse_etcd_url
+    from cenote.kv.etcd import EtcdKv  # a library that only those load who use it
+    from cenote.kv.etcd_options import parse_etcd_url
+
     from .kv_backend import KvBackend
     from .kv_compaction import CompactorCommand
 
@@ -365,5 +374,6 @@ def _open_etcd(url: str, options: MetadataOptions) -> MetadataBackend:
         name=etcd.url,
         prefix=etcd.prefix,
         tenure_s=options.tenure_s,
+        first_epoch=first_epoch(time.time()),
         compactor=CompactorCommand(etcd.url, json.dumps(dataclasses.asdict(options))),
     )

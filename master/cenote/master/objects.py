@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from cenote.api.errors import InternalError
 
+from .index import Vacancies
 from .object_columns import (
     EXTENT,
     EXTENT_STRUCT,
@@ -69,6 +70,10 @@ class ObjectTable(ObjectColumns):
     def lookup(self, digests: Digests) -> Rows:
         """Rows of digests, -1 where absent. A digest may come several times."""
         return self._index.find(digests)
+
+    def vacancies(self, digests: Digests) -> Vacancies | None:
+        """What `insert` of these can use, if they are all absent; None where one may be there."""
+        return self._index.vacancies(digests)
 
     def lookup_one(self, low: int, high: int) -> int:
         """Row of the digest with these two words, or -1."""
@@ -141,11 +146,13 @@ class ObjectTable(ObjectColumns):
         replicas: Column = 1,
         shards: Column | None = None,
         flags: int = 0,
+        vacancies: Vacancies | None = None,
     ) -> Rows:
         """Insert objects that are absent and distinct (the caller has looked them up); LIVE.
 
         `extents` is an EXTENT array: one a digest, or with `counts` (int64[n], each >= 1) that many
-        for each, one object after the other. `flags` are state bits of the caller's. Returns rows.
+        for each, one object after the other. `flags` are state bits of the caller's; `vacancies`
+        what was found of these digests. Returns rows.
         Raises ResourceUnavailable, having changed nothing, when the table is full.
         """
         n = len(digests)
@@ -176,7 +183,7 @@ class ObjectTable(ObjectColumns):
         self._extent[at] = firsts
         self._stamp[at] = stamp
         self._state[at] = LIVE | flags
-        self._index.add(digests, rows)
+        self._index.add(digests, rows, vacancies)
         return rows
 
     def _chain(

@@ -100,6 +100,7 @@ class Operations:
             and request.last_epoch >= decider.epoch
             and state.is_blank
             and state.pool_id
+            and not decider.backend.shared  # whose epochs rise with elections alone
         ):
             decider.refuse_unless_writable()
             decider.begin_above(request.last_epoch)
@@ -163,8 +164,9 @@ class Operations:
             durability=reply.durability,
             created=reply.created,
         )
-        # A seed that a power failure takes back would make all its objects unreachable.
-        return Later(response) if reply.created else response
+        # Whoever opened it: a seed that is lost would make all its objects unreachable.
+        entry = self._decider.unsettled_naming
+        return Later(response, entry) if entry else response
 
     # ---- lookups ----------------------------------------------------------------------------
 
@@ -172,7 +174,10 @@ class Operations:
         if request.HasField("piggyback"):
             self._news(request.piggyback)
         present = self._decider.exists(self.reader.exists(request))
-        return pb.ExistsResponse(present=present.tobytes())
+        response = pb.ExistsResponse(present=present.tobytes())
+        if self._decider.is_past_tenure:
+            response.past_tenure = True
+        return response
 
     def match(self, request: pb.MatchRequest, _session: bytes = b"") -> pb.MatchResponse:
         if request.HasField("piggyback"):
@@ -180,10 +185,14 @@ class Operations:
         present = self._decider.exists(self.reader.exists(request))
         if len(present) == 1:
             there = bool(present[0])
-            return pb.MatchResponse(presence_bitmap=_BIT[there], prefix_keys=there)
-        # argmin gives the first 0, and 0 also where there is none.
-        prefix = len(present) if present.all() else int(np.argmin(present))
-        return pb.MatchResponse(presence_bitmap=pack_bitmap(present), prefix_keys=prefix)
+            response = pb.MatchResponse(presence_bitmap=_BIT[there], prefix_keys=there)
+        else:
+            # argmin gives the first 0, and 0 also where there is none.
+            prefix = len(present) if present.all() else int(np.argmin(present))
+            response = pb.MatchResponse(presence_bitmap=pack_bitmap(present), prefix_keys=prefix)
+        if self._decider.is_past_tenure:
+            response.past_tenure = True
+        return response
 
     def acquire(self, request: pb.AcquireRequest, session: bytes = b"") -> pb.AcquireResponse:
         if request.HasField("piggyback"):
@@ -197,6 +206,8 @@ class Operations:
             lease.lease_id = reply.lease_id
             lease.ttl_ms = reply.ttl_ms
             lease.epoch = self._decider.epoch
+        elif self._decider.is_past_tenure:
+            response.past_tenure = True
         return response
 
     def release(self, request: pb.ReleaseRequest, _session: bytes = b"") -> pb.ReleaseResponse:
@@ -279,6 +290,7 @@ class Operations:
                 remedy="the metadata directory is older than the daemon: write a number of at "
                 f"least {request.last_epoch} into its file `epoch`, and restart the master",
             )
+        self._refuse_unless_meant(request)
         self._decider.refuse_unless_writable()
         command = self._attaches.add(request, self._decider.clock.monotonic_s())
         if command is None:
@@ -298,6 +310,19 @@ class Operations:
             response.pool.CopyFrom(pool_message(reply.pool))
         # Ids of nodes and segments must not be given twice, whatever power failure comes.
         return Later(response)
+
+    def _refuse_unless_meant(self, request: pb.AttachRequest) -> None:
+        """An attach may be for another master, or for this one before it began a later epoch: the
+        lane connects anew by itself. That daemon has fenced nobody for this epoch yet, and where
+        its pool is another it does not tell of its namespaces."""
+        epoch = self._decider.epoch
+        other_pool = request.master_pool_id not in (b"", self._decider.state.pool_id)
+        if other_pool or 0 < request.last_epoch < epoch:
+            raise StaleEpoch(
+                f"the daemon has fenced its writers for epoch {request.last_epoch}"
+                f"{' of another pool' if other_pool else ''}, this is epoch {epoch}",
+                remedy="say hello, fence for the epoch that it tells, and attach again",
+            )
 
     def heartbeat(self, request: pb.HeartbeatRequest, _session: bytes = b"") -> Reply:
         reply: HeartbeatReply = self._decider.apply(heartbeat_command(request))

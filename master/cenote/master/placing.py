@@ -25,6 +25,8 @@ from .spans import NO_SPANS, SEGMENT_MASK, Spans, units_of
 __all__ = ["Placed", "place"]
 
 _PIECES_FEW = 8
+_EVICTED_FOR_MAX = 16
+"""Keys of a batch that room is made for at once."""
 _HARD_TRIES = 5
 _STRIPE_SEGMENTS_MAX = 24
 
@@ -237,7 +239,9 @@ def _place_object(batch: _Batch, at: int) -> None:
         found += _pick_object(batch, length, len(found), found, _pieces_max(attempt))
         if len(found) == batch.replicas:
             break
-        if not make_room(pool, length << max(0, attempt - 1), wanted.tier):
+        # The keys that follow will need room as well: evicting for each by itself takes longer.
+        rest = 0 if attempt else int(batch.lengths[at : at + _EVICTED_FOR_MAX].sum())
+        if not make_room(pool, max(rest, length << max(0, attempt - 1)), wanted.tier):
             break
     if fits_one and len(found) < batch.replicas:
         found += _pick_object(batch, length, len(found), found, EXTENTS_PER_OBJECT_MAX)

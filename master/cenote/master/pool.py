@@ -43,6 +43,7 @@ from .effects import (
 )
 from .extents import EXTENT
 from .grants import Grant, GrantTable
+from .index import Vacancies
 from .leases import Lease, LeaseTable
 from .namespaces import Namespace, Namespaces
 from .nodes import Node, Nodes
@@ -227,6 +228,7 @@ class Pool(ObjectRows):
         stamps: NDArray[np.uint64],
         spans: Spans,
         units: int,
+        vacancies: Vacancies | None = None,
     ) -> Rows:
         """granted -> LIVE: decided objects (absent, distinct) enter the table.
 
@@ -247,6 +249,7 @@ class Pool(ObjectRows):
             counts=None if simple else counts.astype(np.int64),
             tail_bytes=effect.tails,
             replicas=effect.replicas,
+            vacancies=vacancies,
         )
         self.namespaces.objects[namespace.incarnation] += len(rows)
         self.namespaces.units[namespace.incarnation] += units

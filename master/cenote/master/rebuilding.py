@@ -1,11 +1,11 @@
 """Which pool this is, what its daemons keep of it, and how one is rebuilt that lost its metadata.
 
-A metadata directory has an id, drawn when it began. Daemons keep it, with the namespaces (ids,
-names, seeds), beside what they store. One that comes with another id belongs to another pool, and
-is refused: here its contents would be cleared. But a master that has never had a daemon and never
-decided a put has nothing to mix these up with: most likely its directory was lost. It takes over
-what the daemon knows, keeps that pool's id as an *ancestor*, begins an epoch above all that the
-daemon has followed, and adopts slots of all earlier ones.
+A metadata directory, or a prefix in etcd, has an id, drawn when it began. Daemons keep it, with the
+namespaces (ids, names, seeds), beside what they store. One that comes with another id belongs to
+another pool, and is refused: here its contents would be cleared. But a master that has never had a
+daemon and never decided a put has nothing to mix these up with: most likely its metadata were lost.
+It takes over what the daemon knows, keeps that pool's id as an *ancestor*, begins an epoch above
+all that the daemon has followed, and adopts slots of all earlier ones.
 
 What nobody can know then, `NOTICE` says.
 """
@@ -90,7 +90,7 @@ def check_copy(pool: Pool, command: Attach) -> None:
             + (
                 f"this master's is pool {pool.pool_id.hex()[:8]}, and in use"
                 if pool.pool_id
-                else "this master's metadata have no id (memory: or etcd:)"
+                else "this master's metadata have no id (memory:)"
             )
         )
     _check_namespaces(pool, command.node_name, copy)

@@ -33,6 +33,7 @@ from .people_rows import PeopleRows
 from .probing import Prober
 from .service import MasterService
 from .standby import Standby
+from .state_config import StateConfig
 
 __all__ = ["MasterServer"]
 
@@ -41,6 +42,8 @@ LOAD_SLICE_S: Final = 0.02
 LATE_S: Final = 0.25
 HEAR_S: Final = 0.05
 RETRY_S: Final = 0.2
+BEGIN_S: Final = 10.0
+"""The journal gives up earlier by itself."""
 """After a campaign that was won in vain."""
 GC_INTERVAL_S: Final = 30.0
 GC_IDLE_CALLS_MAX: Final = 4
@@ -102,7 +105,7 @@ class MasterServer:
         if not backend.shared:
             state_config = config.state_config()
             if backend.name.startswith("file:"):
-                state_config = dataclasses.replace(state_config, pool_id=secrets.token_bytes(16))
+                state_config = _with_pool_id(state_config)
             service = MasterService(backend, state_config, settings)
             service.decider.on_notice = lambda text: _log.warning(text)
             front.opening = service
@@ -203,8 +206,9 @@ class MasterServer:
     async def _stand_by(self, front: Front) -> None:
         """Until this master leads."""
         while True:
-            standby = self._standby = Standby(front.backend, self._config.state_config())
-            run = asyncio.to_thread(self._campaign, standby, front.settings)
+            state_config = _with_pool_id(self._config.state_config())
+            standby = self._standby = Standby(front.backend, state_config)
+            run = asyncio.to_thread(_campaign, standby, state_config, front.settings)
             self._campaigning = asyncio.ensure_future(run)
             try:
                 service = await asyncio.shield(self._campaigning)
@@ -225,16 +229,6 @@ class MasterServer:
                 objects=service.state.object_count,
             )
             return
-
-    def _campaign(self, standby: Standby, settings: Settings) -> MasterService | None:
-        """In a thread: follow until nobody leads, win, and replay what is left."""
-        won = standby.run()
-        if won is None:
-            return None
-        service = MasterService(standby.backend, self._config.state_config(), settings)
-        for _ in service.load(won.opened, won.followed):
-            pass
-        return service
 
     def _begin_to_lead(self, service: MasterService) -> None:
         front = self.front
@@ -347,6 +341,27 @@ class MasterServer:
         except CenoteError as error:
             _log.error("the journal could not be closed in order", error=str(error))
             raise
+
+
+def _with_pool_id(config: StateConfig) -> StateConfig:
+    """With an id for a pool that begins now; one that has its id keeps it."""
+    return dataclasses.replace(config, pool_id=secrets.token_bytes(16))
+
+
+def _campaign(standby: Standby, config: StateConfig, settings: Settings) -> MasterService | None:
+    """In a thread: follow until nobody leads, win, and replay what is left; None where it was
+    stopped. Raises JournalCorrupt, NotLeader and ResourceUnavailable."""
+    won = standby.run()
+    if won is None:
+        return None
+    backend = standby.backend
+    service = MasterService(backend, config, settings)
+    for _ in service.load(won.opened, won.followed):
+        pass
+    if service.state.pool_id == config.pool_id:
+        # A pool begins: its id must not be another one under the next leader.
+        backend.sync(backend.last_entry).result(BEGIN_S)
+    return service
 
 
 def _joined(host: str, port: int) -> str:

@@ -277,9 +277,11 @@ def _commit_run(
         or (grant.pending is not None and np.count_nonzero(grant.pending[first : first + n]) != n)
         or command.failed_replicas is not None
         or grant.drops != pool.segments.drops
-        or int(pool.objects.lookup(names.digests).max()) >= 0
         or _has_repeats(names.digests)
     ):
+        return None
+    vacancies = pool.objects.vacancies(names.digests)
+    if vacancies is None and int(pool.objects.lookup(names.digests).max()) >= 0:
         return None
     spans = grant.spans[first : first + n]
     units = n * int(spans[0, 3])
@@ -297,7 +299,7 @@ def _commit_run(
         np.ones(n, np.uint8),
         to_placed(spans),
     )
-    pool.link(grant.namespace, effect, pool.policy.fresh(n, names.chain), spans, units)
+    pool.link(grant.namespace, effect, pool.policy.fresh(n, names.chain), spans, units, vacancies)
     pool.last_seq += n
     pool.counters.committed += n
     pool.counters.committed_bytes += int(names.sizes.sum())

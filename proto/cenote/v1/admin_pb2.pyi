@@ -111,16 +111,18 @@ class GetStatusResponse(_message.Message):
     def __init__(self, cluster_name: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[str] = ..., metadata_backend: _Optional[str] = ..., uptime_s: _Optional[float] = ..., objects: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., condemned_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., sessions: _Optional[int] = ..., grants: _Optional[int] = ..., evicted_objects: _Optional[int] = ..., evicted_bytes: _Optional[int] = ..., nodes_alive: _Optional[int] = ..., nodes_total: _Optional[int] = ..., metadata_memory_bytes: _Optional[int] = ..., journal_bytes: _Optional[int] = ..., last_seq: _Optional[int] = ..., pinned_objects: _Optional[int] = ..., server_version: _Optional[str] = ..., acquired_keys: _Optional[int] = ..., acquired_hits: _Optional[int] = ..., lost_objects: _Optional[int] = ..., damaged_replicas: _Optional[int] = ..., broken_slots: _Optional[int] = ..., unverified_slots: _Optional[int] = ..., masters: _Optional[_Iterable[_Union[MasterInfo, _Mapping]]] = ..., backlog_entries: _Optional[int] = ..., backlog_bytes: _Optional[int] = ..., backlog_age_s: _Optional[float] = ..., tenure_left_s: _Optional[float] = ..., writes_refused: _Optional[str] = ..., last_entry: _Optional[int] = ..., notice: _Optional[str] = ..., ssd_capacity_bytes: _Optional[int] = ..., ssd_used_bytes: _Optional[int] = ..., acquired_hits_ssd: _Optional[int] = ..., demoted_objects: _Optional[int] = ..., demoted_bytes: _Optional[int] = ..., promoted_objects: _Optional[int] = ..., promoted_bytes: _Optional[int] = ..., failed_copies: _Optional[int] = ..., evicted_to_ssd: _Optional[int] = ..., copying_bytes: _Optional[int] = ...) -> None: ...
 
 class MasterInfo(_message.Message):
-    __slots__ = ("name", "addresses", "grpc", "role")
+    __slots__ = ("name", "addresses", "grpc", "role", "silent_s")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     GRPC_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    SILENT_S_FIELD_NUMBER: _ClassVar[int]
     name: str
     addresses: _containers.RepeatedScalarFieldContainer[str]
     grpc: str
     role: str
-    def __init__(self, name: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., grpc: _Optional[str] = ..., role: _Optional[str] = ...) -> None: ...
+    silent_s: float
+    def __init__(self, name: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., grpc: _Optional[str] = ..., role: _Optional[str] = ..., silent_s: _Optional[float] = ...) -> None: ...
 
 class ListNodesRequest(_message.Message):
     __slots__ = ()

@@ -189,10 +189,12 @@ class ExistsRequest(_message.Message):
     def __init__(self, keys: _Optional[_Union[_common_pb2.KeyBatch, _Mapping]] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ...) -> None: ...
 
 class ExistsResponse(_message.Message):
-    __slots__ = ("present",)
+    __slots__ = ("present", "past_tenure")
     PRESENT_FIELD_NUMBER: _ClassVar[int]
+    PAST_TENURE_FIELD_NUMBER: _ClassVar[int]
     present: bytes
-    def __init__(self, present: _Optional[bytes] = ...) -> None: ...
+    past_tenure: bool
+    def __init__(self, present: _Optional[bytes] = ..., past_tenure: bool = ...) -> None: ...
 
 class MatchRequest(_message.Message):
     __slots__ = ("keys", "piggyback", "will_read")
@@ -205,12 +207,14 @@ class MatchRequest(_message.Message):
     def __init__(self, keys: _Optional[_Union[_common_pb2.KeyBatch, _Mapping]] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., will_read: bool = ...) -> None: ...
 
 class MatchResponse(_message.Message):
-    __slots__ = ("presence_bitmap", "prefix_keys")
+    __slots__ = ("presence_bitmap", "prefix_keys", "past_tenure")
     PRESENCE_BITMAP_FIELD_NUMBER: _ClassVar[int]
     PREFIX_KEYS_FIELD_NUMBER: _ClassVar[int]
+    PAST_TENURE_FIELD_NUMBER: _ClassVar[int]
     presence_bitmap: bytes
     prefix_keys: int
-    def __init__(self, presence_bitmap: _Optional[bytes] = ..., prefix_keys: _Optional[int] = ...) -> None: ...
+    past_tenure: bool
+    def __init__(self, presence_bitmap: _Optional[bytes] = ..., prefix_keys: _Optional[int] = ..., past_tenure: bool = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
     __slots__ = ("keys", "ttl_ms", "piggyback", "chain", "lease", "replicas_max", "avoid_node_ids", "hold", "session_id", "request_id")
@@ -237,16 +241,18 @@ class AcquireRequest(_message.Message):
     def __init__(self, keys: _Optional[_Union[_common_pb2.KeyBatch, _Mapping]] = ..., ttl_ms: _Optional[int] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., chain: bool = ..., lease: bool = ..., replicas_max: _Optional[int] = ..., avoid_node_ids: _Optional[bytes] = ..., hold: bool = ..., session_id: _Optional[bytes] = ..., request_id: _Optional[int] = ...) -> None: ...
 
 class AcquireResponse(_message.Message):
-    __slots__ = ("objects", "extents", "lease", "view_version")
+    __slots__ = ("objects", "extents", "lease", "view_version", "past_tenure")
     OBJECTS_FIELD_NUMBER: _ClassVar[int]
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PAST_TENURE_FIELD_NUMBER: _ClassVar[int]
     objects: bytes
     extents: bytes
     lease: _common_pb2.Lease
     view_version: int
-    def __init__(self, objects: _Optional[bytes] = ..., extents: _Optional[bytes] = ..., lease: _Optional[_Union[_common_pb2.Lease, _Mapping]] = ..., view_version: _Optional[int] = ...) -> None: ...
+    past_tenure: bool
+    def __init__(self, objects: _Optional[bytes] = ..., extents: _Optional[bytes] = ..., lease: _Optional[_Union[_common_pb2.Lease, _Mapping]] = ..., view_version: _Optional[int] = ..., past_tenure: bool = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("piggyback",)
@@ -503,7 +509,7 @@ class SegmentInfo(_message.Message):
     def __init__(self, node_segment_index: _Optional[int] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., incarnation: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., ready_bytes: _Optional[int] = ..., unit_bytes: _Optional[int] = ..., slots: _Optional[int] = ..., retired_extents: _Optional[bytes] = ..., unverified: bool = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("credentials", "node_name", "node_uuid", "boot_id", "failure_domain", "endpoints", "segments", "inventory", "more", "last_epoch", "process_id", "server_version", "start_number", "attempt", "slice", "claims", "pool")
+    __slots__ = ("credentials", "node_name", "node_uuid", "boot_id", "failure_domain", "endpoints", "segments", "inventory", "more", "last_epoch", "process_id", "server_version", "start_number", "attempt", "slice", "claims", "pool", "master_pool_id")
     CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
     NODE_UUID_FIELD_NUMBER: _ClassVar[int]
@@ -521,6 +527,7 @@ class AttachRequest(_message.Message):
     SLICE_FIELD_NUMBER: _ClassVar[int]
     CLAIMS_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
+    MASTER_POOL_ID_FIELD_NUMBER: _ClassVar[int]
     credentials: _common_pb2.Credentials
     node_name: str
     node_uuid: bytes
@@ -538,7 +545,8 @@ class AttachRequest(_message.Message):
     slice: int
     claims: bytes
     pool: PoolCopy
-    def __init__(self, credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., node_name: _Optional[str] = ..., node_uuid: _Optional[bytes] = ..., boot_id: _Optional[str] = ..., failure_domain: _Optional[str] = ..., endpoints: _Optional[_Iterable[_Union[_common_pb2.Endpoint, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[SegmentInfo, _Mapping]]] = ..., inventory: _Optional[bytes] = ..., more: bool = ..., last_epoch: _Optional[int] = ..., process_id: _Optional[int] = ..., server_version: _Optional[str] = ..., start_number: _Optional[int] = ..., attempt: _Optional[int] = ..., slice: _Optional[int] = ..., claims: _Optional[bytes] = ..., pool: _Optional[_Union[PoolCopy, _Mapping]] = ...) -> None: ...
+    master_pool_id: bytes
+    def __init__(self, credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., node_name: _Optional[str] = ..., node_uuid: _Optional[bytes] = ..., boot_id: _Optional[str] = ..., failure_domain: _Optional[str] = ..., endpoints: _Optional[_Iterable[_Union[_common_pb2.Endpoint, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[SegmentInfo, _Mapping]]] = ..., inventory: _Optional[bytes] = ..., more: bool = ..., last_epoch: _Optional[int] = ..., process_id: _Optional[int] = ..., server_version: _Optional[str] = ..., start_number: _Optional[int] = ..., attempt: _Optional[int] = ..., slice: _Optional[int] = ..., claims: _Optional[bytes] = ..., pool: _Optional[_Union[PoolCopy, _Mapping]] = ..., master_pool_id: _Optional[bytes] = ...) -> None: ...
 
 class PoolCopy(_message.Message):
     __slots__ = ("pool_id", "ancestors", "namespaces")

@@ -64,6 +64,98 @@ class SharedSegment(_message.Message):
     index: int
     def __init__(self, segment_id: _Optional[int] = ..., size_bytes: _Optional[int] = ..., incarnation: _Optional[bytes] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., ready_bytes: _Optional[int] = ..., index: _Optional[int] = ...) -> None: ...
 
+class RdmaPorts(_message.Message):
+    __slots__ = ("ports",)
+    PORTS_FIELD_NUMBER: _ClassVar[int]
+    ports: _containers.RepeatedCompositeFieldContainer[RdmaPort]
+    def __init__(self, ports: _Optional[_Iterable[_Union[RdmaPort, _Mapping]]] = ...) -> None: ...
+
+class RdmaPort(_message.Message):
+    __slots__ = ("device", "port", "link_layer", "gids", "rate_gbps", "lid")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    LINK_LAYER_FIELD_NUMBER: _ClassVar[int]
+    GIDS_FIELD_NUMBER: _ClassVar[int]
+    RATE_GBPS_FIELD_NUMBER: _ClassVar[int]
+    LID_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    port: int
+    link_layer: str
+    gids: _containers.RepeatedCompositeFieldContainer[RdmaGid]
+    rate_gbps: float
+    lid: int
+    def __init__(self, device: _Optional[str] = ..., port: _Optional[int] = ..., link_layer: _Optional[str] = ..., gids: _Optional[_Iterable[_Union[RdmaGid, _Mapping]]] = ..., rate_gbps: _Optional[float] = ..., lid: _Optional[int] = ...) -> None: ...
+
+class RdmaGid(_message.Message):
+    __slots__ = ("index", "gid")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    GID_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    gid: bytes
+    def __init__(self, index: _Optional[int] = ..., gid: _Optional[bytes] = ...) -> None: ...
+
+class RdmaRequest(_message.Message):
+    __slots__ = ("queue_pairs", "lane_id", "ended_lane_ids")
+    QUEUE_PAIRS_FIELD_NUMBER: _ClassVar[int]
+    LANE_ID_FIELD_NUMBER: _ClassVar[int]
+    ENDED_LANE_IDS_FIELD_NUMBER: _ClassVar[int]
+    queue_pairs: _containers.RepeatedCompositeFieldContainer[RdmaQueuePair]
+    lane_id: int
+    ended_lane_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, queue_pairs: _Optional[_Iterable[_Union[RdmaQueuePair, _Mapping]]] = ..., lane_id: _Optional[int] = ..., ended_lane_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RdmaQueuePair(_message.Message):
+    __slots__ = ("device", "port", "gid_index", "number", "first_psn", "lid", "gid", "mtu_code", "reads_in_flight", "writes")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    GID_INDEX_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_PSN_FIELD_NUMBER: _ClassVar[int]
+    LID_FIELD_NUMBER: _ClassVar[int]
+    GID_FIELD_NUMBER: _ClassVar[int]
+    MTU_CODE_FIELD_NUMBER: _ClassVar[int]
+    READS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    WRITES_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    port: int
+    gid_index: int
+    number: int
+    first_psn: int
+    lid: int
+    gid: bytes
+    mtu_code: int
+    reads_in_flight: int
+    writes: bool
+    def __init__(self, device: _Optional[str] = ..., port: _Optional[int] = ..., gid_index: _Optional[int] = ..., number: _Optional[int] = ..., first_psn: _Optional[int] = ..., lid: _Optional[int] = ..., gid: _Optional[bytes] = ..., mtu_code: _Optional[int] = ..., reads_in_flight: _Optional[int] = ..., writes: bool = ...) -> None: ...
+
+class RdmaReply(_message.Message):
+    __slots__ = ("epoch", "first_grant_id", "queue_pairs", "devices", "registrations")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FIRST_GRANT_ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_PAIRS_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    REGISTRATIONS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    first_grant_id: int
+    queue_pairs: _containers.RepeatedCompositeFieldContainer[RdmaQueuePair]
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    registrations: _containers.RepeatedCompositeFieldContainer[RdmaRegistration]
+    def __init__(self, epoch: _Optional[int] = ..., first_grant_id: _Optional[int] = ..., queue_pairs: _Optional[_Iterable[_Union[RdmaQueuePair, _Mapping]]] = ..., devices: _Optional[_Iterable[str]] = ..., registrations: _Optional[_Iterable[_Union[RdmaRegistration, _Mapping]]] = ...) -> None: ...
+
+class RdmaRegistration(_message.Message):
+    __slots__ = ("segment_id", "offset", "length", "address", "remote_keys")
+    SEGMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_KEYS_FIELD_NUMBER: _ClassVar[int]
+    segment_id: int
+    offset: int
+    length: int
+    address: int
+    remote_keys: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, segment_id: _Optional[int] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ..., address: _Optional[int] = ..., remote_keys: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class GetStoreStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Protocol, final
+from typing import Final, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,12 +25,13 @@ from cenote.api.errors import (
     SessionUnknown,
 )
 from cenote.api.rows import COPY, SLOT_REF
+from cenote.kv.directory import EtcdDirectory
 from cenote.runtime.log import get_logger
 from cenote.v1 import master_pb2 as pb
 
-from .agent_core import (
+from .agent_core import AgentCore, Stage
+from .agent_steps import (
     Action,
-    AgentCore,
     Attached,
     Beat,
     Beaten,
@@ -42,19 +43,21 @@ from .agent_core import (
     Execute,
     Executed,
     Failed,
+    Found,
     Greeted,
+    LookUp,
     OlderCut,
     Pause,
     Paused,
     SayHello,
     SendAttach,
-    Stage,
 )
 from .claims import claim_rows
 from .copier import Copier
 from .introduction import AgentIdentity, inventory_slices
 from .master_link import MasterLink
 from .segments import LocalSegments
+from .writer_sessions import WriterSessions
 
 __all__ = ["AgentIdentity", "StoreAgent", "WriterSessions"]
 
@@ -82,36 +85,14 @@ _QUARANTINED_IDS_MAX: Final = 65_536
 _log = get_logger(__name__)
 
 
-class WriterSessions(Protocol):
-    """What the agent needs of `cenote.store.sessions.SessionTable`."""
-
-    def cut(
-        self, session_ids: Sequence[bytes], timeout_s: float = 1.0
-    ) -> tuple[list[bytes], list[bytes]]:
-        """End these sessions for good: (cut, those that may still write)."""
-        ...
-
-    def poll(self) -> list[bytes]:
-        """Sessions that are cut by now and were not when `cut` returned."""
-        ...
-
-    def quarantined(self) -> list[bytes]:
-        """Sessions that were to be cut and may still write."""
-        ...
-
-    def end_older_writes(self, epoch: int, timeout_s: float = 1.0) -> bool:
-        """End changes of epochs below `epoch`; whether none is under way any more."""
-        ...
-
-
 @final
 class StoreAgent:
     """Keeps `segments` attached to the leader among `masters`, from `start` to `stop`.
 
-    `connect` makes a link to an address. `stats` and
-    `is_preparing` tell what heartbeats report and whether there is soon more of it. `on_end` is
-    called, in the agent's thread, with the error that ends it by itself: a master that refuses this
-    daemon before it was ever attached.
+    `masters` is empty where they are looked up in `directory`. `connect` makes a link to an
+    address. `stats` and `is_preparing` tell what heartbeats report and whether there is soon more
+    of it. `on_end` is called, in the agent's thread, with the error that ends it by itself: a
+    master that refuses this daemon before it was ever attached.
     """
 
     def __init__(
@@ -126,25 +107,30 @@ class StoreAgent:
         is_preparing: Callable[[], bool],
         on_end: Callable[[CenoteError], None],
         copier: Copier | None = None,
+        directory: EtcdDirectory | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._identity = identity
         self._segments = segments
         self._sessions = sessions
         self._pool = segments.pool
-        self._other_pool = False
-        """The master's metadata are not those of the pool that this daemon belongs to."""
+        self._master_pool_id = b""
+        """As its hello says."""
         self._connect = connect
         self._stats = stats
         self._is_preparing = is_preparing
         self._on_end = on_end
         self._copier = copier
-        self._core = AgentCore(masters, last_epoch=segments.epoch, jitter=jitter)
+        self._core = AgentCore(
+            masters, last_epoch=segments.epoch, jitter=jitter, look_up=directory is not None
+        )
+        self._directory = directory
         self._link: MasterLink | None = None
         self._link_lock = threading.Lock()
-        self._address = masters[0]
-        self._hello_s = SEEK_HELLO_S if len(masters) > 1 else HELLO_S
-        self._beat_margin_s = SEEK_BEAT_MARGIN_S if len(masters) > 1 else BEAT_MARGIN_S
+        several = directory is not None or len(masters) > 1
+        self._address = masters[0] if masters else ""
+        self._hello_s = SEEK_HELLO_S if several else HELLO_S
+        self._beat_margin_s = SEEK_BEAT_MARGIN_S if several else BEAT_MARGIN_S
         self._attempts = 0
         self._claiming: set[bytes] = set()
         """Sessions with claims that the master was told of."""
@@ -223,6 +209,8 @@ class StoreAgent:
     def _carry_out(self, action: Action) -> Event:
         try:
             match action:
+                case LookUp():
+                    return self._look_up()
                 case SayHello(address):
                     return self._say_hello(address)
                 case CutOlder(epoch):
@@ -249,9 +237,20 @@ class StoreAgent:
         now_s = time.monotonic()
         if why and now_s - self._logged_s >= _LOG_INTERVAL_S and not self._stopping.is_set():
             self._logged_s = now_s
-            _log.warning("not in touch with a master", master=self._address, why=why)
+            master = self._address or "none yet"
+            _log.warning("not in touch with a master", master=master, why=why)
+
+    @property
+    def _other_pool(self) -> bool:
+        """The master's metadata are not those of the pool that this daemon belongs to."""
+        return self._master_pool_id != self._pool.pool_id
 
     # ---- actions ------------------------------------------------------------------------------
+
+    def _look_up(self) -> Event:
+        assert self._directory is not None
+        places = self._directory.look_up()
+        return Found(tuple(address for place in places for address in place.addresses))
 
     def _say_hello(self, address: str) -> Event:
         self._close_link()
@@ -262,7 +261,7 @@ class StoreAgent:
         if self._stopping.is_set():  # `stop` may have looked for the link just before
             link.close()
         greeting = link.hello(self._hello_s)
-        self._other_pool = greeting.pool_id != self._pool.pool_id
+        self._master_pool_id = greeting.pool_id
         return Greeted(
             greeting.epoch,
             greeting.is_leader,
@@ -326,6 +325,7 @@ class StoreAgent:
             start_number=identity.start_number,
             attempt=self._attempts,
             slice=number,
+            master_pool_id=self._master_pool_id,
         )
 
     def _inventory(self) -> Iterator[NDArray[np.void]]:

@@ -20,6 +20,8 @@ Rules that matter:
 - A connection that broke means a new hello, not a new attach: only a newer epoch, or a master that
   does not know the daemon, means that.
 - Of several masters each is asked in turn, without a pause before all of them were.
+- Where masters are looked up somewhere (`look_up`), that is done first, and again after some rounds
+  in which none of those known led; those known are asked on where it fails.
 - A leader past its tenure is not followed, and not left either: should it prove to lead still, all
   goes on as before.
 - A master is followed only upwards: one with an older epoch than was followed before is asked again
@@ -31,9 +33,8 @@ Rules that matter:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
-from typing import Final, TypeAlias, final
+from typing import Final, final
 
 from cenote.api.errors import (
     CenoteError,
@@ -51,28 +52,30 @@ from cenote.api.errors import (
     Unavailable,
 )
 
-__all__ = [
-    "Action",
-    "AgentCore",
-    "Attached",
-    "Beat",
-    "Beaten",
-    "CutOlder",
-    "Detach",
-    "Detached",
-    "End",
-    "Event",
-    "Execute",
-    "Executed",
-    "Failed",
-    "Greeted",
-    "OlderCut",
-    "Pause",
-    "Paused",
-    "SayHello",
-    "SendAttach",
-    "Stage",
-]
+from .agent_steps import (
+    Action,
+    Attached,
+    Beat,
+    Beaten,
+    CutOlder,
+    Detach,
+    Detached,
+    End,
+    Event,
+    Execute,
+    Executed,
+    Failed,
+    Found,
+    Greeted,
+    LookUp,
+    OlderCut,
+    Pause,
+    Paused,
+    SayHello,
+    SendAttach,
+)
+
+__all__ = ["AgentCore", "Stage"]
 
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
@@ -92,6 +95,8 @@ RESTLESS_BEAT_S: Final = 0.2
 BEAT_S_MIN: Final = 0.05
 BEAT_S_MAX: Final = 30.0
 REDIRECTS_MAX: Final = 3
+ROUNDS_PER_LOOK_UP: Final = 3
+"""Over all known masters; with their pauses that is about half a second, later 3."""
 
 
 class Stage(Enum):
@@ -106,136 +111,6 @@ class Stage(Enum):
     ENDED = "ended"
 
 
-# ---- actions --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class SayHello:
-    """Connect to this master, closing an earlier connection. -> Greeted | Failed"""
-
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
-class CutOlder:
-    """Refuse changes of epochs below this one, and cut off their writers. -> OlderCut"""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class SendAttach:
-    """Send what this daemon has, inventory included. -> Attached | Failed"""
-
-
-@dataclass(frozen=True, slots=True)
-class Beat:
-    """Send a heartbeat that the master may hold for `wait_s`. -> Beaten | Failed"""
-
-    wait_s: float
-    done_instruction: int
-
-
-@dataclass(frozen=True, slots=True)
-class Execute:
-    """Carry out the instructions that the last heartbeat brought. -> Executed"""
-
-    done_instruction: int
-    """Numbers up to this one were carried out before."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Let so much time pass. -> Paused"""
-
-    seconds: float
-    why: str
-    """For people; empty where it is nothing to speak of."""
-
-
-@dataclass(frozen=True, slots=True)
-class Detach:
-    """Tell the master that the daemon stops. -> Detached | Failed"""
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """Nothing is left to do: `error` is why, None where it was told to stop."""
-
-    error: CenoteError | None
-
-
-Action: TypeAlias = SayHello | CutOlder | SendAttach | Beat | Execute | Pause | Detach | End
-
-
-# ---- events ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Greeted:
-    """The master answered the hello."""
-
-    epoch: int
-    is_leader: bool
-    leaders: tuple[str, ...] = ()
-    """Where the leader is, if this is a standby and knows."""
-    past_tenure: bool = False
-    """It was the leader, and can't prove any more that it still is."""
-    is_other_pool: bool = False
-    """Its metadata are not those of the master that this daemon attached to last."""
-
-
-@dataclass(frozen=True, slots=True)
-class OlderCut:
-    """Writers of older epochs were cut off, but for some that may still write."""
-
-    left: int
-
-
-@dataclass(frozen=True, slots=True)
-class Attached:
-    epoch: int
-    heartbeat_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Beaten:
-    """The master answered a heartbeat."""
-
-    epoch: int
-    instructions: int
-    restless: bool
-    """There will soon be something new to tell: memory is being set up, a session quarantined."""
-
-
-@dataclass(frozen=True, slots=True)
-class Executed:
-    """Instructions were carried out, without a gap up to number `done_instruction`."""
-
-    done_instruction: int
-    restless: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Paused:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Detached:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A request to the master failed."""
-
-    error: CenoteError
-
-
-Event: TypeAlias = Greeted | OlderCut | Attached | Beaten | Executed | Paused | Detached | Failed
-
-
 _HOPELESS: Final = (
     InvalidArgument,
     PermissionDenied,
@@ -248,16 +123,25 @@ _UNKNOWN_HERE: Final = (SessionUnknown, StaleEpoch)
 
 @final
 class AgentCore:
-    """See the module's docstring. `jitter` gives numbers in [0, 1); `masters` is not empty."""
+    """See the module's docstring. `jitter` gives numbers in [0, 1); `masters` is empty where they
+    are looked up only."""
 
     def __init__(
-        self, masters: Sequence[str], *, last_epoch: int, jitter: Callable[[], float]
+        self,
+        masters: Sequence[str],
+        *,
+        last_epoch: int,
+        jitter: Callable[[], float],
+        look_up: bool = False,
     ) -> None:
-        if not masters:
+        if not masters and not look_up:
             raise InvalidArgument("a store daemon needs the address of a master (--master)")
         self._masters = tuple(masters)
+        self._look_up = look_up
+        self._rounds = 0
+        """Since the masters were looked up."""
         self._jitter = jitter
-        self._address = self._masters[0]
+        self._address = self._masters[0] if masters else ""
         self._failures = 0
         self._redirects = 0
         self._asked = 0
@@ -265,6 +149,8 @@ class AgentCore:
         self._name_taken = 0
         self._heartbeat_s = 1.0
         self._after_pause: Action = SayHello(self._address)
+        self._doing: Action = self._after_pause
+        """The last action that was handed out."""
         self._attached = False
         self._ever_attached = False
         self.stage = Stage.SEEKING
@@ -279,7 +165,8 @@ class AgentCore:
 
     def start(self) -> Action:
         """The first action."""
-        return SayHello(self._address)
+        self._doing = self._seek()
+        return self._doing
 
     def stop(self) -> Action:
         """What to do last, instead of whatever was to be done."""
@@ -291,7 +178,15 @@ class AgentCore:
         """What to do next, now that `event` came of the last action."""
         if self.stage is Stage.ENDED:
             return End(None)
+        self._doing = self._next(event)
+        return self._doing
+
+    def _next(self, event: Event) -> Action:
         match event:
+            case Found():
+                return self._on_found(event)
+            case Failed() if isinstance(self._doing, LookUp):
+                return self._on_not_found(event.error)
             case Greeted():
                 return self._on_greeted(event)
             case OlderCut():
@@ -310,6 +205,24 @@ class AgentCore:
                 return End(None)
 
     # ---- finding the leader -------------------------------------------------------------------
+
+    def _seek(self) -> Action:
+        """Ask the next master, or find out first which there are."""
+        due = self._rounds >= ROUNDS_PER_LOOK_UP or not self._masters
+        return LookUp() if self._look_up and due else SayHello(self._address)
+
+    def _on_found(self, event: Found) -> Action:
+        self._rounds = self._asked = 0
+        self._masters = event.masters
+        self._address = event.masters[0]
+        return SayHello(self._address)
+
+    def _on_not_found(self, error: CenoteError) -> Action:
+        if isinstance(error, _HOPELESS) and not self._ever_attached:
+            self.stage = Stage.ENDED
+            return End(error)
+        self._rounds = 0
+        return self._hello_after(self._backoff_s(), str(error))
 
     def _on_greeted(self, event: Greeted) -> Action:
         if not event.is_leader:
@@ -359,6 +272,7 @@ class AgentCore:
         self._asked += 1
         if self._asked % len(masters):
             return self._hello_after(0.0, "")
+        self._rounds += 1
         return self._hello_after(self._backoff_s(), why)
 
     # ---- following it -------------------------------------------------------------------------
@@ -367,7 +281,7 @@ class AgentCore:
         if event.epoch != self.epoch:
             # The leader changed in between: what was sent was fenced for another epoch.
             return self._hello_after(self._backoff_s(), "the leader changed while attaching")
-        self._failures = 0
+        self._failures = self._rounds = 0
         self._attached = self._ever_attached = True
         self.done_instruction = 0
         self._heartbeat_s = min(max(event.heartbeat_s, BEAT_S_MIN), BEAT_S_MAX)
@@ -426,8 +340,8 @@ class AgentCore:
 
     def _hello_after(self, seconds: float, why: str) -> Action:
         self.stage = Stage.SEEKING
-        hello = SayHello(self._address)
-        return self._pause(seconds, why, hello) if seconds else hello
+        seek = self._seek()
+        return self._pause(seconds, why, seek) if seconds else seek
 
     def _pause(self, seconds: float, why: str, then: Action) -> Action:
         self._after_pause = then
@@ -435,7 +349,8 @@ class AgentCore:
 
     def _backoff_s(self) -> float:
         self._failures += 1
-        seeks = len(self._masters) > 1 and self._failures <= SEEKS_QUICK_MAX
+        several = self._look_up or len(self._masters) > 1
+        seeks = several and self._failures <= SEEKS_QUICK_MAX
         most_s = SEEK_BACKOFF_MAX_S if seeks else BACKOFF_MAX_S
         longest_s = min(most_s, BACKOFF_FIRST_S * (1 << min(self._failures - 1, 10)))
         return longest_s * (0.5 + 0.5 * self._jitter())

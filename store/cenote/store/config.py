@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Final, Literal
 
 from cenote.api.errors import ConfigError, ResourceUnavailable
+from cenote.kv.directory import EtcdDirectory, etcd_url_in
+from cenote.kv.etcd_options import parse_etcd_url
 from cenote.rpc.address import UNIX_PATH_BYTES_MAX
 from cenote.runtime.config import option
+from cenote.transport.nics.filters import DeviceFilter
 
 from .dram import SEGMENT_BYTES_MIN
 from .node_files import NODE_NAME
@@ -59,7 +62,8 @@ class StoreConfig:
     master: tuple[str, ...] = field(
         default=("127.0.0.1:5110",),
         metadata=option(
-            help="host:port of the master's lane, or unix:///path; several with commas"
+            help="host:port of the master's lane, or unix:///path; several with commas; or the "
+            "etcd that they are registered in, etcd://host:2379,host:2379/prefix"
         ),
     )
     name: str = field(
@@ -148,6 +152,29 @@ class StoreConfig:
     connections_max: int = field(
         default=256, metadata=option(minimum=1, maximum=65_536, help="data connections at once")
     )
+    rdma: Literal["auto", "on", "off"] = field(
+        default="auto",
+        metadata=option(help="serve over RDMA; auto: where there is a device; on: or don't start"),
+    )
+    rdma_devices: tuple[str, ...] = field(
+        default=(),
+        metadata=option(help="to use, such as mlx5_0,mlx5_2:1 or mlx5_*,!mlx5_3; default: all"),
+    )
+    rdma_gid_index: int = field(
+        default=-1, metadata=option(minimum=-1, maximum=1023, help="of all ports; -1: chosen")
+    )
+    verbs: Literal["auto", "ibverbs", "pyverbs"] = field(
+        default="auto", metadata=option(help="library for RDMA")
+    )
+    etcd_ca: str = field(
+        default="", metadata=option(help="file with the CA that signed etcd's certificate")
+    )
+    etcd_cert: str = field(default="", metadata=option(help="our certificate for etcd"))
+    etcd_key: str = field(default="", metadata=option(help="the key of --etcd-cert"))
+    etcd_user: str = field(default="", metadata=option(help="name to log in to etcd with"))
+    etcd_password: str = field(
+        default="", repr=False, metadata=option(help="better in the environment or a file")
+    )
     token: str = field(
         default="",
         repr=False,
@@ -170,6 +197,7 @@ class StoreConfig:
                 f"--listen {self.listen} is no address that clients could connect to",
                 remedy="say with --advertise how this node is reached",
             )
+        DeviceFilter.parse(self.rdma_devices)
         for name in ("grpc", "metrics_listen"):
             if address := getattr(self, name):
                 host_and_port(address, name.replace("_", "-"))
@@ -180,6 +208,22 @@ class StoreConfig:
             flag = "--" + name.replace("_", "-")
             if path and not Path(path).is_absolute():
                 raise ConfigError(f"{flag} {path!r} is no absolute path")
+        self.directory()  # a typing mistake shows now
+
+    def directory(self) -> EtcdDirectory | None:
+        """Where masters are looked up; None: `master` has their addresses. Raises ConfigError."""
+        url = etcd_url_in(self.master)
+        if not url:
+            return None
+        options = parse_etcd_url(
+            url,
+            ca=self.etcd_ca,
+            cert=self.etcd_cert,
+            key=self.etcd_key,
+            user=self.etcd_user,
+            password=self.etcd_password,
+        )
+        return EtcdDirectory(options)
 
 
 def advertised_address(config: StoreConfig, bound: tuple[str, int]) -> str:

@@ -30,6 +30,8 @@ from .master_link import LaneMasterLink
 from .node_files import NodeFiles, control_directory_for, stale_nodes
 from .pool_copy import PoolCopyFile
 from .preparation import Preparation
+from .rdma_host import RdmaHost
+from .rdma_serving import open_rdma, rdma_endpoint
 from .segments import LocalSegments, open_segments
 from .server import DataServer
 from .sessions import SessionTable
@@ -46,6 +48,7 @@ _FIRST_ATTACH_S: Final = 0.5
 _AGENT_STOP_S: Final = 0.8
 _SERVER_STOP_S: Final = 0.4
 _GRPC_STOP_S: Final = 0.3
+_RDMA_STOP_S: Final = 0.3
 
 T = TypeVar("T")
 _log = get_logger(__name__)
@@ -73,6 +76,7 @@ class StoreDaemon:
         self._files: NodeFiles | None = None
         self.segments: LocalSegments | None = None
         self.server: DataServer | None = None
+        self._rdma: RdmaHost | None = None
         self.agent: StoreAgent | None = None
         self._preparation: Preparation | None = None
         self._verifier: Verifier | None = None
@@ -98,6 +102,7 @@ class StoreDaemon:
         assert segments is not None
         sessions = SessionTable(segments)
         path = socket_path(config)
+        self._rdma = await asyncio.to_thread(open_rdma, config, segments)
         self.server = server = DataServer(
             segments,
             sessions,
@@ -107,6 +112,7 @@ class StoreDaemon:
             connections_max=config.connections_max,
             server_version=self._version,
             claims=segments.claim_file,
+            rdma=self._rdma,
         )
         assert server.tcp_address is not None
         server.start()
@@ -125,6 +131,10 @@ class StoreDaemon:
             ),
             common_pb2.Endpoint(kind=common_pb2.TRANSPORT_KIND_SHM, address=path),
         ]
+        if self._rdma is not None:
+            self._rdma.start()
+            endpoints.append(rdma_endpoint(self._rdma, endpoints[0].address))
+            fields["rdma"] = ",".join(port.name for port in self._rdma.nics.ports)
         if config.grpc:
             fields["grpc"] = grpc = await self._start_grpc(segments, sessions, server)
             endpoints.append(common_pb2.Endpoint(kind=common_pb2.TRANSPORT_KIND_GRPC, address=grpc))
@@ -235,11 +245,13 @@ class StoreDaemon:
         if segments.disk is not None:
             self._copier = Copier(segments, write_limit=config.ssd_write_limit)
             self._copier.start()
+        directory = config.directory()
         self.agent = agent = StoreAgent(
             identity,
             segments,
             sessions,
-            config.master,
+            () if directory is not None else config.master,
+            directory=directory,
             connect=connect,
             stats=stats,
             is_preparing=has_news,
@@ -373,6 +385,8 @@ class StoreDaemon:
             if self.server is not None:
                 self.server.close(_SERVER_STOP_S)
         finally:
+            if self._rdma is not None:  # before its memory is unmapped
+                self._rdma.close(_RDMA_STOP_S)
             if self.segments is not None:
                 self.segments.close()
             if self._ssd is not None:

@@ -8,6 +8,7 @@ from typing import Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from cenote.api.errors import StaleLocation, Unavailable
 from cenote.v1 import common_pb2, store_pb2
 
 from .disk_io import DiskIo
@@ -109,3 +110,28 @@ class SegmentSet(Protocol):
         ...
 
     def all(self) -> Sequence[Segment]: ...
+
+
+def seal_rows(
+    segments: SegmentSet,
+    head: tuple[int, int, int],
+    rows: NDArray[np.void],
+    keys: memoryview,
+    key_starts: NDArray[np.int64],
+) -> NDArray[np.uint8]:
+    """`Segment.seal` for rows of any segments; `head`: epoch, namespace and generation."""
+    ids = rows["segment"]
+    found = set(ids.tolist())
+    if not segments.knows(*head[1:]):
+        return np.full(len(rows), Unavailable.code, np.uint8)  # its master will tell it soon
+    if len(found) == 1:
+        segment = segments.by_id(found.pop())
+        if segment is not None:
+            return segment.seal(*head, rows, keys, key_starts)
+    statuses = np.full(len(rows), StaleLocation.code, np.uint8)
+    for segment_id in found:
+        segment = segments.by_id(segment_id)
+        if segment is not None:
+            mine = ids == segment_id
+            statuses[mine] = segment.seal(*head, rows[mine], keys, key_starts[mine])
+    return statuses

@@ -25,6 +25,7 @@ from cenote.api.errors import (
     InvalidArgument,
     PermissionDenied,
     ProtocolError,
+    ResourceUnavailable,
     StaleEpoch,
     StaleLocation,
     Unauthenticated,
@@ -41,12 +42,14 @@ from cenote.v1 import store_pb2
 
 from .claims import ClaimFile
 from .disk_reads import send_items
-from .segment import Segment, SegmentSet, introduce
-from .served_socket import STEP_BYTES, ConnectionCounters, Gone, ServedSocket, ServingLimits
+from .rdma_host import HostedLane, RdmaHost
+from .segment import Segment, SegmentSet, introduce, seal_rows
+from .served_socket import STEP_BYTES, Gone, ServedSocket
+from .serving import ConnectionCounters, ServingLimits, epoch_error, grant_error
 from .sessions import SessionTable, open_marked
 from .ssd import DISK_ADDRESS
 
-__all__ = ["ConnectionCounters", "ServedConnection", "ServingLimits"]
+__all__ = ["ServedConnection"]
 
 _STALE: Final = StaleLocation.code
 _INVALID: Final = InvalidArgument.code
@@ -73,6 +76,7 @@ class ServedConnection:
         token: bytes,
         server_version: str,
         on_end: Callable[[ServedConnection], None],
+        rdma: RdmaHost | None = None,
     ) -> None:
         self.counters = ConnectionCounters()
         self._io = ServedSocket(sock, limits.spin_s)
@@ -92,11 +96,19 @@ class ServedConnection:
         """Held while bytes of this connection may reach a segment."""
         self._changing_epoch = _NO_EPOCH
         self._writer = False
+        self._rdma = rdma
+        self._lane: HostedLane | None = None if rdma is None else rdma.new_lane()
 
     # ---- from other threads -----------------------------------------------------------------
 
     def revoke(self) -> None:
         self._io.revoke()
+        if self._lane is not None:
+            self._lane.end()
+
+    def supersede(self, epoch: int) -> None:
+        if self._lane is not None and self._lane.end_older(epoch):
+            self._io.supersede()
 
     def writes_of_older(self, epoch: int) -> bool:
         # Set before the lock is taken, at most to what the daemon followed then: who knows of a
@@ -107,7 +119,7 @@ class ServedConnection:
         if not self._changing.acquire(timeout=timeout_s):
             return False
         self._changing.release()
-        return True
+        return self._lane is None or not self._io.revoked or self._lane.is_quiet
 
     def shut_down(self) -> None:
         """Make the thread end, wherever it is."""
@@ -133,6 +145,8 @@ class ServedConnection:
             _log.error("data connection failed", error=repr(error))
             self._refuse(InternalError(f"the data server failed: {error!r}"), greeted)
         finally:
+            if self._lane is not None:
+                self._lane.close()
             self._sessions.leave(self._session_id, self)
             with contextlib.suppress(OSError):
                 self._io.sock.close()
@@ -240,6 +254,9 @@ class ServedConnection:
         elif op == wire.OP_PING:
             self._check(1, body == wire.BODY_BYTES_MIN)
             self._answer_one(0)
+        elif op == wire.OP_RDMA:
+            self._check(count, count == 1 and body <= wire.RDMA_BYTES_MAX)
+            self._serve_lane(body)
         else:
             raise ProtocolError(f"operation {op} is unknown")
 
@@ -334,19 +351,7 @@ class ServedConnection:
             raise error
         self._io.drain(length)
 
-    def _stale(self, epoch: int) -> StaleEpoch:
-        return StaleEpoch(
-            f"a change of epoch {epoch}; this daemon follows epoch {self._segments.epoch}",
-            remedy="ask the master again",
-        )
-
-    def _void(self, grant_id: int) -> StaleLocation:
-        return StaleLocation(
-            f"grant {grant_id} was made before this daemon attached to its master, if it has"
-        )
-
-    def _answer_stale(self, epoch: int) -> None:
-        error = self._stale(epoch)
+    def _answer_error(self, error: CenoteError) -> None:
         text = wire.encode_error(error)
         self._io.send_bytes(self._reply(error.code, 0, len(text)) + text)
 
@@ -369,10 +374,12 @@ class ServedConnection:
             self._io.stop_if_revoked()
             stale = epoch < self._segments.epoch
             if stale:
-                self._drain(payload, self._stale(epoch), _STALE_DRAIN_BYTES_MAX)
+                self._drain(
+                    payload, epoch_error(epoch, self._segments.epoch), _STALE_DRAIN_BYTES_MAX
+                )
             elif grant_id < self._segments.first_grant_id:
                 status = _VOID
-                self._drain(payload, self._void(grant_id), _STALE_DRAIN_BYTES_MAX)
+                self._drain(payload, grant_error(grant_id), _STALE_DRAIN_BYTES_MAX)
             elif segment is None:
                 self._drain(payload, StaleLocation(f"there is no segment {segment_id}"))
             elif status:
@@ -381,7 +388,7 @@ class ServedConnection:
                 self._io.receive(segment.address + offset, length)
                 self.counters.written_bytes += length
         if stale:
-            self._answer_stale(epoch)
+            self._answer_error(epoch_error(epoch, self._segments.epoch))
         else:
             self._answer_one(status)
 
@@ -395,10 +402,12 @@ class ServedConnection:
             self._io.stop_if_revoked()
             stale = epoch < self._segments.epoch
             if stale:
-                self._drain(payload, self._stale(epoch), _STALE_DRAIN_BYTES_MAX)
+                self._drain(
+                    payload, epoch_error(epoch, self._segments.epoch), _STALE_DRAIN_BYTES_MAX
+                )
             elif grant_id < self._segments.first_grant_id:
                 statuses[:] = _VOID
-                self._drain(payload, self._void(grant_id), _STALE_DRAIN_BYTES_MAX)
+                self._drain(payload, grant_error(grant_id), _STALE_DRAIN_BYTES_MAX)
             elif not statuses.any():
                 move_items(
                     self._io.receive, self._io.receive_views, addresses, lengths, None, STEP_BYTES
@@ -407,7 +416,7 @@ class ServedConnection:
             else:
                 self._write_some(statuses == 0, addresses, lengths)
         if stale:
-            self._answer_stale(epoch)
+            self._answer_error(epoch_error(epoch, self._segments.epoch))
         else:
             self._io.send_bytes(self._reply(0, len(rows), len(rows)) + statuses.tobytes())
 
@@ -429,13 +438,30 @@ class ServedConnection:
             )
             self.counters.written_bytes += total
 
+    def _receive_body(self, length: int) -> memoryview:
+        view = memoryview(bytearray(length))
+        view[: wire.BODY_BYTES_MIN] = self._head[wire.REQUEST_BYTES :]
+        if length > wire.BODY_BYTES_MIN:
+            self._io.receive_view(view[wire.BODY_BYTES_MIN :])
+        return view
+
+    def _serve_lane(self, body: int) -> None:
+        request = wire.decode_rdma_request(self._receive_body(body))
+        if self._rdma is None or self._lane is None:
+            raise Unavailable("this daemon does not serve RDMA", remedy="see its log, and --rdma")
+        self._io.stop_if_revoked()
+        try:
+            reply = self._rdma.answer(self._lane, self._session_id, self._writer, request)
+        except (StaleEpoch, ResourceUnavailable, Unavailable) as error:
+            self._answer_error(error)
+            return
+        data = reply.SerializeToString()
+        self._io.send_bytes(self._reply(0, 1, 1 + len(data)) + b"\x00" + data)
+
     def _seal(self, count: int, body: int, epoch: int) -> None:
-        raw = bytearray(body)
-        raw[: wire.BODY_BYTES_MIN] = self._head[wire.REQUEST_BYTES :]
-        view = memoryview(raw)
-        self._io.receive_view(view[wire.BODY_BYTES_MIN :])
-        namespace_id, generation = wire.SEAL_PREFIX.unpack_from(raw)
-        rows = np.frombuffer(raw, SEAL, count, wire.SEAL_PREFIX.size)
+        view = self._receive_body(body)
+        namespace_id, generation = wire.SEAL_PREFIX.unpack_from(view)
+        rows = np.frombuffer(view, SEAL, count, wire.SEAL_PREFIX.size)
         keys = view[wire.SEAL_PREFIX.size + count * wire.SEAL_ROW_BYTES :]
         key_lengths = rows["key_length"]
         if count == 1:
@@ -451,32 +477,9 @@ class ServedConnection:
             stale = epoch < self._segments.epoch
             if not stale:
                 head = (epoch, namespace_id, generation)
-                statuses = self._seal_rows(head, rows, keys, key_starts)
+                statuses = seal_rows(self._segments, head, rows, keys, key_starts)
         if stale:
-            self._answer_stale(epoch)
+            self._answer_error(epoch_error(epoch, self._segments.epoch))
             return
         self.counters.seals += count
         self._io.send_bytes(self._reply(0, count, count) + statuses.tobytes())
-
-    def _seal_rows(
-        self,
-        head: tuple[int, int, int],
-        rows: NDArray[np.void],
-        keys: memoryview,
-        key_starts: NDArray[np.int64],
-    ) -> U8Array:
-        ids = rows["segment"]
-        found = set(ids.tolist())
-        if not self._segments.knows(*head[1:]):
-            return np.full(len(rows), Unavailable.code, np.uint8)  # its master will tell it soon
-        if len(found) == 1:
-            segment = self._segments.by_id(found.pop())
-            if segment is not None:
-                return segment.seal(*head, rows, keys, key_starts)
-        statuses = np.full(len(rows), _STALE, np.uint8)
-        for segment_id in found:
-            segment = self._segments.by_id(segment_id)
-            if segment is not None:
-                mine = ids == segment_id
-                statuses[mine] = segment.seal(*head, rows[mine], keys, key_starts[mine])
-        return statuses

@@ -11,11 +11,10 @@ import contextlib
 import select
 import socket
 import threading
-from dataclasses import dataclass
 from time import monotonic
 from typing import Final, final
 
-from cenote.api.errors import DeadlineExceeded, GrantRevoked
+from cenote.api.errors import DeadlineExceeded, GrantRevoked, StaleEpoch
 from cenote.transport.connection import timeval
 from cenote.transport.gil import step_aside
 from cenote.transport.memory_access import MEMORY
@@ -35,37 +34,19 @@ class Gone(Exception):
     """The client closed, or the server did: nobody to answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServingLimits:
-    """How long a client may keep a thread waiting in the middle of something."""
-
-    hello_timeout_s: float = 5.0
-    stall_timeout_s: float = 10.0
-    """For each MiB of a request or reply: slower clients are closed."""
-    spin_s: float = 50e-6
-    """How long a thread looks for a hot connection's next request before it sleeps; 0: never."""
-
-
-@dataclass(slots=True)
-class ConnectionCounters:
-    """What went over a connection; written by its thread alone."""
-
-    read_bytes: int = 0
-    written_bytes: int = 0
-    seals: int = 0
-
-
 @final
 class ServedSocket:
     """A connected socket. `revoke` and `shut_down` may be called from any thread.
 
     Raises `Gone`, OSError (it broke, or the client does not take what it asked for),
-    DeadlineExceeded (too slow in the middle of something), GrantRevoked (after `revoke`).
+    DeadlineExceeded (too slow in the middle of something), GrantRevoked (after `revoke`),
+    StaleEpoch (after `supersede`).
     """
 
     def __init__(self, sock: socket.socket, spin_s: float) -> None:
         self.sock = sock
         self.revoked = False
+        self.superseded = False
         self.closing = False
         self._spin_s = spin_s
         self._hot = False
@@ -77,6 +58,12 @@ class ServedSocket:
     def revoke(self) -> None:
         """End what is being received. The thread can still tell the client why."""
         self.revoked = True
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RD)
+
+    def supersede(self) -> None:
+        """As `revoke`, for a connection whose client is to make another."""
+        self.superseded = True
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RD)
 
@@ -99,6 +86,8 @@ class ServedSocket:
             raise GrantRevoked(
                 "the daemon cut this connection off: its session ended, or another leader took over"
             )
+        if self.superseded:
+            raise StaleEpoch("another leader took over", remedy="connect again")
 
     def await_request(self, head: memoryview) -> bool:
         """Fill `head` with the beginning of a request. False where none came in the time of a step.

@@ -23,8 +23,10 @@ from cenote.transport import wire
 from cenote.transport.connection import enlarge_buffers
 
 from .claims import ClaimFile
+from .rdma_host import RdmaHost
 from .segment import SegmentSet
-from .served_connection import ConnectionCounters, ServedConnection, ServingLimits
+from .served_connection import ServedConnection
+from .serving import ConnectionCounters, ServingLimits
 from .sessions import SessionTable
 
 __all__ = ["DataCounters", "DataServer"]
@@ -57,7 +59,8 @@ class DataServer:
 
     `tcp` is (host, port), port 0 for any; `unix_path` is made, and removed by `close`. `token`, if
     any, must be in each hello's credentials. `claims`: pages for writers over shared memory, by
-    default in this process alone. Raises ResourceUnavailable where an address is taken.
+    default in this process alone. `rdma`: who serves what RDMA clients ask for.
+    Raises ResourceUnavailable where an address is taken.
     """
 
     def __init__(
@@ -73,11 +76,13 @@ class DataServer:
         limits: ServingLimits | None = None,
         server_version: str = "",
         claims: ClaimFile | None = None,
+        rdma: RdmaHost | None = None,
     ) -> None:
         if tcp is None and unix_path is None:
             raise InvalidArgument("a data server needs a TCP address or a Unix socket path")
         self._segments = segments
         self._sessions = sessions
+        self._rdma = rdma
         self._token = token
         self._connections_max = connections_max
         self._limits = limits or ServingLimits()
@@ -202,6 +207,7 @@ class DataServer:
                 self._token,
                 self._server_version,
                 self._forget,
+                self._rdma,
             )
             thread = threading.Thread(target=connection.run, name="cenote-data", daemon=True)
             with self._lock:

@@ -46,6 +46,11 @@ class SessionConnection(Protocol):
         """Let no further request begin, and wake a receive under way. Does not wait."""
         ...
 
+    def supersede(self, epoch: int) -> None:
+        """End what lands without this daemon's help and began before this epoch: when this returns,
+        nothing of it does any more. The client makes another connection."""
+        ...
+
     def writes_of_older(self, epoch: int) -> bool:
         """Whether a change of an epoch before this one may be under way."""
         ...
@@ -190,6 +195,8 @@ class SessionTable:
         deadline = monotonic() + timeout_s
         with self._lock:
             every = [c for connections in self._connections.values() for c in connections]
+        for connection in every:
+            connection.supersede(epoch)
         older = [connection for connection in every if connection.writes_of_older(epoch)]
         for connection in older:
             connection.revoke()

@@ -6,12 +6,15 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from cenote.api.errors import CenoteError, DeadlineExceeded, TenureEnded
+from cenote.api.errors import CenoteError, DeadlineExceeded, TenureEnded, Unavailable
+from cenote.client import master_stub
 from cenote.client.aio import AsyncClient
 from cenote.client.client import Client
+from cenote.client.master_stub import LaneMaster
 from cenote.client.masters import HELLO_S, SILENT_HELLO_S, Masters, seek_pause_s
 from cenote.v1 import master_pb2 as pb
 from fake_pool import FakeMaster
@@ -61,6 +64,8 @@ def test_leaders_are_followed_upwards_only() -> None:
     masters.followed(pb.HelloResponse(epoch=9, is_leader=True))
     assert not masters.accepts(pb.HelloResponse(epoch=8, is_leader=True))
     assert masters.accepts(pb.HelloResponse(epoch=9, is_leader=True))
+    masters.told(12)
+    assert not masters.accepts(pb.HelloResponse(epoch=9, is_leader=True))
     lone = Masters(["a"])
     lone.followed(pb.HelloResponse(epoch=9, is_leader=True))
     assert lone.accepts(pb.HelloResponse(epoch=1, is_leader=True)), "its metadata was wiped"
@@ -72,6 +77,34 @@ def test_pauses_are_bounded() -> None:
     assert pauses[0] < 0.02
     assert pauses[-1] < 0.2
     assert seek_pause_s(1, 0.0) == 0.01
+
+
+def test_finding_the_leader_where_it_was_ends_by_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After some rounds in vain it has waited long enough; it is asked at once."""
+    now_s = 100.0
+    answers = iter(["", "", "", "", "", "a:1"])
+
+    class Closed:
+        def is_set(self) -> bool:
+            return False
+
+        def wait(self, seconds: float) -> bool:
+            nonlocal now_s
+            now_s += seconds
+            return False
+
+    with monkeypatch.context() as patched:
+        patched.setattr(master_stub, "time", SimpleNamespace(monotonic=lambda: now_s))
+        patched.setattr(master_stub, "random", SimpleNamespace(random=lambda: 0.999))
+        master = LaneMaster(["a:1", "b:1"], pb.HelloRequest())
+        patched.setattr(master, "_closed", Closed())
+        patched.setattr(master, "_ask_around", lambda *_, **__: next(answers))
+        pauses_s = sum(seek_pause_s(attempt, 0.999) for attempt in range(1, 6))
+        until_s = now_s + pauses_s + 0.05
+        master.find_leader("a:1", Unavailable("it is gone"), until_s)
+        assert now_s == pytest.approx(until_s - 0.05)
 
 
 # ---- over lanes -------------------------------------------------------------------------------
@@ -213,6 +246,45 @@ def test_a_new_client_reads_from_a_leader_past_its_tenure_where_nobody_else_lead
 
     with ends_within(1.0):
         assert asyncio.run(read()) == b"x"
+
+
+LOOKUPS: dict[str, Callable[[Client], object]] = {
+    "exists": lambda client: client.exists("a"),
+    "exists_batch": lambda client: client.exists_batch(["a", "b"]),
+    "match": lambda client: client.match(["a"]),
+    "get": lambda client: client.get("a"),
+    "get_batch": lambda client: client.get_batch(["a", "b"]),
+}
+
+
+@pytest.mark.parametrize("lookup", LOOKUPS)
+def test_who_only_reads_leaves_a_leader_past_its_tenure_at_once(
+    served: MasterThread, other: MasterThread, connect: Connect, lookup: str
+) -> None:
+    """Not with the next renewal of its session, which may be seconds away."""
+    other.leader = served.address
+    client = connect(served.address, other.address)
+    assert client.put("a", b"x").stored
+    served.past_tenure = True
+    take_over(served, other)
+    client._space.locations.clear()
+    with ends_within(1.0):
+        LOOKUPS[lookup](client)
+        wait_until(
+            lambda: client.session.master.addresses[0] == other.address,  # type: ignore[attr-defined]
+            what="the client to follow",
+        )
+
+
+def test_a_leader_past_its_tenure_is_not_asked_where_a_later_one_is_known(
+    served: MasterThread, other: MasterThread, connect: Connect, tmp_path: Path
+) -> None:
+    """Also where that one has just died: what it removed is still there at the one before."""
+    served.past_tenure = True
+    other.leader = str(tmp_path / "nobody.sock")
+    other.epoch = served.epoch + 5
+    with ends_within(1.0), pytest.raises((Unavailable, DeadlineExceeded)):
+        connect(served.address, other.address, deadline_s=0.6)
 
 
 def test_many_threads_look_for_the_leader_once(

@@ -350,7 +350,7 @@ def test_a_dead_node_costs_a_miss_without_one(client: Client, master: FakeMaster
     assert client.get("key-0") is None
     assert client.get_into("key-1", bytearray(100)) is None
     assert client.stats().unreachable_misses == 4
-    assert client.stats().node_failures == 1
+    assert client.stats().node_failures == 3  # nothing else has them, so each call tries
 
 
 def test_a_node_that_works_again_is_used_again(client: Client, master: FakeMaster) -> None:

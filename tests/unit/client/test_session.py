@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import time
 import warnings
 from collections.abc import Callable
 
@@ -206,7 +207,7 @@ def test_a_new_view_reaches_the_client(master: FakeMaster, make_client: MakeClie
 def test_a_reply_tells_of_a_newer_view(master: FakeMaster, make_client: MakeClient) -> None:
     client = make_client()
     client.put("a", b"x")
-    client._session.state.suspect(1, "away")
+    client._session.state.suspects[1] = (time.monotonic() + 60.0, 5.0)  # away, for long
     assert client.get("a") is None
     for use in (lambda: client.get("a"), lambda: client.put_batch(["b"], [b"x"])):
         master.view_version += 1  # it came back

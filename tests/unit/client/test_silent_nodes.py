@@ -235,3 +235,48 @@ def test_a_lease_that_began_after_the_last_renewal_is_renewed_in_time(client: Cl
     assert not housekeeper._holds_are_due(now_s)
     assert not housekeeper._holds_are_due(now_s + 0.8)
     assert housekeeper._holds_are_due(now_s + 1.0)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_who_alone_has_the_bytes_is_tried_though_it_failed_another_call_just_now(
+    client: Client, master: FakeMaster, count: int
+) -> None:
+    """A daemon that was just restarted is met through what was left of the one before."""
+    values = fill(client, count)
+    state = client.session.state
+    state.suspect(1, "its connection was closed")
+    assert client.get_batch(list(values)) == list(values.values())
+    assert state.suspects == {}  # it works
+    state.suspect(1, "its connection was closed")
+    assert client.get("key-0") == values["key-0"]
+    assert client.stats().unreachable_misses == 0
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_who_failed_again_after_a_pause_is_avoided_though_nothing_else_has_the_bytes(
+    client: Client, master: FakeMaster, count: int
+) -> None:
+    values = fill(client, count)
+    state = client.session.state
+    master.nodes[1].fault = SILENT
+    state.suspect(1, "a moment ago")
+    tries: list[int] = []
+    master.nodes[1].on_copy = lambda: tries.append(1)
+    assert client.get_batch(list(values)) == [None] * count
+    assert len(tries) == 1  # once: whoever met it first has the master look at it
+    _, pause_s = state.suspects[1]
+    state.suspects[1] = (0.0, pause_s)  # that pause is over
+    state.suspect(1, "again")
+    assert client.get_batch(list(values)) == [None] * count
+    assert len(tries) == 1
+
+
+def test_a_replica_that_is_not_suspected_comes_first(
+    make_client: MakeClient, master: FakeMaster
+) -> None:
+    client = make_client(by_lease=False)
+    values = fill(client, 3, replicas=2)
+    client.session.state.suspect(1, "a moment ago")
+    reads = master.nodes[1].reads
+    assert client.get_batch(list(values)) == list(values.values())
+    assert master.nodes[1].reads == reads

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from cenote.api.errors import InternalError, NotLeader, ResourceUnavailable
+from cenote.kv.service import Delete, KvRefused, Put
 from cenote.master import kv_append, kv_backend
 from cenote.master.journal import RECORD_BYTES_MAX
-from cenote.master.kv import Delete, KvRefused, Put
 from cenote.master.kv_keys import Keys
 from kv_kit import PREFIX, TIMEOUT_S, Masters, follow_all, numbers, records
 from waiting import wait_until

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cenote.kv.service import KvRow, Put, TxnReply
 from cenote.master.journal_layout import JournalCorrupt
-from cenote.master.kv import KvRow, Put, TxnReply
 from cenote.master.kv_election import Candidacy, Observer, Seen, Tenure, read_seen, seen_from
 from cenote.master.kv_keys import Keys, LeaderRow, TenureRow
 from cenote.master.metadata import MasterRow

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from cenote.kv.service import Delete, Put
 from cenote.master import kv_follow, kv_snapshot
 from cenote.master.effects import SegmentGone
 from cenote.master.journal import FLAG_SNAPSHOT, Record, RecordWriter, SnapshotEnd, read_entries
 from cenote.master.journal_layout import JournalCorrupt
-from cenote.master.kv import Delete, Put
 from cenote.master.kv_backend import KvBackend
 from cenote.master.kv_keys import Keys
 from kv_kit import PREFIX, TIMEOUT_S, Masters, follow_all, numbers, records, snapshot

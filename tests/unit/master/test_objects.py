@@ -134,6 +134,14 @@ class TestLookup:
         table.check()
         assert table.live_count == 0
 
+    def test_what_is_absent_has_vacancies(
+        self, table: ObjectTable, generator: np.random.Generator
+    ) -> None:
+        """Also where buckets spilled: else a busy table would hardly ever have any."""
+        insert(table, random_digests(generator, 60_000))
+        spread = [random_digests(generator, 128) for _ in range(50)]
+        assert sum(table.vacancies(digests) is not None for digests in spread) > 40
+
     def test_a_zero_tag_in_a_full_bucket_is_found(self, table: ObjectTable) -> None:
         digests = np.zeros((16, 2), np.uint64)
         digests[:, 1] = np.arange(16, dtype=np.uint64) << np.uint64(48)

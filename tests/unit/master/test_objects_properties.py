@@ -70,17 +70,24 @@ class ObjectTableMachine(RuleBasedStateMachine):
         kind=st.sampled_from(KINDS),
         count=st.sampled_from([1, 3, 12, 100, 2000]),
         extents_max=st.sampled_from([1, 1, 4]),
+        looked=st.sampled_from(["not", "just before", "before another"]),
     )
-    def insert(self, kind: str, count: int, extents_max: int) -> None:
+    def insert(self, kind: str, count: int, extents_max: int, looked: str) -> None:
         keys = self.fresh(kind, count)
         if not keys or len(self.live) + len(keys) > 20_000:
             return
         counts = self.random.integers(1, extents_max + 1, len(keys))
         extents = self.new_extents(counts)
+        digests = np.array(keys, np.uint64)
+        vacancies = None if looked == "not" else self.table.vacancies(digests)
+        if looked == "before another":
+            self.insert_one(kind)
+            if any(key in self.live for key in keys):
+                return
         seqs = np.arange(self.seq + 1, self.seq + 1 + len(keys))
         self.seq += len(keys)
         rows = self.table.insert(
-            np.array(keys, np.uint64),
+            digests,
             size_bytes=1,
             checksum=2,
             seq=seqs,
@@ -89,6 +96,7 @@ class ObjectTableMachine(RuleBasedStateMachine):
             stamp=seqs * 7,
             extents=extents,
             counts=None if extents_max == 1 else counts,
+            vacancies=vacancies,
         )
         taken = {entry.row for entry in [*self.live.values(), *self.removed]}
         assert not taken & set(rows.tolist())
@@ -126,6 +134,14 @@ class ObjectTableMachine(RuleBasedStateMachine):
         digests = np.array(keys, np.uint64).reshape(-1, 2)
         assert self.table.lookup(digests).tolist() == expected
         assert [self.table.lookup_one(*key) for key in keys[:50]] == expected[:50]
+
+    @precondition(lambda self: self.live)
+    @rule(kind=st.sampled_from(KINDS), count=st.sampled_from([12, 100]))
+    def no_vacancies_where_one_is_there(self, kind: str, count: int) -> None:
+        keys = [*self.fresh(kind, count), *self.some(0.0001)[:1]]
+        self.random.shuffle(keys)
+        if any(key in self.live for key in keys):
+            assert self.table.vacancies(np.array(keys, np.uint64)) is None
 
     @precondition(lambda self: self.live)
     @rule(share=st.sampled_from([0.001, 0.1, 0.5]))

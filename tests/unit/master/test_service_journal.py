@@ -302,7 +302,7 @@ KEYS = [b"%d" % i for i in range(4)]
 
 def with_attached_node(log: MemoryLog, inventory: bytes) -> MasterPool:
     pool = restarted(log, node_dead_s=1000.0, session_ttl_s=1000.0)
-    request = attach_request(inventory=inventory, last_epoch=pool.service.epoch - 1)
+    request = attach_request(inventory=inventory, last_epoch=pool.service.epoch)
     attached = pool.service.attach(request, 1.0)
     assert attached.clear_slots == b""
     assert pool.exists(*KEYS) == [1, 1, 1, 1]

@@ -43,6 +43,32 @@ def test_a_daemon_of_a_later_epoch_is_refused(pool: MasterPool) -> None:
     assert "`epoch`" in caught.value.remedy
 
 
+def test_an_attach_that_was_fenced_for_an_earlier_epoch_is_refused(log: MemoryLog) -> None:
+    """Its connection broke, and the lane sent it to the next master, for which that daemon has
+    fenced nobody yet: whoever writes there would do so under grants that this master knows not."""
+    pool = MasterPool(log=log)
+    pool.put(b"a")
+    inventory = inventory_of(pool.acquire(b"a"), pool, [b"a"])
+    pool.service.close()
+    again = restarted(log)
+    meant_for = again.service.epoch - 1
+    with pytest.raises(StaleEpoch, match=f"fenced its writers for epoch {meant_for}"):
+        again.service.attach(attach_request(inventory=inventory, last_epoch=meant_for), 1.0)
+    assert again.service.state.status(0).nodes_alive == 0
+    request = attach_request(inventory=inventory, last_epoch=again.service.epoch)
+    assert again.service.attach(request, 1.0).clear_slots == b""
+
+
+def test_an_attach_that_was_meant_for_another_pools_master_is_refused(pool: MasterPool) -> None:
+    """It does not tell of its namespaces: what it holds would be cleared."""
+    epoch = pool.service.epoch
+    request = attach_request(last_epoch=epoch, master_pool_id=b"another one's id")
+    with pytest.raises(StaleEpoch, match="of another pool, this is epoch"):
+        pool.service.attach(request, 1.0)
+    request.master_pool_id = pool.service.state.pool_id
+    assert pool.service.attach(request, 1.0).epoch == epoch
+
+
 def test_an_inventory_comes_in_slices(log: MemoryLog) -> None:
     keys = [b"%d" % i for i in range(5)]
     pool = MasterPool(log=log)

@@ -18,6 +18,7 @@ from cenote.api.errors import (
 )
 from cenote.api.rows import CommitStatus, PutStatus
 from cenote.master import standby as standby_module
+from cenote.master.commands import ResetNamespace
 from cenote.master.front import LEADER, STANDBY, Front
 from cenote.master.journal import snapshot_records
 from cenote.master.memory_backend import MemoryBackend, MemoryLog
@@ -144,7 +145,7 @@ def test_a_standby_takes_over_what_it_has_followed(log: MemoryLog, leader: Maste
     assert service.put_commit(commit, 1.0).statuses == bytes((CommitStatus.NOT_GRANTED,))
     exists = pb.ExistsRequest(keys=leader.batch(*KEYS))
     assert list(service.exists(exists, 1.0).present) == [i != 3 for i in range(20)]
-    attached = service.attach(attach_request(inventory=inventory, last_epoch=1), 1.0)
+    attached = service.attach(attach_request(inventory=inventory, last_epoch=2), 1.0)
     assert attached.epoch == 2
     start = pb.PutStartRequest(
         keys=leader.batch(b"new"),
@@ -268,6 +269,34 @@ def test_space_is_given_away_only_when_what_freed_it_is_durable(log: MemoryLog) 
     backend.settle()
     again = pool.service.dispatch(lane(pool.session_id), pb.MASTER_METHOD_PUT_START, request, 1000)
     assert isinstance(again, bytes), "the same answer, at once"
+
+
+def test_nobody_learns_a_seed_before_it_is_durable(log: MemoryLog) -> None:
+    """Also who did not open the namespace: a later leader would draw another seed."""
+    backend = Waiting(log)
+    pool = MasterPool(backend)
+    backend.settle()
+    backend.slow = True
+    request = pb.OpenNamespaceRequest(name="new", create=True, fingerprint=b"f")
+
+    def open_it() -> object:
+        body = request.SerializeToString()
+        method = pb.MASTER_METHOD_OPEN_NAMESPACE
+        return pool.service.dispatch(lane(pool.session_id), method, body, 1000)
+
+    for who in ("who opens it", "who comes next"):
+        waits = open_it()
+        assert asyncio.iscoroutine(waits), who
+        waits.close()
+    backend.settle()
+    assert isinstance(open_it(), bytes)
+    pool.put(b"a")
+    assert backend.durable_entry < backend.last_entry
+    assert isinstance(open_it(), bytes), "it waits for nothing else"
+    pool.service.decider.apply(ResetNamespace("new", 7))
+    waits = open_it()
+    assert asyncio.iscoroutine(waits), "a new generation has a new seed"
+    waits.close()
 
 
 def test_a_relaxed_commit_does_not_wait(log: MemoryLog) -> None:

@@ -155,3 +155,14 @@ def test_puts_never_fail_while_anything_can_go(batch: int) -> None:
     kit.heartbeats()
     check(kit.state)
     assert kit.state.status(0).used_bytes > 0.6 * kit.state.status(0).capacity_bytes
+
+
+def test_room_for_a_batch_of_large_objects_is_made_in_few_steps_and_no_more_than_it_needs() -> None:
+    """One step for each object took a pool that was full 50 us an object."""
+    kit = full_kit(256, 4 * MIB)
+    assert kit.put(list(range(1000, 1064)), 4 * MIB) == [GRANTED] * 64
+    gone = kit.new(Gone)
+    assert {effect.reason for effect in gone} == {GoneReason.EVICTED}
+    assert len(gone) <= 8
+    assert 64 <= sum(len(effect.digests) for effect in gone) <= 72
+    check(kit.state)

@@ -67,7 +67,8 @@ def test_zero_never_spins() -> None:
 
 
 def test_a_server_that_spins_serves_sleeps_and_closes(tmp_path: Path) -> None:
-    with LaneThread(tmp_path, LaneLimits(spin_s=0.002)) as lane:
+    # Longer than the pause between two looks of `wait_until`, and so between two requests.
+    with LaneThread(tmp_path, LaneLimits(spin_s=0.1)) as lane:
         stats = lane.server.stats
         with LaneClient(lane.address, b"test") as client:
 

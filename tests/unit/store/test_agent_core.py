@@ -23,9 +23,9 @@ from cenote.api.errors import (
     Unavailable,
 )
 from cenote.store import agent_core as core_module
-from cenote.store.agent_core import (
+from cenote.store.agent_core import AgentCore, Stage
+from cenote.store.agent_steps import (
     Action,
-    AgentCore,
     Attached,
     Beat,
     Beaten,
@@ -37,13 +37,14 @@ from cenote.store.agent_core import (
     Execute,
     Executed,
     Failed,
+    Found,
     Greeted,
+    LookUp,
     OlderCut,
     Pause,
     Paused,
     SayHello,
     SendAttach,
-    Stage,
 )
 
 
@@ -354,3 +355,88 @@ def test_whatever_comes_the_rules_hold(data: st.DataObject, events: int) -> None
         busy = 0 if isinstance(action, Pause | Beat | Execute) else busy + 1
         assert busy <= 3 * (core_module.REDIRECTS_MAX + 3)
     assert epochs == sorted(epochs), "a master is followed upwards only"
+
+
+# ---- masters that are looked up ------------------------------------------------------------------
+
+
+def looking_up() -> AgentCore:
+    core = AgentCore((), last_epoch=0, jitter=lambda: 0.0, look_up=True)
+    assert core.start() == LookUp()
+    return core
+
+
+def test_masters_are_looked_up_first() -> None:
+    core = looking_up()
+    assert core.handle(Found(("a", "b"))) == SayHello("a")
+    assert core.handle(Greeted(3, True)) == CutOlder(3)
+
+
+def test_where_nothing_is_found_it_is_tried_again_after_a_pause() -> None:
+    core = looking_up()
+    pauses = []
+    for _ in range(5):
+        pause = core.handle(Failed(Unavailable("no etcd")))
+        assert isinstance(pause, Pause)
+        assert "no etcd" in pause.why
+        pauses.append(pause.seconds)
+        assert core.handle(Paused()) == LookUp()
+    assert pauses == sorted(pauses)
+    assert 0 < pauses[0] < pauses[-1] <= 1.0
+    assert core.handle(Found(("a",))) == SayHello("a")
+
+
+def test_what_looking_up_can_never_do_ends_a_daemon_that_was_never_attached() -> None:
+    error = PermissionDenied("etcd wants a password")
+    assert looking_up().handle(Failed(error)) == End(error)
+
+
+def rounds_in_vain(core: AgentCore, action: Action, most: int = 50) -> list[str]:
+    """Whom it asks until it looks up who is there."""
+    asked: list[str] = []
+    for _ in range(most):
+        match action:
+            case LookUp():
+                return asked
+            case SayHello(address):
+                asked.append(address)
+                action = core.handle(Failed(Unavailable("nobody")))
+            case _:
+                assert isinstance(action, Pause)
+                action = core.handle(Paused())
+    raise AssertionError("it never looked")
+
+
+def test_masters_are_looked_up_again_after_some_rounds_in_vain() -> None:
+    core = looking_up()
+    asked = rounds_in_vain(core, core.handle(Found(("a", "b"))))
+    assert asked == ["a", "b"] * core_module.ROUNDS_PER_LOOK_UP
+    assert core.handle(Found(("c",))) == SayHello("c")
+
+
+def test_those_known_are_asked_on_where_looking_up_fails() -> None:
+    core = looking_up()
+    rounds_in_vain(core, core.handle(Found(("a", "b"))))
+    assert isinstance(core.handle(Failed(Unavailable("no etcd"))), Pause)
+    action = core.handle(Paused())
+    assert isinstance(action, SayHello)
+    asked = rounds_in_vain(core, action)
+    assert set(asked) == {"a", "b"}
+    assert len(asked) == 2 * core_module.ROUNDS_PER_LOOK_UP
+
+
+def test_a_leader_that_was_found_ends_the_search() -> None:
+    core = looking_up()
+    core.handle(Found(("a", "b")))
+    core.handle(Greeted(1, True))
+    core.handle(OlderCut(0))
+    assert core.handle(Attached(1, 1.0)) == Beat(0.0, 0)
+    asked = rounds_in_vain(core, core.handle(Failed(Unavailable("it died"))))
+    assert asked == ["b", "a"] * (core_module.ROUNDS_PER_LOOK_UP - 1) + ["b"] or len(asked) >= 4
+
+
+def test_without_a_place_to_look_nothing_is_looked_up() -> None:
+    core = make("a", "b")
+    action: Action = core.start()
+    with pytest.raises(AssertionError, match="never looked"):
+        rounds_in_vain(core, action)

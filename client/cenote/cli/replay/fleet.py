@@ -16,7 +16,7 @@ from cenote.api.errors import CenoteError, DeadlineExceeded, InternalError, Reso
 
 from .player import Tally
 from .trace import Trace
-from .worker import READY, TICKET, Job, read_message, write_message
+from .worker import READY, TICKET, Job, MessageBuffer, write_message
 
 __all__ = ["Fleet", "Outcome"]
 
@@ -24,6 +24,7 @@ _READY_TIMEOUT_S: Final = 30.0
 _SILENCE_MAX_S: Final = 120.0
 _STOP_S: Final = 0.4  # of the two seconds that Ctrl-C may take
 _POLL_S: Final = 0.1
+_READ_BYTES: Final = 1 << 20
 
 Progress = Callable[[int], None]
 
@@ -36,6 +37,8 @@ class Outcome:
     wall_s: float
     """From the first request until the last client had finished."""
     interrupted: bool
+    unheard_clients: int
+    """Those that did not tell what they had done when it was interrupted: the tally lacks it."""
 
 
 @final
@@ -59,10 +62,21 @@ class _Worker:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
+        self._messages = MessageBuffer()
 
-    def take_message(self) -> None:
-        """The next thing that it says. Raises what kept it from playing."""
-        message = read_message(self.stdout)
+    def listen(self) -> None:
+        """Take what there is that it says. Raises what kept it from playing."""
+        data = os.read(self.stdout.fileno(), _READ_BYTES)
+        if not data and self.tally is None:
+            code = self.process.wait()
+            raise InternalError(
+                f"replay client {self.number} ended with exit code {code}",
+                remedy="what it printed above says why",
+            )
+        for message in self._messages.feed(data):
+            self._take(message)
+
+    def _take(self, message: object) -> None:
         if isinstance(message, int):
             self.played = message
         elif isinstance(message, Tally):
@@ -70,14 +84,9 @@ class _Worker:
             self.played = message.requests
         elif isinstance(message, CenoteError):
             raise message
-        elif message == READY:
-            self.ready = True
         else:
-            code = self.process.wait()
-            raise InternalError(
-                f"replay client {self.number} ended with exit code {code}",
-                remedy="what it printed above says why",
-            )
+            assert message == READY
+            self.ready = True
 
     def close(self) -> None:
         """Kill it where it lives still."""
@@ -134,31 +143,38 @@ class Fleet:
             self._selector.register(worker.stdout, selectors.EVENT_READ, worker)
         self._pump(lambda: all(worker.ready for worker in self._workers), _READY_TIMEOUT_S)
 
-    def play(self, speed_up: float | None, on_progress: Progress) -> Outcome:
+    def play(
+        self,
+        speed_up: float | None,
+        on_progress: Progress,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> Outcome:
         """Deal all requests, `speed_up` times as fast as in the trace or as fast as can be (None).
 
-        Ctrl-C ends it early, with what came of the requests played so far. Raises DeadlineExceeded
-        where the clients fall silent.
+        Ends early soon after `interrupted`, with what came of the requests played so far. Raises
+        DeadlineExceeded where the clients fall silent, and what kept one from going on.
         """
         dealer = _Dealer(self._job.trace, speed_up, self._tickets_in)
-        interrupted = False
+
+        def told() -> bool:
+            if dealer.done:
+                self._end_tickets()
+            return interrupted() or self._all_told()
+
         try:
-            self._pump(
-                lambda: dealer.done or self._all_told(), self._silence_max_s, on_progress, dealer
-            )
-            self._end_tickets()
-            self._pump(self._all_told, self._silence_max_s, on_progress)
-        except KeyboardInterrupt:
-            interrupted = True
-            self._take_back_tickets()
-            self._end_tickets()
-            with contextlib.suppress(DeadlineExceeded):  # whoever is late is killed
-                self._pump(self._all_told, _STOP_S)
+            self._pump(told, self._silence_max_s, on_progress, dealer)
+        except CenoteError:
+            if not interrupted():  # else it may have been told to end, too
+                raise
+        cut_short = not self._all_told()
+        if cut_short:
+            self._wind_down()
         total = Tally()
         for worker in self._workers:
             if worker.tally is not None:
                 total.add(worker.tally)
-        return Outcome(total, time.monotonic() - dealer.began_s, interrupted)
+        unheard = sum(worker.tally is None for worker in self._workers)
+        return Outcome(total, time.monotonic() - dealer.began_s, cut_short, unheard)
 
     def _all_told(self) -> bool:
         return all(worker.tally is not None for worker in self._workers)
@@ -168,11 +184,23 @@ class Fleet:
             os.close(self._tickets_in)
             self._tickets_in = -1
 
-    def _take_back_tickets(self) -> None:
-        os.set_blocking(self._tickets_out, False)
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._tickets_out, 1 << 16):
-                pass
+    def _wind_down(self) -> None:
+        """Hear what was done, from those that tell in time; whoever is late is killed."""
+        self._end_tickets()
+        # Those that nobody took yet. Now that the pipe has an end neither this nor a client waits.
+        while os.read(self._tickets_out, _READ_BYTES):
+            pass
+        end_s = time.monotonic() + _STOP_S
+        while self._selector.get_map() and (left_s := end_s - time.monotonic()) > 0:
+            for key, _ in self._selector.select(left_s):
+                worker = key.data
+                try:
+                    worker.listen()
+                    ended = worker.tally is not None
+                except CenoteError:
+                    ended = True
+                if ended:
+                    self._selector.unregister(worker.stdout)
 
     def _pump(
         self,
@@ -196,7 +224,7 @@ class Fleet:
                     end_s = time.monotonic() + silence_s
             for key, _ in self._selector.select(wait_s):
                 worker = key.data
-                worker.take_message()
+                worker.listen()
                 if worker.tally is not None:
                     self._selector.unregister(worker.stdout)
                 end_s = time.monotonic() + silence_s

@@ -15,14 +15,15 @@ import pickle
 import struct
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO, Any, Final
+from typing import IO, Any, Final, final
 
 from cenote.api.errors import CenoteError
 
 from .trace import Trace
 
-__all__ = ["READY", "TICKET", "Job", "main", "read_message", "write_message"]
+__all__ = ["READY", "TICKET", "Job", "MessageBuffer", "main", "read_message", "write_message"]
 
 READY: Final = "ready"
 TICKET: Final = struct.Struct("<I")
@@ -46,8 +47,27 @@ class Job:
     transports: tuple[str, ...]
 
 
+@final
+class MessageBuffer:
+    """Messages out of the pieces in which they come: whoever reads never waits for the rest."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """The messages that are complete with `data`."""
+        self._received += data
+        while len(self._received) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(self._received)[0]
+            if len(self._received) < end:
+                return
+            body = bytes(memoryview(self._received)[_LENGTH.size : end])
+            del self._received[:end]
+            yield pickle.loads(body)
+
+
 def read_message(stream: IO[bytes]) -> Any:
-    """The next message, None at the end of the stream (also where it ends in the middle of one)."""
+    """The next message, once it is there; None at the stream's end (also in the middle of one)."""
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         return None
@@ -67,7 +87,7 @@ def main(tickets_fd: int) -> None:
     """Play until the tickets end."""
     job = read_message(sys.stdin.buffer)
     if not isinstance(job, Job):
-        sys.exit("no job came")
+        return  # whoever was to send it has ended
     try:
         _play(job, tickets_fd, sys.stdout.buffer)
     except CenoteError as error:

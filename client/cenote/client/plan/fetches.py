@@ -255,7 +255,8 @@ class Fetch:
     def _give_up(self, rows: I64, nodes: I64) -> Plan[None]:
         """No replica of these can be reached: a miss; a cached location may only be old.
 
-        Where a node fell silent in this call, the master looks whether it lives. If it does it is
+        Where a node was in trouble for another call, a moment ago, it is tried all the same. Where
+        a node fell silent in this call, the master looks whether it lives. If it does it is
         tried once more, for as long as there is time, else the master has hidden it by then.
         """
         call, placement = self._call, self._placement
@@ -267,6 +268,8 @@ class Fetch:
             call.look_again()
             self._state[rows] = _AGAIN
             return
+        if call.avoid and call.try_fresh_suspects(self._holders(rows, nodes)):
+            return  # they stay open
         self._state[rows] = _MISS
         if call.stalled and placement is not None:
             silent = np.isin(nodes, np.array(list(call.stalled)))
@@ -276,6 +279,13 @@ class Fetch:
                 self._state[again] = _AGAIN
         counts = count_nonzero(self._state[rows] == _MISS)
         call.state.counters.unreachable_misses += int(counts)
+
+    def _holders(self, rows: I64, nodes: I64) -> set[int]:
+        """The nodes that have anything of these rows."""
+        placement = self._placement
+        assert placement is not None
+        held: list[int] = nodes[np.isin(placement.owner, rows)].tolist()
+        return set(held)
 
     def _try(self, pick: _Pick, mine: Pieces) -> Plan[None]:
         """Read one replica of each picked row."""
@@ -338,7 +348,7 @@ class Fetch:
             if where is not None:
                 extents, addresses, owner = extents[where], addresses[where], owner[where]
             size_bytes = int(extents["length"].sum())
-            alternatives = pick.alternatives or self._located.cached
+            alternatives = pick.alternatives or self._located.cached or node in self._call.chances
             budget_s = attempt_budget_s(
                 remaining_s,
                 size_bytes,

@@ -38,6 +38,8 @@ def exists(call: Call, keys: Sequence[bytes]) -> Plan[Bools]:
             return np.zeros(0, np.bool_)
         request = _exists_request(call, keys)
         reply = yield from ask_master(call, "exists", request, pb.ExistsResponse)
+        if reply.past_tenure:
+            call.state.doubt_leader()
         return _bools(reply.present)
     slices = [keys[first : first + per_slice] for first in range(0, count, per_slice)]
     make: list[Callable[[], Message]] = [partial(_exists_request, call, part) for part in slices]
@@ -49,6 +51,8 @@ def exists(call: Call, keys: Sequence[bytes]) -> Plan[Bools]:
         if isinstance(answer, CenoteError):  # once more, with all that `ask_master` can do
             request = _exists_request(call, part)
             answer = yield from ask_master(call, "exists", request, pb.ExistsResponse)
+        if answer.past_tenure:
+            call.state.doubt_leader()
         found.append(answer.present)
     return _bools(b"".join(found))
 
@@ -73,6 +77,8 @@ def match(call: Call, keys: Sequence[bytes], *, will_read: bool) -> Plan[MatchRe
             will_read=will_read,
         )
         reply = yield from ask_master(call, "match", request, pb.MatchResponse)
+        if reply.past_tenure:
+            call.state.doubt_leader()
         if prefix_keys == first:
             prefix_keys += reply.prefix_keys
         bitmap = np.frombuffer(reply.presence_bitmap, np.uint8)

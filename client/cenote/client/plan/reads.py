@@ -394,6 +394,8 @@ def _acquire(
     call.unanswered = 0
     call.state.see_view(reply.view_version)
     if not reply.lease.lease_id:
+        if reply.past_tenure:
+            call.state.doubt_leader()
         return reply, None
     ttl_ms = reply.lease.ttl_ms
     return reply, LeaseHold(reply.lease.lease_id, ttl_ms, asked_s + LEASE_SHARE * ttl_ms / 1000)

@@ -52,8 +52,9 @@ from .budgets import (
 from .grants import Grant
 from .pieces import Pieces
 from .singles import ask_packed
+from .space import varint
 from .spares import SpareRun, units_of
-from .state import Call, PutOptions, varint
+from .state import Call, PutOptions
 from .steps import Checksum, MoveOne, Pause, Plan, RefreshView, Reopen, SealPart, Seals
 from .writes import PutOutcome, put_objects
 

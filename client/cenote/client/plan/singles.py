@@ -47,7 +47,8 @@ from .fetches import Located
 from .grants import LeaseHold
 from .pieces import Pieces
 from .reads import ReadOptions, read_objects
-from .state import Call, varint
+from .space import varint
+from .state import Call
 from .steps import (
     AllocateOne,
     AskRaw,
@@ -83,6 +84,8 @@ def exists_single(call: Call, digest: bytes) -> Plan[bool]:
     if news:
         body += b"\x12" + varint(len(news)) + news
     reply = yield from ask_packed(call, "exists", body, pb.ExistsRequest, pb.ExistsResponse)
+    if reply.past_tenure:
+        call.state.doubt_leader()
     return reply.present == b"\x01"
 
 
@@ -123,6 +126,8 @@ def read_single(
         body += b"\x1a" + varint(len(news)) + news
     reply = yield from ask_packed(call, "acquire", body, pb.AcquireRequest, pb.AcquireResponse)
     state.see_view(reply.view_version)
+    if reply.past_tenure:
+        state.doubt_leader()
     row = reply.objects
     if len(row) != _OBJECT_BYTES or row[31] == ObjectStatus.MISS:
         state.counters.misses += 1

@@ -19,44 +19,29 @@ from numpy.typing import NDArray
 
 from cenote.api.errors import CenoteError, DeadlineExceeded
 from cenote.api.rows import DIGEST_BYTES
-from cenote.client.locations import LocationCache
 from cenote.v1 import common_pb2, master_pb2
 
 from .budgets import OVERSLEPT_S
 from .counters import Counters
 from .grants import Grant, LeaseHold
 from .peers import Peers
-from .spares import SpareGrant, Spares
+from .space import Space
+from .spares import SpareGrant
 
 __all__ = [
     "Call",
     "ClientState",
     "Limits",
     "PutOptions",
-    "Space",
     "pick_digests",
-    "varint",
 ]
 
-_TOUCHES_MAX: Final = 16_384
 _PIGGYBACK_TOUCHES_MAX: Final = 256
 _PIGGYBACK_RELEASES_MAX: Final = 512
 _TAILS_MAX: Final = 64
 _CANCELLED_MAX: Final = 1024
 _SUSPECT_FIRST_S: Final = 0.5
 _SUSPECT_MAX_S: Final = 5.0
-
-
-def varint(value: int) -> bytes:
-    """A protobuf varint."""
-    if value < 128:
-        return value.to_bytes(1, "little")
-    parts = bytearray()
-    while value >= 128:
-        parts.append(value & 127 | 128)
-        value >>= 7
-    parts.append(value)
-    return bytes(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,69 +90,6 @@ class Limits:
     batch_keys_max: int = 16_384
 
 
-class Space:
-    """An open namespace. A reset replaces generation and seed in place."""
-
-    __slots__ = (
-        "chain_touches",
-        "durability",
-        "fingerprint",
-        "generation",
-        "key_head",
-        "locations",
-        "name",
-        "namespace_id",
-        "seed",
-        "size_seen",
-        "spares",
-        "touches",
-    )
-
-    def __init__(self, name: str, fingerprint: bytes, location_entries_max: int) -> None:
-        self.name = name
-        self.fingerprint = fingerprint
-        self.namespace_id = 0
-        self.generation = 0
-        self.seed = 0
-        self.durability = 0
-        self.size_seen = 0  # of the last object that was read alone: blocks are mostly alike
-        self.key_head = b""
-        """A request's field 1, a KeyBatch of one digest, up to that digest."""
-        self.locations = LocationCache(location_entries_max)
-        self.spares = Spares()
-        # Of more than so many unreported reads the oldest are forgotten: they only order evictions.
-        self.touches: deque[bytes] = deque(maxlen=_TOUCHES_MAX)
-        self.chain_touches: deque[bytes] = deque(maxlen=64)
-        """Each entry: the packed digests of one chain."""
-
-    def opened(self, reply: master_pb2.OpenNamespaceResponse) -> None:
-        """Take over what the master answered."""
-        if (reply.namespace_id, reply.generation) != (self.namespace_id, self.generation):
-            self.locations.clear()
-            self.touches.clear()
-            self.chain_touches.clear()
-        head = common_pb2.KeyBatch(namespace_id=reply.namespace_id, generation=reply.generation)
-        packed = head.SerializeToString() + b"\x1a\x10"
-        # First, so that whoever sees the new generation sees its seed.
-        self.seed = reply.digest_seed
-        self.key_head = b"\x0a" + varint(len(packed) + DIGEST_BYTES) + packed
-        self.namespace_id = reply.namespace_id
-        self.generation = reply.generation
-        self.durability = reply.durability
-
-    def take_touches(self, count_max: int) -> bytes:
-        """Digests read from cached locations, oldest first, each once."""
-        taken: dict[bytes, None] = {}
-        for _ in range(min(len(self.touches), count_max)):
-            try:
-                digest = self.touches.popleft()
-            except IndexError:  # another thread was faster
-                break
-            taken.pop(digest, None)
-            taken[digest] = None
-        return b"".join(taken)
-
-
 class ClientState:
     """All of it.
 
@@ -188,6 +110,8 @@ class ClientState:
         self.counters = Counters()
         self.view_seen = 0
         """The newest cluster view that a reply spoke of."""
+        self.leader_in_doubt = False
+        """It answered past its tenure; see `doubt_leader`."""
         self.released: deque[int] = deque()
         """Leases that nobody needs any more; bounded by what was acquired."""
         self.released_holds: deque[int] = deque()
@@ -322,6 +246,12 @@ class ClientState:
             self.view_seen = max(self.view_seen, view_version)
             self.wake()
 
+    def doubt_leader(self) -> None:
+        """A lookup was answered by a leader past its tenure: another one is looked for in the
+        background."""
+        self.leader_in_doubt = True
+        self.wake()
+
     def cancel(self, request_id: int) -> None:
         """Nobody waits for the answer to this request any more."""
         self.cancelled.append(request_id)
@@ -354,12 +284,18 @@ class ClientState:
         known = list(self.suspects.items())
         return {node for node, (until_s, _) in known if now_s < until_s < math.inf}
 
+    def fresh_suspects(self) -> set[int]:
+        """Nodes that failed once, a moment ago, and not again after they were given time."""
+        known = list(self.suspects.items())
+        return {node for node, (_, pause_s) in known if 0.0 < pause_s <= _SUSPECT_FIRST_S}
+
 
 class Call:
     """One call of a user: its deadline, its namespace, and what must be cleaned up after it."""
 
     __slots__ = (
         "avoid",
+        "chances",
         "deadline_s",
         "end_s",
         "failed",
@@ -389,6 +325,9 @@ class Call:
         """Those of them that did not answer in time, and were not tried once more."""
         self.last_tries: set[int] = set()
         """Those that were given up, and are tried once more."""
+        self.chances: set[int] = set()
+        """Those that failed for another call just now, and are tried since nothing else has what is
+        wanted: briefly, and without having the master look at them, as that call does."""
         self.grants: dict[object, Grant] = {}
         """Open grants: whoever drives the plan aborts what is left here when it ended."""
         self.unanswered = 0
@@ -453,7 +392,8 @@ class Call:
             return
         self.avoid.add(node_id)
         self.failed.add(node_id)
-        if isinstance(error, DeadlineExceeded) and node_id not in self.last_tries:
+        tried_before = node_id in self.last_tries or node_id in self.chances
+        if isinstance(error, DeadlineExceeded) and not tried_before:
             self.stalled.add(node_id)
             if alone:
                 return
@@ -482,6 +422,15 @@ class Call:
             return False
         self.avoid = set(self.failed)
         return True
+
+    def try_fresh_suspects(self, node_ids: set[int]) -> bool:
+        """Of these nodes, which alone have what is wanted, those that another call met in trouble a
+        moment ago, for the first time, are avoided no longer: a daemon that was just restarted is
+        met through what was left of the one before. Whether there are any."""
+        fresh = (self.avoid - self.failed) & node_ids & self.state.fresh_suspects()
+        self.avoid -= fresh
+        self.chances |= fresh
+        return bool(fresh)
 
     def avoided_ids(self) -> bytes:
         """Packed u32 for a request."""

@@ -28,7 +28,7 @@ from cenote.runtime.log import get_logger
 
 from .etcd_options import EtcdOptions
 from .etcd_watch import ConnectionClosed, EtcdWatch, unavailable
-from .kv import (
+from .service import (
     Condition,
     Created,
     Delete,
@@ -63,7 +63,7 @@ _OPTIONS: Final = (
 _TRY_ELSEWHERE: Final = frozenset(
     (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 )
-_log = get_logger("cenote.master.etcd")
+_log = get_logger("cenote.kv.etcd")
 
 
 def _import_etcd3() -> ModuleType:
@@ -85,7 +85,7 @@ def _import_etcd3() -> ModuleType:
 
 def _not_installed(error: ImportError) -> ConfigError:
     return ConfigError(
-        f"etcd as a metadata backend needs packages that are missing: {error}",
+        f"what is in etcd needs packages that are missing: {error}",
         remedy="pip install 'cenote[etcd]'",
     )
 
@@ -213,9 +213,13 @@ class EtcdKv:
         *,
         limit: int = 0,
         keys_only: bool = False,
+        stale_ok: bool = False,
         timeout_s: float,
     ) -> RangeReply:
-        request = self._rpc.RangeRequest(key=key, range_end=end, limit=limit, keys_only=keys_only)
+        """`stale_ok`: a member may answer from what it has, also where it has lost the others."""
+        request = self._rpc.RangeRequest(
+            key=key, range_end=end, limit=limit, keys_only=keys_only, serializable=stale_ok
+        )
         reply = self._call(
             "reading from etcd",
             lambda client, s: client.kvstub.Range(request, s, **self._auth(client)),

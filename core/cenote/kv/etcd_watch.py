@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, final
 
 import grpc
 
-from .kv import KvCompacted, KvEvent, KvUnavailable
+from .service import KvCompacted, KvEvent, KvUnavailable
 
 __all__ = ["ConnectionClosed", "EtcdWatch", "WatchStreams", "unavailable"]
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from cenote.api.errors import ConfigError
 
-__all__ = ["EtcdOptions", "parse_etcd_url"]
+__all__ = ["SCHEME", "EtcdOptions", "parse_etcd_url"]
 
 SCHEME: Final = "etcd://"
 PORT_DEFAULT: Final = 2379
@@ -68,8 +68,10 @@ def parse_etcd_url(
             "an etcd URL holds no password", remedy="use --etcd-user and --etcd-password"
         )
     prefix = "/" + path.strip("/") if slash and path.strip("/") else "/cenote"
-    if len(prefix.encode()) > PREFIX_BYTES_MAX or not prefix.isprintable():
-        raise ConfigError(f"{prefix!r} is no prefix for keys")
+    if len(prefix.encode()) > PREFIX_BYTES_MAX or not prefix.isprintable() or "," in prefix:
+        raise ConfigError(
+            f"{prefix!r} is no prefix for keys", remedy="write etcd://host:2379,host:2379/prefix"
+        )
     endpoints = tuple(_endpoint(place.strip(), url) for place in places.split(","))
     return EtcdOptions(
         endpoints=endpoints, prefix=prefix, ca=ca, cert=cert, key=key, user=user, password=password

@@ -1,0 +1,68 @@
+"""The commands of `cenote`. Each imports what it needs when it runs, so that `--help` is quick."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import typer
+
+from . import cmd_bench, cmd_data, cmd_demo, cmd_inspect, cmd_ls, cmd_pool, cmd_replay
+from .cmd_namespaces import namespaces_app
+from .exits import EXIT_CODES_HELP
+
+__all__ = ["app"]
+
+_PASS_THROUGH: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+app = typer.Typer(
+    name="cenote",
+    help="A distributed KV-cache store for LLM inference.",
+    epilog=EXIT_CODES_HELP,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_Function = Callable[..., int | None]
+_POOL: Final = "Run a pool"
+_LOOK: Final = "Look at it"
+_USE: Final = "Use it"
+
+_COMMANDS: Final[tuple[tuple[_Function, str], ...]] = (
+    (cmd_pool.up, _POOL),
+    (cmd_pool.down, _POOL),
+    (cmd_inspect.status, _LOOK),
+    (cmd_inspect.nodes, _LOOK),
+    (cmd_inspect.segments, _LOOK),
+    (cmd_ls.ls, _LOOK),
+    (cmd_data.stat, _LOOK),
+    (cmd_data.put, _USE),
+    (cmd_data.get, _USE),
+    (cmd_data.rm, _USE),
+    (cmd_bench.bench, _USE),
+    (cmd_replay.replay, _USE),
+    (cmd_demo.demo, _USE),
+)
+for _function, _panel in _COMMANDS:
+    app.command(rich_help_panel=_panel)(_function)
+for _daemon in (cmd_pool.master, cmd_pool.store):
+    app.command(rich_help_panel=_POOL, context_settings=_PASS_THROUGH, add_help_option=False)(
+        _daemon
+    )
+app.add_typer(namespaces_app, name="namespaces", rich_help_panel=_LOOK)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Print the version."),
+) -> None:
+    """A distributed KV-cache store for LLM inference."""
+    if version:
+        import importlib.metadata
+
+        print("cenote", importlib.metadata.version("cenote"))
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit

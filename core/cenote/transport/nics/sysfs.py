@@ -1,0 +1,168 @@
+"""Reading the facts from /sys. Whatever can't be read is left out or empty, never an error.
+
+A host may have no RDMA at all, a container sees part of it, and drivers leave out files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from ipaddress import AddressValueError, IPv6Address
+from pathlib import Path
+from typing import Final
+
+from .facts import Gid, NicPort, Place
+
+__all__ = [
+    "read_counters",
+    "read_netdevs",
+    "read_numa_node",
+    "read_pci_place",
+    "read_ports",
+]
+
+SYS: Final = Path("/sys")
+_DEVICES_MAX: Final = 128
+_PORTS_MAX: Final = 16
+_GIDS_MAX: Final = 1024
+_FILE_BYTES_MAX: Final = 4096
+_COUNTERS_MAX: Final = 512
+
+
+def read_ports(root: Path = SYS) -> list[NicPort]:
+    """All ports of all RDMA devices, by name. Empty where the kernel has none."""
+    devices = _entries(root / "class" / "infiniband", _DEVICES_MAX)
+    return [
+        _read_port(root, device, int(port.name))
+        for device in devices
+        for port in _entries(device / "ports", _PORTS_MAX)
+        if port.name.isdigit()
+    ]
+
+
+def read_netdevs(root: Path = SYS) -> frozenset[str]:
+    """Names of the network devices in this network namespace."""
+    return frozenset(entry.name for entry in _entries(root / "class" / "net", 65_536))
+
+
+def read_pci_place(bus_address: str, root: Path = SYS) -> Place:
+    """Where a PCIe device sits, such as a GPU; `bus_address` as in "0000:3b:00.0".
+
+    A place of which nothing is known where there is no such device.
+    """
+    device = root / "bus" / "pci" / "devices" / bus_address.lower()
+    return Place(read_numa_node(device), _pci_path(root, device))
+
+
+def read_numa_node(device: Path) -> int | None:
+    """Of the device in this /sys directory; None where it is not told."""
+    node = _integer(_text(device / "numa_node"), -1)
+    return node if node >= 0 else None
+
+
+def read_counters(port: NicPort, root: Path = SYS) -> dict[str, int]:
+    """The port's counters by name, those of the hardware and those of the specification.
+
+    At most some hundred files, each of them one question to the driver.
+    """
+    directory = root / "class" / "infiniband" / port.device / "ports" / str(port.port)
+    found: dict[str, int] = {}
+    for folder in ("counters", "hw_counters"):
+        for entry in _entries(directory / folder, _COUNTERS_MAX):
+            text = _text(entry)
+            if text.isdigit():
+                found[entry.name] = int(text)
+    return found
+
+
+def _read_port(root: Path, device: Path, number: int) -> NicPort:
+    directory = device / "ports" / str(number)
+    hardware = _hardware(root, device)
+    return NicPort(
+        device=device.name,
+        port=number,
+        link_layer=_text(directory / "link_layer"),
+        state=_state(_text(directory / "state")),
+        physical_state=_state(_text(directory / "phys_state")),
+        rate_gbps=_rate_gbps(_text(directory / "rate")),
+        lid=_integer(_text(directory / "lid"), 0),
+        gids=tuple(_read_gids(directory)),
+        numa_node=read_numa_node(hardware),
+        pci_path=_pci_path(root, hardware),
+    )
+
+
+def _hardware(root: Path, device: Path) -> Path:
+    """The directory of the device below an RDMA device; a software one sits on a netdev."""
+    own = device / "device"
+    if own.exists():
+        return own
+    parent = _text(device / "parent")
+    return root / "class" / "net" / parent / "device" if parent else own
+
+
+def _read_gids(directory: Path) -> Iterator[Gid]:
+    attributes = directory / "gid_attrs"
+    for entry in _entries(directory / "gids", _GIDS_MAX):
+        try:
+            index, value = int(entry.name), IPv6Address(_text(entry))
+        except (ValueError, AddressValueError):
+            continue
+        if int(value):
+            yield Gid(
+                index,
+                value,
+                _text(attributes / "types" / entry.name),
+                _text(attributes / "ndevs" / entry.name),
+            )
+
+
+def _pci_path(root: Path, device: Path) -> tuple[str, ...]:
+    try:
+        parts = device.resolve(strict=True).relative_to((root / "devices").resolve()).parts
+    except (OSError, ValueError, RuntimeError):
+        return ()
+    start = next((i for i, part in enumerate(parts) if part.startswith("pci")), None)
+    if start is None:
+        return ()
+    return tuple(part for part in parts[start:] if part.startswith("pci") or part.count(":") == 2)
+
+
+def _state(text: str) -> str:
+    """ "ACTIVE" of "4: ACTIVE"."""
+    return text.partition(":")[2].strip() or text
+
+
+def _rate_gbps(text: str) -> float:
+    """400.0 of "400 Gb/sec (4X NDR)"."""
+    try:
+        return max(0.0, float(text.split()[0]))
+    except (IndexError, ValueError):
+        return 0.0
+
+
+def _integer(text: str, default: int) -> int:
+    """Decimal, or hexadecimal with 0x; `default` for what is no number."""
+    try:
+        return int(text, 0)
+    except ValueError:
+        return default
+
+
+def _text(path: Path) -> str:
+    """The file's text; "" where it can't be read: the kernel refuses entries that aren't set."""
+    try:
+        with path.open("rb") as file:
+            return file.read(_FILE_BYTES_MAX).decode("ascii", "replace").strip()
+    except OSError:
+        return ""
+
+
+def _entries(directory: Path, limit: int) -> list[Path]:
+    """What is in the directory, numbers in their order; empty where there is none."""
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return []
+    names.sort(key=lambda name: (0, int(name), "") if name.isdigit() else (1, 0, name))
+    return [directory / name for name in names[:limit]]

@@ -1,0 +1,123 @@
+"""A pool of real processes whose bytes go over RDMA, through the SDK."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cenote.client import Client
+from cenote.transport.nics.sysfs import read_counters, read_ports
+from cenote.transport.rdma import RdmaTransport
+from cenote.transport.testing_support import payload
+from cluster import Cluster
+from rdma_daemon import rdma_nics
+
+# Of an emulated machine, which is 20 to 30 times as slow as this one.
+READY_S = 300.0
+DEADLINE_S = 120.0
+PACKET_BYTES_MAX = 4096
+BLOCKS = 16
+BLOCK_BYTES = 256 << 10
+
+pytestmark = pytest.mark.rdma
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    rdma_nics("auto").close()
+    with Cluster(
+        stores=1, dram_bytes=64 << 20, ready_timeout_s=READY_S, store_flags={"rdma": "on"}
+    ) as cluster:
+        yield cluster
+
+
+def rdma_of(client: Client) -> RdmaTransport:
+    [transport] = [t for t in client._transports if isinstance(t, RdmaTransport)]
+    return transport
+
+
+def sent_packets() -> int:
+    counts = [read_counters(port) for port in read_ports()]
+    return sum(c.get("sent_pkts", 0) or c.get("port_xmit_packets", 0) for c in counts)
+
+
+def process_cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def client_of(cluster: Cluster, *transports: str, **options: Any) -> Client:
+    return cluster.client(transports=transports, deadline_s=DEADLINE_S, **options)
+
+
+@pytest.mark.parametrize("library", ["ibverbs", "pyverbs"])
+def test_blocks_over_rdma(cluster: Cluster, library: str) -> None:
+    """Put and got, checked, and by the devices' count it was them that moved the bytes."""
+    before = sent_packets()
+    with client_of(cluster, "rdma", verbs=library) as client:
+        blocks = np.frombuffer(payload(BLOCKS * BLOCK_BYTES, 1), np.uint8)
+        blocks = blocks.reshape(BLOCKS, BLOCK_BYTES).copy()
+        keys = [f"{library} {i}" for i in range(BLOCKS)]
+        with client.register(blocks):
+            client.put_from_batch(keys, list(blocks)).raise_for_errors()
+        target = np.zeros_like(blocks)
+        with client.register(target):
+            client.get_into_batch(keys, list(target)).raise_for_errors()
+        assert np.array_equal(target, blocks)
+        assert client.get(keys[3]) == blocks[3].tobytes()
+        client.put(f"{library} small", b"x" * 1000)
+        assert client.get(f"{library} small") == b"x" * 1000
+        counters = rdma_of(client).counters
+        assert counters.tcp_calls == 0
+        moved = counters.read_bytes + counters.written_bytes
+        assert moved >= 2 * BLOCKS * BLOCK_BYTES
+    assert sent_packets() - before >= 2 * BLOCKS * BLOCK_BYTES / PACKET_BYTES_MAX
+
+
+def test_the_order_of_transports(cluster: Cluster) -> None:
+    """On this host shared memory is preferred; without it RDMA; TCP where it is forced."""
+    for transports, kind in (
+        (("shm", "rdma", "tcp"), "ShmChannel"),
+        (("rdma", "tcp"), "RdmaChannel"),
+        (("tcp",), "TcpChannel"),
+    ):
+        with client_of(cluster, *transports) as client:
+            client.put("any", b"value")
+            [channel] = client._session.channels.values()
+            assert type(channel).__name__ == kind
+
+
+def test_the_daemon_spends_nothing_on_reads(cluster: Cluster) -> None:
+    pid = cluster.stores[0].pid
+    with client_of(cluster, "rdma") as client:
+        data = np.frombuffer(payload(64 << 10, 5), np.uint8).copy()
+        client.put_from("read often", data)
+        target = np.zeros_like(data)
+        assert client.get_into("read often", target) == len(data)
+        seals = rdma_of(client).counters.read_bytes
+        before, idle_before = process_cpu_s(pid), os.times().elapsed
+        reads = 200
+        for _ in range(reads):
+            client.get_into("read often", target)
+        spent, took = process_cpu_s(pid) - before, os.times().elapsed - idle_before
+        assert rdma_of(client).counters.read_bytes - seals == reads * len(data)
+    # Heartbeats and the like go on: as much in a time without reads is theirs.
+    assert spent < 0.1 * took + 0.1, f"{spent} s of processor time in {took} s"
+
+
+def test_a_store_that_is_restarted(cluster: Cluster) -> None:
+    """What was put over RDMA is read over RDMA from the next process; no call fails for long."""
+    with client_of(cluster, "rdma", "tcp") as client:
+        client.put("before", b"kept" * 1000)
+        cluster.stores[0].stop(timeout_s=60)
+        cluster.stores[0].start()
+        cluster.stores[0].wait_ready(READY_S)
+        cluster.wait_alive(1, timeout_s=READY_S)
+        assert client.get("before") == b"kept" * 1000
+        client.put("after", b"new" * 1000)
+        assert client.get("after") == b"new" * 1000

@@ -1,0 +1,132 @@
+"""Bugs on purpose where several masters share their metadata: each takes one rule out."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from cenote.client.masters import Masters
+from cenote.master import adopting
+from cenote.master.attach import _make_usable
+from cenote.master.decider import Decider
+from cenote.master.kv_keeper import Keeper
+from cenote.master.state import MasterState
+from cenote.store.agent_core import AgentCore
+from sim.journal_mutations import MUTATIONS as JOURNAL_MUTATIONS
+from sim.mutations import MUTATIONS as SINGLE_MUTATIONS
+from sim.mutations import replaced
+
+__all__ = ["TAKEOVER_MUTATIONS"]
+
+Mutation = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+def _tenures_never_end() -> contextlib.AbstractContextManager[None]:
+    """A leader serves for as long as it has not heard of another one."""
+
+    def tenure_end_s(keeper: Any) -> float:
+        return -math.inf if keeper.fence is None or keeper.lost is not None else math.inf
+
+    return replaced(Keeper, "tenure_end_s", property(tenure_end_s))
+
+
+class _Report:
+    def __init__(self, segment: Any) -> None:
+        self.ready_bytes = segment.size_bytes
+
+
+def _space_before_attach() -> contextlib.AbstractContextManager[None]:
+    """A new leader gives space of segments whose daemons have not attached to it yet."""
+    start = MasterState.start
+
+    def starting(state: Any, now_s: float) -> Any:
+        effects = start(state, now_s)
+        pool = state._pool
+        for segment in pool.segments.by_id.values():
+            _make_usable(pool, segment, _Report(segment))  # type: ignore[arg-type]
+        for node in pool.nodes.by_id.values():
+            node.attached = True
+        return effects
+
+    return replaced(MasterState, "start", starting)
+
+
+def _nothing_is_adopted() -> contextlib.AbstractContextManager[None]:
+    """A new leader believes its journal: what slots tell beyond it is cleared."""
+    return replaced(adopting, "_newer", lambda pool, slots: np.zeros(len(slots), np.bool_))
+
+
+def _older_leaders_are_followed() -> contextlib.AbstractContextManager[None]:
+    """Daemons follow whoever says that it leads, of whatever epoch, and past its tenure, too."""
+    greeted = AgentCore._on_greeted
+
+    def follow(core: Any, event: Any) -> Any:
+        if event.is_leader and event.epoch < core.epoch:
+            core.epoch = event.epoch
+        return greeted(core, event)
+
+    return replaced(AgentCore, "_on_greeted", follow)
+
+
+@contextlib.contextmanager
+def _clients_stay_behind() -> Iterator[None]:
+    """Clients ask whoever says that it leads, of whatever epoch, and past its tenure, too."""
+    with (
+        replaced(Masters, "accepts", lambda masters, reply: reply.is_leader),
+        replaced(Masters, "settles_for", lambda masters, reply: True),
+    ):
+        yield
+
+
+def _evictions_are_not_awaited() -> contextlib.AbstractContextManager[None]:
+    """Space is given away that a successor takes for an object's."""
+    return replaced(Decider, "unsettled_entry", property(lambda decider: 0))
+
+
+def _seeds_are_not_awaited() -> contextlib.AbstractContextManager[None]:
+    """Clients learn of namespaces that a successor does not know."""
+    return replaced(Decider, "unsettled_naming", property(lambda decider: 0))
+
+
+def _removals_are_not_awaited() -> contextlib.AbstractContextManager[None]:
+    """A removal is told before it is durable."""
+
+    def sync_to(decider: Any, entry: int) -> Future[None]:
+        decider.flush()
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    return replaced(Decider, "sync_to", sync_to)
+
+
+TAKEOVER_MUTATIONS: dict[str, Mutation] = {
+    "tenures never end": _tenures_never_end,
+    "space before the attach": _space_before_attach,
+    "nothing is adopted": _nothing_is_adopted,
+    "older leaders are followed": _older_leaders_are_followed,
+    "clients stay behind": _clients_stay_behind,
+    "evictions are not awaited": _evictions_are_not_awaited,
+    "seeds are not awaited": _seeds_are_not_awaited,
+    "removals are not awaited": _removals_are_not_awaited,
+    **{
+        name: JOURNAL_MUTATIONS[name]
+        for name in (
+            "appends are not fenced",
+            "standbys are impatient",
+            "elections are blind",
+            "leaders read old news",
+            "leaders act for too long",
+        )
+    },
+    **{
+        name: SINGLE_MUTATIONS[name]
+        for name in ("attaches are for anybody", "older writes go on", "claims are overlooked")
+    },
+}
+"""Those of the journal's own simulator, and of one master, matter here, too."""
