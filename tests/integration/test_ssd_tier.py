@@ -89,6 +89,14 @@ def check(client: Client, keys: list[str] = KEYS) -> int:
     return sum(value is not None for value in values)
 
 
+def comes_back(client: Client, count: int) -> int:
+    """Until so many are there: what is asked of a daemon that was just restarted may be a miss, for
+    as long as this client has not noticed."""
+    return wait_until(
+        lambda: there if (there := check(client)) >= count else 0, 10.0, what=f"{count} objects"
+    )
+
+
 @pytest.mark.parametrize("transports", [("shm",), ("tcp",)])
 def test_what_has_no_room_in_memory_is_read_from_the_ssd(
     tmp_path: Path, transports: tuple[str, ...]
@@ -121,8 +129,8 @@ def test_a_restart_brings_back_both_tiers(tmp_path: Path, number: signal.Signals
         began_s = time.monotonic()
         store.restart(number)
         cluster.wait_alive(1)
+        comes_back(client, len(KEYS))
         took_s = time.monotonic() - began_s
-        assert check(client) == len(KEYS)
         print(f"back after {took_s:.2f} s")
         assert took_s < 10
 
@@ -137,7 +145,8 @@ def test_a_reboot_loses_memory_and_not_the_ssd(tmp_path: Path) -> None:
             path.unlink()
         store.restart()
         cluster.wait_alive(1)
-        assert check(client) >= 0.99 * copied > 100
+        assert copied > 100
+        comes_back(client, round(0.99 * copied))
 
 
 def test_a_new_master_knows_of_the_ssd(tmp_path: Path) -> None:
@@ -146,7 +155,7 @@ def test_a_new_master_knows_of_the_ssd(tmp_path: Path) -> None:
         settled(cluster)
         cluster.master.restart(signal.SIGKILL)
         cluster.wait_alive(1)
-        assert check(client) == len(KEYS)
+        comes_back(client, len(KEYS))
         fill(cluster, client, [f"more-{number}" for number in range(60)])
 
 
@@ -222,8 +231,8 @@ def test_a_file_that_was_deleted_is_made_anew(tmp_path: Path) -> None:
         (store,) = cluster.stores
         store.restart(signal.SIGKILL)
         cluster.wait_alive(1)
-        there = check(client)
-        assert 80 < there < len(KEYS)
+        there = comes_back(client, 80)
+        assert there < len(KEYS)
         lost = [key for key in KEYS if not client.exists(key)]
         fill(cluster, client, lost)
         assert check(client, lost) == len(lost)
