@@ -95,6 +95,9 @@ class SimSegment:
     def _slots_memory(self) -> memoryview:
         return memoryview(self.file.table)[: self.file.slots * SLOT_BYTES]
 
+    def clear(self, refs: NDArray[np.void]) -> int:
+        return self.table.clear(refs)
+
     def info(self, *, retired: bool = True) -> pb.SegmentInfo:
         given_up = self.file.retired if retired else []
         ranges = np.zeros(len(given_up), EXTENT)
