@@ -316,15 +316,10 @@ def _host_port(address: str) -> str:
 class CommandProcess(subprocess.Popen[bytes]):
     """A Popen that is killed at the end of its `with` block, where it still runs."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *details: Any) -> None:
         if self.poll() is None:
             self.kill()
-        super().__exit__(kind, error, trace)
+        super().__exit__(*details)
 
 
 def start_cenote(

@@ -51,7 +51,7 @@ def _serve(pipe: Connection, size_bytes: int, unix_path: str, options: dict[str,
     server = DataServer(
         segments,
         sessions,
-        tcp=("127.0.0.1", 0),
+        tcp=("127.0.0.1", options.pop("port", 0)),
         unix_path=unix_path,
         limits=limits,
         rdma=host,

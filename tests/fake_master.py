@@ -6,7 +6,10 @@ import threading
 import time
 from collections.abc import Sequence
 
+import numpy as np
+
 from cenote.api.errors import CenoteError, ClientClosed, SessionUnknown, StaleEpoch
+from cenote.api.rows import BLOCK, SLOT_SUM
 from cenote.v1 import master_pb2 as pb
 
 __all__ = ["FakeLink", "FakeMaster", "FakeSessions"]
@@ -24,6 +27,10 @@ class FakeMaster:
         self.beat_error: CenoteError | None = None
         self.known = False
         self.attaches: list[list[pb.AttachRequest]] = []
+        self.asked: list[list[pb.AttachRequest]] = []
+        """Attaches by sums that were answered with what is wanted."""
+        self.agrees = False
+        """Whether sums are taken for right; else all that is sealed is wanted."""
         self.beats: list[pb.HeartbeatRequest] = []
         self.detaches: list[pb.DetachRequest] = []
         self.instructions: list[pb.Instruction] = []
@@ -33,6 +40,17 @@ class FakeMaster:
 
     def link(self, _address: str) -> FakeLink:
         return FakeLink(self)
+
+    def wanted(self, first: pb.AttachRequest) -> bytes:
+        """BLOCK rows that an attach by sums should tell of."""
+        if not first.slots_per_block or first.told_blocks or self.agrees:
+            return b""
+        rows = [
+            (segment.node_segment_index, block)
+            for segment in first.segments
+            for block in np.flatnonzero(np.frombuffer(segment.slot_sums, SLOT_SUM)["count"])
+        ]
+        return np.array(rows, BLOCK).tobytes() if rows else b""
 
     def instruct(self, instruction: pb.Instruction) -> int:
         with self.lock:
@@ -84,6 +102,11 @@ class FakeLink:
             master._slices.append(pb.AttachRequest.FromString(request.SerializeToString()))
             if request.more:
                 return pb.AttachResponse(epoch=master.epoch)
+            wanted = master.wanted(master._slices[0])
+            if wanted:
+                master.asked.append(master._slices)
+                master._slices = []
+                return pb.AttachResponse(epoch=master.epoch, wanted_blocks=wanted)
             master.attaches.append(master._slices)
             master._slices = []
             master.known = True

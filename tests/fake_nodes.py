@@ -56,11 +56,16 @@ class FakeChannel:
         self._node = node
         self._session_id = session_id
         self.verifies_by_lease = by_lease
+        self.obstacle = ""
         self.closed = False
 
     @property
     def node_id(self) -> int:
         return self._node.node_id
+
+    @property
+    def route(self) -> str:
+        return "a fake"
 
     def proves(self, lease_id: int) -> bool:
         return self.verifies_by_lease and lease_id != 0 and not self._node.tenure_over
@@ -185,17 +190,26 @@ class FakeChannel:
 class FakeTransport:
     """See `cenote.transport.base.Transport`. `by_lease`: like shm, else like TCP."""
 
-    kind = common_pb2.TRANSPORT_KIND_MEMORY
-
-    def __init__(self, nodes: dict[int, FakeNode], *, by_lease: bool = True) -> None:
+    def __init__(
+        self,
+        nodes: dict[int, FakeNode],
+        *,
+        by_lease: bool = True,
+        kind: int = common_pb2.TRANSPORT_KIND_MEMORY,
+    ) -> None:
+        self.kind = kind
         self._nodes = nodes
         self._by_lease = by_lease
+        self.in_the_way: str | None = None
+        """Why it can't work at all now."""
+        self.refusal: CenoteError | None = None
+        """What connecting ends in now."""
         self.closed = False
         self.regions: list[Region] = []
         self.channels: list[FakeChannel] = []
 
-    def reachable(self, node: common_pb2.NodeView, identity: SessionIdentity) -> bool:
-        return node.node_id in self._nodes
+    def obstacle(self, node: common_pb2.NodeView, identity: SessionIdentity) -> str | None:
+        return self.in_the_way if node.node_id in self._nodes else "there is no such node"
 
     def register(self, address: int, length: int, keeper: object) -> Region:
         region = Region(address, length, keeper)
@@ -208,6 +222,8 @@ class FakeTransport:
     def connect(
         self, node: common_pb2.NodeView, identity: SessionIdentity, epoch: int, deadline_s: float
     ) -> FakeChannel:
+        if self.refusal is not None:
+            raise self.refusal
         channel = FakeChannel(self._nodes[node.node_id], self._by_lease, identity.session_id)
         self.channels.append(channel)
         return channel

@@ -61,18 +61,10 @@ class FakeFarEnd:
         self.segment = FakeSegment(SEGMENT_ID, SIZE_BYTES)
         self.segments = FakeSegments([self.segment])
         self.sessions = SessionTable(self.segments)
-        far_nics = Nics(self.far_verbs, fake_ports(self.far_verbs))
-        self.host = RdmaHost(self.segments, far_nics, chunk_bytes=chunk_bytes)
-        while not self.host.register_more():
-            pass
-        self.server = DataServer(
-            self.segments,
-            self.sessions,
-            tcp=("127.0.0.1", 0),
-            rdma=self.host,
-            connections_max=connections_max,
-        )
+        self._options = chunk_bytes, connections_max
+        self._serve(0)
         assert self.server.tcp_address is not None
+        far_nics = self.host.nics
         self.link = Link(self.server.tcp_address[1])
         self.transport = RdmaTransport(
             Nics(self.near_verbs, fake_ports(self.near_verbs)),
@@ -92,6 +84,29 @@ class FakeFarEnd:
             ],
         )
         self._stopped = False
+
+    def _serve(self, port: int) -> None:
+        nics = Nics(self.far_verbs, fake_ports(self.far_verbs))
+        chunk_bytes, connections_max = self._options
+        self.host = RdmaHost(self.segments, nics, chunk_bytes=chunk_bytes)
+        while not self.host.register_more():
+            pass
+        self.server = DataServer(
+            self.segments,
+            self.sessions,
+            tcp=("127.0.0.1", port),
+            rdma=self.host,
+            connections_max=connections_max,
+        )
+
+    def restart(self) -> None:
+        """As another process would: the same address, other queue pairs, other keys."""
+        assert self.server.tcp_address is not None
+        port = self.server.tcp_address[1]
+        self.server.close()
+        self.host.close()
+        self._serve(port)
+        self.server.start()
 
     def __enter__(self) -> Self:
         self.server.start()

@@ -50,13 +50,22 @@ class RdmaFarEnd:
     outlives_peer = False
     proven_by_lease = False
 
-    def __init__(self, daemon: DataDaemon, transport: RdmaTransport) -> None:
+    def __init__(self, daemon: DataDaemon, transport: RdmaTransport, library: str) -> None:
         self.transport = transport
         self.node = daemon.node
         self.pause = daemon.pause
         self.resume = daemon.resume
         self.stop = daemon.kill
         self.daemon = daemon
+        self._library = library
+        self.later: DataDaemon | None = None
+
+    def restart(self) -> None:
+        """Another process, with other memory, at the same address."""
+        self.daemon.kill()
+        options = {"rdma": self._library, "port": self.daemon.tcp[1]}
+        self.later = DataDaemon(SIZE_BYTES, f"{self.daemon.unix_path}.2", options)
+        self.daemon = self.later
 
     def peek(self, offset: int, length: int) -> bytes:
         return self.daemon.memory[offset : offset + length]
@@ -77,7 +86,12 @@ def rdma_far_end(library: str, **options: Any) -> Iterator[RdmaFarEnd]:
     transport = RdmaTransport(rdma_nics(library), settings=patient)
     try:
         with data_daemon(SIZE_BYTES, rdma=library, **options) as daemon:
-            yield RdmaFarEnd(daemon, transport)
+            far = RdmaFarEnd(daemon, transport, library)
+            try:
+                yield far
+            finally:
+                if far.later is not None:
+                    far.later.close()
     finally:
         transport.close()
 

@@ -259,6 +259,29 @@ class RdmaScenarios:
             assert traffic.memory.untouched(0, ITEMS * ITEM_BYTES)
             traffic.close()
 
+    def test_a_peer_that_is_restarted(self) -> None:
+        """At its old address: other queue pairs, other keys; what is late of before is nobody's."""
+        with self.channel() as (far, channel):
+            traffic = Traffic(far)
+            traffic.write(channel)
+            lane = the_lane(channel)
+            far.restart()
+            with contextlib.suppress(Unavailable):  # of the connections that broke
+                channel.read(traffic.extents, traffic.addresses, DEADLINE_S)
+
+            def is_well() -> bool:
+                try:
+                    traffic.read(channel, traffic.write(channel))
+                except Unavailable:
+                    return False
+                return any(new is not lane for new in channel._lanes._lanes.values())
+
+            wait_until(is_well, timeout_s=120, what="the new process to be used over RDMA")
+            before = far.transport.counters.tcp_calls
+            traffic.read(channel, traffic.write(channel))
+            assert far.transport.counters.tcp_calls == before
+            traffic.close()
+
     def test_a_writer_that_is_cut_off_writes_no_more(self) -> None:
         """Its queue pairs are ended before the daemon says that it is cut off."""
         with self.channel() as (far, channel):

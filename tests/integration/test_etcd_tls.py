@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cenote.api.errors import ResourceUnavailable
+from cenote.api.errors import CenoteError, ResourceUnavailable
+from cenote.client.config import make_config
 from cenote.kv.etcd import EtcdKv
 from cenote.kv.service import Put
 from cenote.master.metadata import MasterRow, MetadataOptions, open_backend
@@ -66,11 +67,20 @@ def test_tls_and_a_password(tmp_path: Path, certificates: Path) -> None:
         )
         backend = open_backend(etcd.url, good)
         try:
-            backend.join(MasterRow("a"))
+            backend.join(MasterRow("a", ("a:1",)))
             assert backend.campaign(TIMEOUT_S), backend.refusal
             list(backend.open().records)
             backend.append(records(1, 3))
             backend.sync(3).result(TIMEOUT_S)
+            # Whoever looks for the masters there needs the same.
+            access: dict[str, object] = {"etcd_ca": ca, "etcd_user": "root"}
+            directory = make_config(etcd.url, {**access, "etcd_password": "secret"}).directory()
+            assert directory is not None
+            assert [place.addresses for place in directory.wait(TIMEOUT_S)] == [("a:1",)]
+            refused = make_config(etcd.url, {**access, "etcd_password": "wrong"}).directory()
+            assert refused is not None
+            with pytest.raises(CenoteError, match="can't be looked up"):
+                refused.look_up(TIMEOUT_S)
             reader = open_backend(etcd.url, good)
             try:
                 assert numbers(follow_all(reader, through=3)) == [1, 2, 3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -73,3 +74,14 @@ def test_registration_goes_by_the_limit_that_is_told() -> None:
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_doctor_finds_the_devices_fit() -> None:
+    command = [sys.executable, "-m", "cenote.cli.main", "doctor", "--json", "--deadline", "60"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3 * TIMEOUT_S)
+    found = {finding["check"]: finding for finding in json.loads(done.stdout)}
+    for port in read_ports():
+        assert found[f"rdma {port.name}"]["verdict"] == "ok", found
+        assert "GID" in found[f"rdma {port.name}"]["found"]
+    assert found["rdma library"]["verdict"] in ("ok", "warn")
+    assert found["rdma losses"]["verdict"] in ("ok", "warn")

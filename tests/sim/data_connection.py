@@ -259,6 +259,8 @@ class SimChannel:
     """What both kinds of channels do alike."""
 
     verifies_by_lease = False
+    route = "simulated"
+    obstacle = ""
 
     def proves(self, lease_id: int) -> bool:
         return False

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sim.stores import SegmentFile, StoreHost
     from sim.world import World
 
-__all__ = ["ALL_FAULTS", "WITH_METADATA_LOSS", "WITH_POWER", "Faults"]
+__all__ = ["ALL_FAULTS", "WITH_HIDDEN_SOCKETS", "WITH_METADATA_LOSS", "WITH_POWER", "Faults"]
 
 MEAN_INTERVAL_S: Final = 0.35
 PAUSES_S: Final = (0.02, 0.2, 0.6, 1.5, 3.0)
@@ -47,11 +47,16 @@ ALL_FAULTS: Final = frozenset(
         "reset",
     }
 )
-"""All kinds but `power` and `metadata-loss`."""
+"""All kinds but `power`, `metadata-loss` and `hidden-sockets`."""
 WITH_POWER: Final = ALL_FAULTS | {"power"}
 """The master's machine fails, too, and the journal's unsynced end is lost."""
 WITH_METADATA_LOSS: Final = ALL_FAULTS | {"metadata-loss"}
 """The master's directory is lost at times."""
+
+WITH_HIDDEN_SOCKETS: Final = ALL_FAULTS | {"hidden-sockets"}
+"""At times nobody can see the daemons' Unix sockets: who connects then takes TCP, and changes over
+to shared memory later."""
+HIDDEN_S: Final = (0.3, 1.0, 3.0)
 
 
 class Faults:
@@ -77,6 +82,8 @@ class Faults:
             "metadata-loss": (1, self._metadata_loss),
             "reset": (1, world.reset_namespace),
         }
+        if "hidden-sockets" in kinds:
+            every["hidden-sockets"] = (4, self._hide_sockets)
         self._every = every
         # Each run has its own mixture: some faults often, some never. What is left out changes
         # nothing about the others.
@@ -453,6 +460,12 @@ class Faults:
 
         world.loop.note(name, "is of a pool that is gone, and wiped")
         world.loop.after(0.0, wipe)
+
+    def _hide_sockets(self) -> None:
+        loop = self._world.loop
+        until_s = loop.now_s + loop.dice.choice(HIDDEN_S)
+        self._world.sockets_hidden_until_s = max(until_s, self._world.sockets_hidden_until_s)
+        loop.note("all", "Unix sockets are hidden")
 
     def _metadata_loss(self) -> None:
         self._master_down(orderly=False, loss=True)

@@ -19,6 +19,7 @@ import cenote.client.driver
 import cenote.client.housekeeping
 import cenote.client.master_stub
 import cenote.client.session
+import cenote.client.ways
 import cenote.master.standby
 import cenote.store.agent
 import cenote.store.sessions
@@ -270,6 +271,7 @@ def inhabited(
     clock, threads = SimTime(loop), SimThreading(loop)
     session, store_sessions = cenote.client.session, cenote.store.sessions
     keeping, agent = cenote.client.housekeeping, cenote.store.agent
+    ways = cenote.client.ways
     stub, standby = cenote.client.master_stub, cenote.master.standby
     places: list[tuple[Any, str, Any]] = [
         (module, "time", clock)
@@ -278,6 +280,7 @@ def inhabited(
             cenote.client.driver,
             keeping,
             session,
+            ways,
             agent,
             stub,
             standby,

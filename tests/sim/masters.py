@@ -282,7 +282,9 @@ class MasterProcess:
         out, self.out = self.out, []
         entry = self.service.decider.backend.last_entry
         for waiting in out:
-            if waiting.until_durable:
+            if waiting.entry:  # a namespace that another client has just opened: takes no time
+                self._synced(waiting, waiting.entry)
+            elif waiting.until_durable:
                 self.service.decider.sync()
                 delay_s = self.world.loop.dice.expovariate(1 / 0.002)
                 self.world.loop.after(delay_s, partial(self._synced, waiting, entry), self.party)

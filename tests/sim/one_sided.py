@@ -254,8 +254,8 @@ class OneSidedChannel(SimChannel):
 class SimOneSided(SimTransport):
     kind = common_pb2.TRANSPORT_KIND_RDMA
 
-    def reachable(self, node: common_pb2.NodeView, identity: SessionIdentity) -> bool:
-        return True
+    def obstacle(self, node: common_pb2.NodeView, identity: SessionIdentity) -> str | None:
+        return None
 
     def connect(
         self, node: common_pb2.NodeView, identity: SessionIdentity, epoch: int, deadline_s: float

@@ -36,6 +36,8 @@ CLAIM_PAGES: Final = 64
 __all__ = ["SegmentFile", "SimSegment", "StoreHost", "StoreProcess"]
 
 SLOTS_FIRST: Final = 48
+SLOTS_PER_BLOCK: Final = 8
+"""Small, as the tables are: inventories are of some of their blocks, mostly."""
 
 
 @dataclass(eq=False)
@@ -247,6 +249,7 @@ class StoreProcess:
             is_preparing=self._is_preparing,
             on_end=self._on_end,
             jitter=world.loop.dice.random,
+            slots_per_block=SLOTS_PER_BLOCK,
         )
         party.on_death.append(self._died)
         self.agent.start()

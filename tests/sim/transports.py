@@ -37,8 +37,8 @@ class SimTransport:
 class SimTcp(SimTransport):
     kind = common_pb2.TRANSPORT_KIND_TCP
 
-    def reachable(self, node: common_pb2.NodeView, identity: SessionIdentity) -> bool:
-        return True
+    def obstacle(self, node: common_pb2.NodeView, identity: SessionIdentity) -> str | None:
+        return None
 
     def connect(
         self, node: common_pb2.NodeView, identity: SessionIdentity, epoch: int, deadline_s: float
@@ -53,8 +53,12 @@ class SimTcp(SimTransport):
 class SimShm(SimTransport):
     kind = common_pb2.TRANSPORT_KIND_SHM
 
-    def reachable(self, node: common_pb2.NodeView, identity: SessionIdentity) -> bool:
-        return bool(node.boot_id) and node.boot_id == identity.boot_id
+    def obstacle(self, node: common_pb2.NodeView, identity: SessionIdentity) -> str | None:
+        if not node.boot_id or node.boot_id != identity.boot_id:
+            return "another host"
+        if self._world.loop.now_s < self._world.sockets_hidden_until_s:
+            return "its socket is hidden"
+        return None
 
     def connect(
         self, node: common_pb2.NodeView, identity: SessionIdentity, epoch: int, deadline_s: float

@@ -124,6 +124,7 @@ class World:
         self._processes = 0
         # There are few puts here.
         Spares.credit_needed = dice.choice((1, 8))
+        self.sockets_hidden_until_s = 0.0
         several = TAKEOVER in options.faults
         if several:
             share_metadata(self)

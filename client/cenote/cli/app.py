@@ -7,7 +7,17 @@ from typing import Final
 
 import typer
 
-from . import cmd_bench, cmd_data, cmd_demo, cmd_inspect, cmd_ls, cmd_pool, cmd_replay
+from . import (
+    cmd_bench,
+    cmd_data,
+    cmd_demo,
+    cmd_doctor,
+    cmd_inspect,
+    cmd_ls,
+    cmd_paths,
+    cmd_pool,
+    cmd_replay,
+)
 from .cmd_namespaces import namespaces_app
 from .exits import EXIT_CODES_HELP
 
@@ -31,9 +41,11 @@ _USE: Final = "Use it"
 _COMMANDS: Final[tuple[tuple[_Function, str], ...]] = (
     (cmd_pool.up, _POOL),
     (cmd_pool.down, _POOL),
+    (cmd_doctor.doctor, _LOOK),
     (cmd_inspect.status, _LOOK),
     (cmd_inspect.nodes, _LOOK),
     (cmd_inspect.segments, _LOOK),
+    (cmd_paths.paths, _LOOK),
     (cmd_ls.ls, _LOOK),
     (cmd_data.stat, _LOOK),
     (cmd_data.put, _USE),

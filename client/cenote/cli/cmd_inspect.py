@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .cmd_paths import TRANSPORTS_DEFAULT, Transports, predicted_paths, split_transports
 from .options import MASTER_DEFAULT, AsJson, DeadlineS, GrpcAddress, MasterAddress, Wide
 
 if TYPE_CHECKING:
@@ -206,31 +207,48 @@ def _ssd_pairs(reply: admin_pb2.GetStatusResponse) -> list[tuple[str, str | int 
 def nodes(
     master: MasterAddress = MASTER_DEFAULT,
     grpc: GrpcAddress = None,
+    transports: Transports = TRANSPORTS_DEFAULT,
     json: AsJson = False,
     wide: Wide = False,
     deadline: DeadlineS = 5.0,
 ) -> None:
     """The store daemons: state, use, traffic, addresses.
 
-    Bytes that move over shared memory pass no daemon, so only those over TCP are counted.
+    Bytes that move over shared memory pass no daemon, so only those over TCP are counted. The path
+    is what a client on this host would take, without trying it: `cenote paths` does.
     """
     from .connect import open_admin
     from .output import print_json, print_table
 
     with open_admin(master, grpc, deadline) as admin:
-        found = [_node(node) for node in admin.nodes()]
+        listed = admin.nodes()
+    ways = predicted_paths([node.view for node in listed], split_transports(transports))
+    found = [_node(node) | {"path": ways[node.view.node_id].path} for node in listed]
     if json:
         print_json(found)
         return
     from cenote.runtime.units import format_duration, format_size
 
     print_table(
-        ["node", "id", "state", "used", "capacity", "tcp out", "tcp in", "sessions", "seen", "at"],
+        [
+            "node",
+            "id",
+            "state",
+            "path",
+            "used",
+            "capacity",
+            "tcp out",
+            "tcp in",
+            "sessions",
+            "seen",
+            "at",
+        ],
         (
             (
                 node["name"],
                 node["node_id"],
                 node["state"],
+                node["path"] or "none",
                 _share(node["used_bytes"], node["capacity_bytes"]),
                 format_size(node["capacity_bytes"]),
                 format_size(node["read_bytes"]),

@@ -26,6 +26,7 @@ __all__ = [
     "parse_key",
     "print_json",
     "print_pairs",
+    "print_report",
     "print_table",
 ]
 
@@ -145,6 +146,29 @@ def print_pairs(pairs: Iterable[tuple[str, Cell]], title: str = "") -> None:
     for name, value in pairs:
         table.add_row(Text(name), Text("-" if value is None else str(value)))
     _print(table)
+
+
+_STYLES: Final = {"ok": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim"}
+
+
+def print_report(rows: Iterable[tuple[str, str, str, str]]) -> None:
+    """Lines of verdict, subject, text; below those that are not well, what would help."""
+    from rich.text import Text
+
+    listed = list(rows)
+    subjects_width = max((_width(subject) for _, subject, _, _ in listed), default=0)
+    console = _console(sys.stdout)
+    plain = not sys.stdout.isatty()
+    for verdict, subject, text, remedy in listed:
+        head = f"{verdict:<7}  {subject}{' ' * (subjects_width - _width(subject))}  "
+        lines = [Text(head, _STYLES.get(verdict, "")).append(text, "default")]
+        if remedy and verdict != "ok":
+            lines.append(Text(" " * len(head) + f"-> {remedy}"))
+        for line in lines:
+            if plain:
+                sys.stdout.write(f"{line.plain}\n")
+            else:
+                console.print(line, soft_wrap=True)
 
 
 def _print(table: Table, width: int | None = None) -> None:

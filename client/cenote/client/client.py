@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, TypedDict, Unpack, cast
 
 from cenote.api.errors import ResourceUnavailable
 from cenote.api.master import MasterApi
-from cenote.api.types import ClientStats
+from cenote.api.types import ClientStats, PeerPath
 from cenote.runtime.log import get_logger
 from cenote.transport.base import Region, Transport
 from cenote.v1 import common_pb2
@@ -18,10 +18,11 @@ from cenote.v1 import master_pb2 as pb
 
 from .buffers import AnyBuffer, Buffer, readable_memory
 from .config import ClientConfig, make_config
-from .master_stub import LaneMaster
 from .namespace import Namespace
+from .reaching import reach_masters
 from .registering import RegistrationCache
 from .session import Session
+from .survey import survey
 from .transports import make_transports
 
 __all__ = ["Client", "ClientKeywords", "Registration"]
@@ -102,7 +103,7 @@ class Client(Namespace):
         self._start(
             config,
             fingerprint,
-            lambda hello, greeted: _reach_masters(config, hello, greeted),
+            lambda hello, greeted: reach_masters(config, hello, greeted),
             make_transports(config),
         )
 
@@ -205,6 +206,16 @@ class Client(Namespace):
 
     # ---- the client itself -------------------------------------------------------------------
 
+    def paths(self, *, deadline_s: float | None = None) -> list[PeerPath]:
+        """The way that this client's bytes take to each store daemon, and why no better one.
+
+        Connects to daemons that it has not talked to yet; one that does not answer by the deadline
+        has no path. Raises Unavailable, DeadlineExceeded where the master is not reached.
+        """
+        self._session.check()
+        limit_s = self._session.config.deadline_s if deadline_s is None else deadline_s
+        return survey(self._session, limit_s)
+
     def stats(self) -> ClientStats:
         """Counters since the client was made."""
         session = self._session
@@ -274,14 +285,3 @@ def _configure(
         overrides["transports"] = (overrides["transports"],)
     config = make_config(addresses, overrides)
     return config, config.fingerprint.encode("utf-8", "surrogateescape")
-
-
-def _reach_masters(
-    config: ClientConfig, hello: pb.HelloRequest, greeted: Callable[[pb.HelloResponse], None]
-) -> LaneMaster:
-    """Raises Unavailable, Unauthenticated and ConfigError where they can't be looked up."""
-    directory, addresses = config.directory(), config.addresses
-    if directory is not None:
-        places = directory.wait(config.deadline_s)
-        addresses = tuple(address for place in places for address in place.addresses)
-    return LaneMaster(addresses, hello, on_hello=greeted, directory=directory)

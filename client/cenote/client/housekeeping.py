@@ -163,6 +163,7 @@ class Housekeeper:
         """Do what is due; whether there is more to come soon."""
         now_s = time.monotonic()
         self._give_spares_back(now_s)
+        self._session.improve_ways()
         if now_s >= self._renew_at_s or self._holds_are_due(now_s) or self._leader_is_in_doubt():
             self._renew()
         self.flush_aborts()

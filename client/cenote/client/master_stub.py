@@ -147,10 +147,10 @@ class LaneMaster:
         on one past its tenure until the others were asked."""
         reply = decoded(pb.HelloResponse, body)
         masters = self._masters
+        masters.told(reply.epoch)
         if not masters.accepts(reply):
             if reply.is_leader:
                 raise NotLeader(f"this master led until epoch {masters.epoch} began")
-            masters.told(reply.epoch)
             raise NotLeader(
                 "this master is a standby", addresses=reply.leader_addresses, epoch=reply.epoch
             )
@@ -291,8 +291,9 @@ class LaneMaster:
                 masters.silent(address)
                 continue
             masters.heard(address)
-            if not reply.is_leader and reply.epoch >= masters.epoch:
-                masters.told(reply.epoch)
+            behind = reply.epoch < masters.epoch
+            masters.told(reply.epoch)
+            if not reply.is_leader and not behind:
                 todo[:0] = reply.leader_addresses
             elif masters.accepts(reply):
                 if not reply.past_tenure:

@@ -49,8 +49,8 @@ class Masters:
         return reply.is_leader and (self.is_lone or reply.epoch >= self.epoch)
 
     def told(self, epoch: int) -> None:
-        """A standby knows of a leader of that epoch (0: of none): older ones are over, whether they
-        know it or not."""
+        """Some master knows of a leader of that epoch (0: of none): older ones are over, whether
+        they know it or not."""
         if not self.is_lone:
             self.epoch = max(self.epoch, epoch)
 

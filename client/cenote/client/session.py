@@ -6,6 +6,7 @@ session ends with `close`, with the process's main thread, or when its owner is 
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -13,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -41,10 +42,16 @@ from .plan.space import Space
 from .plan.state import ClientState
 from .registering import RegistrationCache
 from .turns import Turn
+from .ways import Ways
 
 __all__ = ["DURABILITIES", "Session", "clock_id"]
 
 _CLOSE_BUDGET_S: Final = 1.0
+_IMPROVE_S: Final = 1.0
+"""For connecting by a better way. Who closes the client, or has few transfer threads, may have to
+wait for it."""
+_RETIRED_S: Final = 1.0
+_log: Final = logging.getLogger("cenote.client")
 DURABILITIES: Final = {
     "default": common_pb2.DURABILITY_UNSPECIFIED,
     "relaxed": common_pb2.DURABILITY_RELAXED,
@@ -93,6 +100,11 @@ class Session:
         self.aborts: deque[Grant] = deque()
         self.channels: dict[int, Channel] = {}
         self._transports = list(transports)
+        self.ways = Ways(transports)
+        self._retired: list[tuple[Channel, int, frozenset[object], float]] = []
+        """Channels that a better one replaced, their nodes, the calls that may use them still, and
+        until when others may that are counted nowhere."""
+        self._improving: Future[None] | None = None
         self._connect_turns: dict[int, Turn] = {}
         """By node: one that does not answer must not keep a thread from another."""
         self._hello_turn = Turn()
@@ -178,6 +190,9 @@ class Session:
             node_id = next(iter(self.channels))
             self.channels[node_id].close()
             self.channels.pop(node_id, None)
+        retired, self._retired = self._retired, []
+        for channel, *_ in retired:
+            channel.close()
         if self.cache is not None:
             self.cache.close()
         for transport in self._transports:
@@ -264,6 +279,7 @@ class Session:
         """The master's metadata were lost: its numbers of nodes and segments mean others now. No
         answer of it is used before this returns."""
         self.state.use_peers(Peers(reply.cluster_view))
+        self.ways.forget_all()
         for node_id, channel in list(self.channels.items()):
             self.drop_channel(node_id, channel)
 
@@ -362,32 +378,70 @@ class Session:
         node = self.state.peers.nodes.get(node_id)
         if node is None:
             raise Unavailable(f"node {node_id} is not in the cluster view any more")
-        failures: list[CenoteError] = []
-        for transport in self._transports:
-            if not transport.reachable(node, self.identity):
-                continue
+        channel = self.ways.connect(node, self.identity, self.state.limits.epoch, until_s)
+        if channel.verifies_by_lease:
+            self.state.lease_proven.add(node_id)
+        else:
+            self.state.lease_proven.discard(node_id)
+        return channel
+
+    def improve_ways(self) -> None:
+        """Try better ways to nodes where it is time, in a thread; let go of channels that such a
+        way has replaced. Now and then, by housekeeping."""
+        now_s = time.monotonic()
+        self._close_retired(now_s)
+        if self._improving is not None and not self._improving.done():
+            return
+        nodes = self.state.peers.nodes
+        in_use = {node_id: nodes[node_id] for node_id in list(self.channels) if node_id in nodes}
+        found = self.ways.improvable(in_use, self.identity, now_s)
+        if found:
+            self._improving = self.pool().submit(self._improve, found)
+
+    def _improve(self, node_ids: Sequence[int]) -> None:
+        for node_id in node_ids:
+            if self.refusal is not None:
+                return
+            until_s = time.monotonic() + _IMPROVE_S
+            turn = self._connect_turns.setdefault(node_id, Turn())
             try:
-                channel = transport.connect(
-                    node,
-                    self.identity,
-                    self.state.limits.epoch,
-                    max(0.001, until_s - time.monotonic()),
-                )
+                turn.take(until_s, "another thread is connecting to that node")
+                self._improve_one(node_id, until_s)
             except CenoteError as error:
-                failures.append(error)
-                continue
-            if channel.verifies_by_lease:
-                self.state.lease_proven.add(node_id)
-            else:
+                _log.debug("no better way to node %d: %s", node_id, error)
+            finally:
+                turn.give()
+
+    def _improve_one(self, node_id: int, until_s: float) -> None:
+        old, pool_id = self.channels.get(node_id), self._pool_id
+        node = self.state.peers.nodes.get(node_id)
+        if node is None or old is None or self.refusal is not None:
+            return
+        channel = self.ways.improve(node, self.identity, self.state.limits.epoch, until_s)
+        if channel is None:
+            return
+        with self._numbers_lock:
+            if pool_id == self._pool_id and self.refusal is None:
                 self.state.lease_proven.discard(node_id)
-            return channel
-        if failures:
-            raise failures[0]
-        raise Unavailable(
-            f"no transport of {', '.join(self.config.transports)} reaches node"
-            f" {node.name or node_id}",
-            remedy="allow another transport, e.g. transports=('shm', 'tcp')",
-        )
+                self.channels[node_id] = channel
+                late_s = time.monotonic() + _RETIRED_S
+                self._retired.append((old, node_id, frozenset(self.running), late_s))
+                return
+        channel.close()
+
+    def _close_retired(self, now_s: float) -> None:
+        for entry in list(self._retired):
+            old, node_id, calls, late_s = entry
+            if now_s < late_s or any(call in self.running for call in calls):
+                continue
+            old.close()
+            with self._numbers_lock:
+                if entry in self._retired:
+                    self._retired.remove(entry)
+                # Not before: a call that began on the old one must not trust a lease instead.
+                channel = self.channels.get(node_id)
+                if channel is not None and channel.verifies_by_lease:
+                    self.state.lease_proven.add(node_id)
 
     def drop_channel(self, node_id: int, channel: Channel) -> None:
         """Give a channel up; the next use makes a new one."""

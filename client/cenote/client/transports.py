@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from cenote.api.errors import ConfigError, ResourceUnavailable
-from cenote.runtime.log import get_logger
+from cenote.transport.absent import AbsentTransport
 from cenote.transport.base import Transport
+from cenote.v1 import common_pb2
 
 from .config import ClientConfig
 
 __all__ = ["make_transports"]
 
-_NAMES = ("shm", "rdma", "tcp")
-
-_log = get_logger(__name__)
+_KINDS: Final = {
+    "shm": common_pb2.TRANSPORT_KIND_SHM,
+    "rdma": common_pb2.TRANSPORT_KIND_RDMA,
+    "tcp": common_pb2.TRANSPORT_KIND_TCP,
+}
 
 
 def make_transports(config: ClientConfig) -> list[Transport]:
-    """In the order of `config.transports`. RDMA is left out where this host has none, unless it is
-    all that was asked for.
+    """In the order of `config.transports`. For RDMA where this host has none stands something that
+    says why, unless it is all that was asked for.
 
     Raises ConfigError, ResourceUnavailable.
     """
-    unknown = [name for name in config.transports if name not in _NAMES]
+    unknown = [name for name in config.transports if name not in _KINDS]
     if unknown:
         raise ConfigError(
-            f"there is no transport {unknown[0]!r}", remedy="one of: " + ", ".join(_NAMES)
+            f"there is no transport {unknown[0]!r}", remedy="one of: " + ", ".join(_KINDS)
         )
     made: list[Transport] = []
     for name in config.transports:
@@ -33,7 +38,7 @@ def make_transports(config: ClientConfig) -> list[Transport]:
         except ResourceUnavailable as error:
             if set(config.transports) == {name}:
                 raise
-            _log.debug("a transport is left out", transport=name, why=error.message)
+            made.append(AbsentTransport(_KINDS[name], error.message))
     return made
 
 

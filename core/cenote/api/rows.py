@@ -135,6 +135,12 @@ SLOT = np.dtype(
 )
 """One sealed slot in a daemon's inventory (attach)."""
 
+SLOT_SUM = np.dtype([("sum", "<u8"), ("count", "<u4")])
+"""What a block of slot numbers holds: see `slot_sums`."""
+
+BLOCK = np.dtype([("segment_index", "<u4"), ("block", "<u4")])
+"""One block of slot numbers of a segment; of how many, the message says."""
+
 SLOT_REF = np.dtype([("segment_index", "<u4"), ("slot", "<u4"), ("epoch", "<u4"), ("seq", "<u8")])
 """A slot and the version it must still hold."""
 

@@ -16,6 +16,8 @@ __all__ = [
     "ClientStats",
     "GetStatus",
     "MatchResult",
+    "PathObstacle",
+    "PeerPath",
     "PutResult",
     "PutStatus",
     "RawBuffer",
@@ -153,6 +155,29 @@ class AcquiredLease:
     @property
     def extent_rows(self) -> NDArray[np.void]:
         return np.frombuffer(self.extents, EXTENT)
+
+
+@dataclass(frozen=True, slots=True)
+class PathObstacle:
+    """Why one way to a node is not taken."""
+
+    path: str
+    """ "shm", "rdma" or "tcp"."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPath:
+    """The way that a client's bytes take to one store daemon."""
+
+    node_id: int
+    node: str
+    path: str | None
+    """ "shm", "rdma" or "tcp"; None where no connection could be made."""
+    route: str
+    """What it goes over: a socket, an address, NICs."""
+    obstacles: tuple[PathObstacle, ...]
+    """Better ways first, and why they are not taken; where `path` is None, all of them."""
 
 
 @dataclass(frozen=True, slots=True)

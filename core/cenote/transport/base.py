@@ -96,6 +96,17 @@ class Channel(Protocol):
     def node_id(self) -> int: ...
 
     @property
+    def route(self) -> str:
+        """What the bytes go over now, for people: an address, a socket, NICs."""
+        ...
+
+    @property
+    def obstacle(self) -> str:
+        """Why the bytes go over TCP for the time being, and not over what this channel is for; ""
+        where they do not."""
+        ...
+
+    @property
     def verifies_by_lease(self) -> bool:
         """True where `verify="auto"` trusts the lease alone (shm, GPU memory)."""
         ...
@@ -178,8 +189,11 @@ class Transport(Protocol):
         """`common_pb2.TransportKind` value."""
         ...
 
-    def reachable(self, node: common_pb2.NodeView, identity: SessionIdentity) -> bool:
-        """Whether this transport can work to that node from here (no I/O beyond a stat)."""
+    def obstacle(self, node: common_pb2.NodeView, identity: SessionIdentity) -> str | None:
+        """Why this transport can't work to that node from here, for people; None where it can.
+
+        No I/O but questions to the kernel: what only a connection can tell, `connect` raises.
+        """
         ...
 
     def register(self, address: int, length: int, keeper: object) -> Region: ...

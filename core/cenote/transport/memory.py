@@ -243,6 +243,7 @@ class MemoryChannel:
     """See `base.Channel`."""
 
     verifies_by_lease = True
+    obstacle = ""
 
     def proves(self, lease_id: int) -> bool:
         daemon = self._network.find(self._node_id)
@@ -258,6 +259,10 @@ class MemoryChannel:
     @property
     def node_id(self) -> int:
         return self._node_id
+
+    @property
+    def route(self) -> str:
+        return "this process"
 
     def open(self, deadline_s: float) -> None:
         """Raises what makes the daemon unreachable."""
@@ -451,8 +456,10 @@ class MemoryTransport:
         self._channels: weakref.WeakSet[MemoryChannel] = weakref.WeakSet()
         self._closed = False
 
-    def reachable(self, node: common_pb2.NodeView, identity: SessionIdentity) -> bool:
-        return any(endpoint.kind == self.kind for endpoint in node.endpoints)
+    def obstacle(self, node: common_pb2.NodeView, identity: SessionIdentity) -> str | None:
+        if any(endpoint.kind == self.kind for endpoint in node.endpoints):
+            return None
+        return "the node is not in this process"
 
     def register(self, address: int, length: int, keeper: object) -> Region:
         return Region(address, length, keeper)

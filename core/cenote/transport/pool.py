@@ -87,6 +87,14 @@ class ConnectionPool:
         self._closed = False
 
     @property
+    def address(self) -> str:
+        """Where the daemon listens, for people."""
+        if isinstance(self._target, str):
+            return self._target
+        host, port = self._target
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    @property
     def hello(self) -> store_pb2.DataHelloRequest:
         """What new connections say first."""
         return self._hello

@@ -16,9 +16,11 @@ from cenote.v1 import common_pb2
 
 from .base import Region, SessionIdentity
 from .nics.advertised import decode_ports
-from .nics.choice import PathChoice, choose_paths
+from .nics.choice import PathChoice, choose_paths, place_of_process
+from .nics.facts import Place
 from .nics.filters import DeviceFilter
 from .nics.routing import Route, RouteQuery, ask_route
+from .nics.sysfs import read_numa_cpus
 from .opening import parse_host_port
 from .pool import ConnectionPool, hello_for
 from .rdma_channel import RdmaChannel
@@ -39,7 +41,8 @@ class RdmaTransport:
 
     `nics`: the devices to use; closed with the transport. `lanes_per_peer` bounds the calls that
     are under way to one daemon at once, and with it the queue pairs: two for each path and lane.
-    `staging_blocks_max`: of 4 MiB each, for memory that is not registered.
+    `staging_blocks_max`: of 4 MiB each, for memory that is not registered. `place`: where memory
+    is that will be moved; None: on the NUMA node that this process is bound to, if it is.
     """
 
     kind = common_pb2.TRANSPORT_KIND_RDMA
@@ -53,6 +56,7 @@ class RdmaTransport:
         settings: LaneSettings = _SETTINGS,
         spin_s: float = SPIN_S,
         ask_route: Callable[[RouteQuery], Route] = ask_route,
+        place: Place | None = None,
     ) -> None:
         if lanes_per_peer < 1 or staging_blocks_max < 1:
             raise InvalidArgument("lanes_per_peer and staging_blocks_max must be at least 1")
@@ -63,12 +67,20 @@ class RdmaTransport:
         self._settings = settings
         self._spin_s = spin_s
         self._ask_route = ask_route
+        if place is None:
+            place = place_of_process(os.sched_getaffinity(0), read_numa_cpus())
+        self._place = place
         self._spread = itertools.count(os.getpid())
         self._channels: weakref.WeakSet[RdmaChannel] = weakref.WeakSet()
         self._closed = False
 
-    def reachable(self, node: common_pb2.NodeView, identity: SessionIdentity) -> bool:
-        return any(endpoint.kind == self.kind for endpoint in node.endpoints)
+    def obstacle(self, node: common_pb2.NodeView, identity: SessionIdentity) -> str | None:
+        if not any(endpoint.kind == self.kind for endpoint in node.endpoints):
+            return "the node offers no RDMA"
+        try:
+            return self.paths_to(node).obstacle
+        except Unavailable as error:
+            return error.message
 
     def paths_to(self, node: common_pb2.NodeView) -> PathChoice:
         """The pairs of ports that connect this host with the node, and the ports that have none."""
@@ -79,7 +91,11 @@ class RdmaTransport:
                 except ProtocolError as error:
                     raise Unavailable(f"node {node.name or node.node_id}: {error}") from error
                 return choose_paths(
-                    self._nics.ports, peer_ports, self._ask_route, spread=next(self._spread)
+                    self._nics.ports,
+                    peer_ports,
+                    self._ask_route,
+                    place=self._place,
+                    spread=next(self._spread),
                 )
         return PathChoice(())
 

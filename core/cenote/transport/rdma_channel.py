@@ -100,6 +100,10 @@ class RdmaChannel:
         return self._node_id
 
     @property
+    def route(self) -> str:
+        return self._lanes.route or self._tcp.route
+
+    @property
     def epoch(self) -> int:
         """As of TcpChannel."""
         return self._tcp.epoch

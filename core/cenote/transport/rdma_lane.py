@@ -25,7 +25,7 @@ from .rdma_places import Places
 from .rdma_queue import WorkQueue
 from .verbs.base import PathSettings, PortState, QueuePairAddress, VerbsError
 
-__all__ = ["Lane", "LaneSettings", "ask_daemon"]
+__all__ = ["Lane", "LaneSettings", "address_in", "ask_daemon"]
 
 _ASK_AGAIN_S: Final = 0.2
 _READS_MAX: Final = 255
@@ -42,6 +42,27 @@ class LaneSettings:
     service_level: int = 0
     probe_s: float = 0.05
     """How long a read over a path that had failed before may take, for it to be used again."""
+
+
+def address_in(message: store_pb2.RdmaQueuePair) -> QueuePairAddress:
+    """The sender's end, in the bounds of what a device takes. Raises ProtocolError."""
+    fits = (
+        message.number < 1 << 24
+        and message.first_psn < 1 << 24
+        and message.lid < 1 << 16
+        and len(message.gid) == 16
+        and 1 <= message.mtu_code <= 5
+        and message.gid_index < 1 << 15
+    )
+    if not fits:
+        raise ProtocolError("the address of a queue pair is not what it should be")
+    return QueuePairAddress(
+        number=message.number,
+        first_psn=message.first_psn,
+        lid=message.lid,
+        gid=message.gid,
+        mtu_code=message.mtu_code,
+    )
 
 
 def ask_daemon(connection: DataConnection, request: store_pb2.RdmaRequest) -> store_pb2.RdmaReply:
@@ -164,17 +185,11 @@ class Lane:
         )
 
     def _connect(self, queue: WorkQueue, answer: store_pb2.RdmaQueuePair) -> None:
-        peer = QueuePairAddress(
-            number=answer.number,
-            first_psn=answer.first_psn,
-            lid=answer.lid,
-            gid=answer.gid,
-            mtu_code=answer.mtu_code,
-        )
+        peer = address_in(answer)
         settings = PathSettings(
             port=queue.path.local.port,
             gid_index=queue.path.local_gid.index,
-            reads_in_flight=max(1, answer.reads_in_flight),
+            reads_in_flight=max(1, min(_READS_MAX, answer.reads_in_flight)),
             timeout_exponent=self._settings.timeout_exponent,
             retries=self._settings.retries,
             traffic_class=self._settings.traffic_class,

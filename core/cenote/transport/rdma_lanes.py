@@ -93,6 +93,16 @@ class LaneKeeper:
         self.obstacle = ""
         """Why it goes over TCP now; "" where it does not."""
 
+    @property
+    def route(self) -> str:
+        """The NICs that are used now, ours and the peer's; "" where there is none."""
+        with self._lock:
+            working = [self._paths[index] for index in self._health.working]
+        pairs = ", ".join(f"{path.local.name} -> {path.peer.name}" for path in working)
+        if len(working) in (0, len(self._paths)):
+            return pairs
+        return f"{len(working)} of {len(self._paths)} NICs: {pairs}"
+
     def closed(self, connection: DataConnection) -> None:
         """Its lane ends with it."""
         lane = self._lanes.pop(connection, None)
@@ -160,14 +170,15 @@ class LaneKeeper:
             if probed is not None:
                 self._failed(probed, "it could not be connected")
             raise
+        self._lanes[connection] = lane  # from here on it ends with its connection
         for path, why in lane.refusals.items():
             self._failed(numbers[path], why)
         if probed is not None and self._paths[probed] not in lane.refusals:
             self._probe(lane, probed)
         if not lane.readers:
+            del self._lanes[connection]
             lane.close()
             return None
-        self._lanes[connection] = lane
         self._counters.lanes += 1
         self.obstacle = ""
         return lane

@@ -75,6 +75,7 @@ class ShmChannel:
     that took a mapping out of one keeps it alive until it returns."""
 
     verifies_by_lease = True
+    obstacle = ""
 
     def __init__(
         self,
@@ -112,6 +113,10 @@ class ShmChannel:
     @property
     def node_id(self) -> int:
         return self._node_id
+
+    @property
+    def route(self) -> str:
+        return self._path
 
     def open(self, deadline_s: float) -> None:
         """Map the segments for reading. Raises a hello's errors."""
@@ -440,14 +445,18 @@ class ShmTransport:
         self._channels: weakref.WeakSet[ShmChannel] = weakref.WeakSet()
         self._closed = False
 
-    def reachable(self, node: common_pb2.NodeView, identity: SessionIdentity) -> bool:
+    def obstacle(self, node: common_pb2.NodeView, identity: SessionIdentity) -> str | None:
         path = self._path(node)
-        if path is None or not node.boot_id or node.boot_id != identity.boot_id:
-            return False
+        if path is None:
+            return "the node tells no Unix socket"
+        if not node.boot_id or node.boot_id != identity.boot_id:
+            return "the node is on another host"
         try:
-            return stat.S_ISSOCK(os.stat(path).st_mode)
-        except OSError:
-            return False  # another container's file system
+            if stat.S_ISSOCK(os.stat(path).st_mode):
+                return None
+        except OSError as error:  # another container's file system
+            return f"its socket {path} can't be seen from here: {error.strerror}"
+        return f"{path} is no socket"
 
     def _path(self, node: common_pb2.NodeView) -> str | None:
         return next((e.address for e in node.endpoints if e.kind == self.kind), None)

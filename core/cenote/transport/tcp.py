@@ -43,6 +43,7 @@ class TcpChannel:
     sets it (grants of the old one are void)."""
 
     verifies_by_lease = False
+    obstacle = ""
 
     def proves(self, lease_id: int) -> bool:
         """The bytes say nothing of the daemon's tenure at the time when the last one left."""
@@ -56,6 +57,10 @@ class TcpChannel:
     @property
     def node_id(self) -> int:
         return self._node_id
+
+    @property
+    def route(self) -> str:
+        return self._pool.address
 
     def open(self, deadline_s: float) -> None:
         """Make the first connection, so that errors show now. Raises a hello's errors."""
@@ -329,8 +334,10 @@ class TcpTransport:
         self._channels: weakref.WeakSet[TcpChannel] = weakref.WeakSet()
         self._closed = False
 
-    def reachable(self, node: common_pb2.NodeView, identity: SessionIdentity) -> bool:
-        return any(endpoint.kind == self.kind for endpoint in node.endpoints)
+    def obstacle(self, node: common_pb2.NodeView, identity: SessionIdentity) -> str | None:
+        if any(endpoint.kind == self.kind for endpoint in node.endpoints):
+            return None
+        return "the node tells no TCP address"
 
     def register(self, address: int, length: int, keeper: object) -> Region:
         return Region(address, length, keeper)

@@ -71,8 +71,9 @@ class TransportContract:
 
     def test_it_is_reachable_and_says_what_it_is(self) -> None:
         with self.channel() as (far, channel):
-            assert far.transport.reachable(far.node, far.identity)
-            assert not far.transport.reachable(common_pb2.NodeView(node_id=1), far.identity)
+            assert far.transport.obstacle(far.node, far.identity) is None
+            assert far.transport.obstacle(common_pb2.NodeView(node_id=1), far.identity)
+            assert channel.route
             assert channel.node_id == far.node.node_id
             assert channel.verifies_by_lease == far.proven_by_lease
             memory = LocalMemory(64)

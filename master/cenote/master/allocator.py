@@ -7,11 +7,15 @@ neighbours in the segment, and the data path moves them as one. What fits nowher
 be had in several (`allocate_pieces`).
 
 Units outside the segment, freed twice, or retired raise InternalError before anything changes.
+
+What was freed may be held back for a while (`hold`, `release`): it counts as free, and is granted
+only where nothing else will do.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right, insort
+from collections import deque
 
 import numpy as np
 import numpy.typing as npt
@@ -36,12 +40,14 @@ _PIECE_UNITS_MIN = 64
 class SegmentAllocator:
     """Offsets and lengths are ints in units, their columns int64 arrays."""
 
-    __slots__ = ("_retired", "_runs", "retired_units", "size_units")
+    __slots__ = ("_held", "_held_units", "_retired", "_runs", "retired_units", "size_units")
 
     def __init__(self, size_units: int) -> None:
         """All of [0, size_units) is free. Raises InvalidArgument above UNITS_MAX."""
         self._runs = FreeRuns()
         self._retired: list[tuple[int, int]] = []
+        self._held: deque[tuple[int, Units, Units]] = deque()
+        self._held_units = 0
         self.size_units = 0
         self.retired_units = 0
         """Units that `retire` took for good."""
@@ -51,16 +57,17 @@ class SegmentAllocator:
 
     @property
     def free_units(self) -> int:
-        return self._runs.units
+        """What is held back included."""
+        return self._runs.units + self._held_units
 
     @property
     def used_units(self) -> int:
         """Units that are allocated."""
-        return self.size_units - self.retired_units - self._runs.units
+        return self.size_units - self.retired_units - self.free_units
 
     @property
     def free_runs(self) -> int:
-        """Pieces that free space is in."""
+        """Pieces that free space is in, but for what is held back."""
         return self._runs.count
 
     @property
@@ -75,18 +82,21 @@ class SegmentAllocator:
         """One piece; its offset, or -1 when no run is long enough."""
         if length_units <= 0:
             raise InvalidArgument(f"can't allocate {length_units} units")
-        return self._runs.take(length_units)
+        at = self._runs.take(length_units)
+        return self._runs.take(length_units) if at < 0 and self._release_all() else at
 
     def allocate_at(self, offset: int, length_units: int) -> bool:
         """Take just [offset, offset + length): a restarted daemon still holds it. False if used."""
         if offset < 0 or length_units <= 0:
             return False
+        self._release_all()
         return self._runs.take_at(offset, offset + length_units)
 
     def allocate_between(self, start: int, end: int) -> list[tuple[int, int]]:
         """Take all that is free in [start, end); (offset, length) of each piece."""
         if start >= end:
             return []
+        self._release_all()
         starts, ends = self._runs.columns()
         first = int(np.searchsorted(ends, start, "right"))
         last = int(np.searchsorted(starts, end, "left"))
@@ -103,7 +113,7 @@ class SegmentAllocator:
     def allocate_run(self, lengths_units: Units) -> Units | None:
         """One piece for all, back to back in their order; their offsets, or None."""
         ends = np.cumsum(lengths_units)
-        start = self._runs.take(int(ends[-1])) if len(ends) else 0
+        start = self.allocate(int(ends[-1])) if len(ends) else 0
         return None if start < 0 else ends - lengths_units + start
 
     def allocate_many(self, lengths_units: Units) -> Units | None:
@@ -111,6 +121,13 @@ class SegmentAllocator:
 
         What does not fit as a whole is tried as halves, and so on down to single ones.
         """
+        if self._held:
+            offsets = self.allocate_run(lengths_units)
+            if offsets is not None:
+                return offsets
+        return self._allocate_halves(lengths_units)
+
+    def _allocate_halves(self, lengths_units: Units) -> Units | None:
         n = len(lengths_units)
         ends = np.cumsum(lengths_units)
         starts = ends - lengths_units
@@ -146,6 +163,14 @@ class SegmentAllocator:
         `piece_min_units`. The last piece alone may be shorter, and comes from a run that fits it
         well. None when the `pieces_max` longest runs don't hold the length.
         """
+        pieces = self._allocate_pieces(length_units, pieces_max, piece_min_units)
+        if pieces is None and self._release_all():
+            pieces = self._allocate_pieces(length_units, pieces_max, piece_min_units)
+        return pieces
+
+    def _allocate_pieces(
+        self, length_units: int, pieces_max: int, piece_min_units: int
+    ) -> list[tuple[int, int]] | None:
         if length_units > self._runs.units:
             return None
         pieces: list[tuple[int, int]] = []
@@ -190,6 +215,29 @@ class SegmentAllocator:
             self._runs.insert_many(starts, ends)
         else:
             self._free_runs(list(zip(starts.tolist(), ends.tolist(), strict=True)))
+
+    def hold(self, number: int, offsets: Units, lengths_units: Units) -> None:
+        """Free many pieces, which are granted only in need before `release` comes to `number`
+        (never below the one before)."""
+        self._held.append((number, offsets, lengths_units))
+        self._held_units += int(lengths_units.sum())
+
+    def release(self, number: int) -> bool:
+        """Hold back no longer what was freed under numbers up to this one. Whether some of later
+        ones still is."""
+        held = self._held
+        while held and held[0][0] <= number:
+            _, offsets, lengths = held.popleft()
+            self._held_units -= int(lengths.sum())
+            self.free_bulk(offsets, lengths)
+        return bool(held)
+
+    def _release_all(self) -> bool:
+        """Whether there was anything."""
+        if not self._held:
+            return False
+        self.release(self._held[-1][0])
+        return True
 
     def _free_runs(self, runs: list[tuple[int, int]]) -> None:
         for done, (start, end) in enumerate(runs):
@@ -238,6 +286,7 @@ class SegmentAllocator:
 
     def retire_last(self, length_units: int) -> int:
         """Take a piece as near to the end as can be for good; its offset, or -1. O(runs)."""
+        self._release_all()
         offset = self._runs.take_last(length_units)
         if offset >= 0:
             insort(self._retired, (offset, offset + length_units))
@@ -262,6 +311,7 @@ class SegmentAllocator:
 
         What is neither among them nor free (retired, granted to writers, unlisted) must stay.
         """
+        self._release_all()
         order = np.argsort(offsets)
         starts, sizes = offsets[order], lengths[order]
         gap_starts = np.concatenate(([0], starts + sizes))

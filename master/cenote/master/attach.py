@@ -28,6 +28,7 @@ from .session_ops import node_cut_session
 from .sessions import SESSION_ID_BYTES, claimer, is_claimer
 from .slot_growth import instruct_growth
 from .spans import distinct
+from .summed import are_told, check_sums, tells_of, wanted_blocks
 
 __all__ = ["attach"]
 
@@ -40,14 +41,19 @@ _SLOTS_MAX = 1 << 31
 def attach(pool: Pool, command: Attach, now_s: float) -> AttachReply:
     """Take a node in, or take it up again.
 
-    Raises InvalidArgument (a report that can't be right), StaleEpoch (the daemon has followed a
-    later leader than this one), PoolMismatch (its contents are another pool's), NodeSuperseded (it
-    comes from an earlier process than the one that has attached), NodeNameTaken (another daemon of
-    that name is alive), ResourceUnavailable (segment numbers used up).
+    Where it has sums that differ from the table's, and no inventory of those blocks, nothing is
+    changed, and the inventory is asked for. Raises InvalidArgument (a report that can't be right),
+    StaleEpoch (the daemon has followed a later leader than this one), PoolMismatch (its contents
+    are another pool's), NodeSuperseded (it comes from an earlier process than the one that has
+    attached), NodeNameTaken (another daemon of that name is alive), ResourceUnavailable (segment
+    numbers used up).
     """
     _check(pool, command)
     check_copy(pool, command)
     _check_place(pool, command)
+    wanted = wanted_blocks(pool, command)
+    if len(wanted):
+        return AttachReply(0, pool.epoch, [], b"", 0, 0, 0, 0, None, wanted.tobytes())
     take_in_copy(pool, command)
     node, same_process = _node(pool, command, now_s)
     if not same_process:
@@ -61,7 +67,7 @@ def attach(pool: Pool, command: Attach, now_s: float) -> AttachReply:
     for segment, report in zip(segments, command.segments, strict=True):
         here = np.flatnonzero(inventory["segment_index"] == report.index)
         slots = inventory if len(here) == len(inventory) else inventory[here]
-        gone, known_here = _reconcile(pool, segment, slots, same_process)
+        gone, known_here = _reconcile(pool, segment, command, report, slots, same_process)
         known[here] = known_here
         dropped += gone
         _make_usable(pool, segment, report)
@@ -134,6 +140,7 @@ def _check(pool: Pool, command: Attach) -> None:
                 f"segment {report.index}: its incarnation belongs to node {other.node.name!r}",
                 remedy="give the copied node directory a new identity",
             )
+    check_sums(command)
     inventory = command.inventory
     if inventory.dtype != SLOT:
         raise InvalidArgument("the inventory does not consist of SLOT rows")
@@ -254,16 +261,24 @@ def _reconcile_growth(pool: Pool, segment: Segment, report: SegmentReport) -> No
 
 
 def _reconcile(
-    pool: Pool, segment: Segment, slots: NDArray[np.void], same_process: bool
+    pool: Pool,
+    segment: Segment,
+    command: Attach,
+    report: SegmentReport,
+    slots: NDArray[np.void],
+    same_process: bool,
 ) -> tuple[int, NDArray[np.bool_]]:
     """Drop what the table has in this segment and the inventory does not.
 
     Not when it is the same process in the same epoch: what it has not sealed yet is on its way.
     Returns (objects lost, which slots the table knows).
     """
+    if not tells_of(command, report):
+        return 0, np.zeros(0, np.bool_)  # all blocks' sums agree: all of it is sealed
     rows, spans = pool.rows_in_segment(segment.segment_id)
-    live = (pool.state.take(rows) & LIVE) != 0
-    rows, spans = rows[live], spans[live]
+    wanted = (pool.state.take(rows) & LIVE) != 0
+    wanted &= are_told(command, report, spans[:, 1])
+    rows, spans = rows[wanted], spans[wanted]
     records = pool.records_of(rows)
     sealed, known = confirm(spans, records[:, 3] & np.uint64(0xFFFF_FFFF), records[:, 2], slots)
     if same_process or sealed.all():
@@ -318,13 +333,14 @@ def _make_usable(pool: Pool, segment: Segment, report: SegmentReport) -> None:
         segment.grow(ready_units)
         return
     rows, spans = pool.rows_in_segment(segment.segment_id)
-    if len(rows):
-        # Newest first: where two overlap, the higher version has overwritten the other.
+
+    def newest_first() -> NDArray[np.int64]:
+        # Where two overlap, the higher version has overwritten the other.
         records = pool.records_of(rows)
         epochs = records[:, 3] & np.uint64(0xFFFF_FFFF)
-        order = np.lexsort((records[:, 2], epochs))[::-1]
-        rows, spans = rows[order], np.ascontiguousarray(spans[order])
-    refused = segment.build(ready_units, spans)
+        return np.lexsort((records[:, 2], epochs))[::-1]
+
+    refused = segment.build(ready_units, spans, newest_first)
     if len(refused):
         lost, parts = rows[refused], spans[refused]
         live = (pool.state.take(lost) & LIVE) != 0

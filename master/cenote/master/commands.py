@@ -320,6 +320,8 @@ class SegmentReport:
     """rows.EXTENT: data ranges given up for table growth."""
     unverified: bool = False
     """No lease proves its contents yet."""
+    slot_sums: Rows | None = None
+    """rows.SLOT_SUM of each block, where the attach has `slots_per_block`."""
 
 
 @dataclass(slots=True)
@@ -355,6 +357,10 @@ class Attach:
     claims: Rows | None = None
     """rows.CLAIM: what writers under void grants may still be writing into."""
     pool: PoolCopy | None = None
+    slots_per_block: int = 0
+    """Not 0: the segments carry sums, and the inventory is only of `told_blocks`."""
+    told_blocks: Rows | None = None
+    """rows.BLOCK."""
 
 
 @dataclass(slots=True)
@@ -372,6 +378,8 @@ class AttachReply:
     """Older grants are void there: their writers may have been cut off by an earlier process."""
     pool: PoolCopy | None = None
     """Which one it is, without its namespaces; None where no metadata are kept."""
+    wanted_blocks: bytes = b""
+    """Packed rows.BLOCK: if any, nothing was decided, and their inventory is to be told, too."""
 
 
 @dataclass(slots=True)

@@ -20,13 +20,16 @@ from cenote.api.errors import (
 )
 from cenote.runtime.clock import Clock
 
-from .commands import Command, Exists, ExtendTenure, Tick
+from .commands import Command, Digests, Exists, ExtendTenure, Tick
 from .effects import (
     Effect,
+    Gone,
     InstructionsWaiting,
     NamespaceOpened,
     Notice,
+    Pinned,
     ProbeNode,
+    ReplicasChanged,
     Stored,
     ViewChanged,
 )
@@ -35,11 +38,19 @@ from .log_writer import LogWriter
 from .metadata import MetadataBackend, Opened, begin
 from .state import MasterState
 from .state_config import StateConfig
+from .unsettled import Unsettled
 
 __all__ = ["Decider"]
 
 RETRY_INTERVAL_S: Final = 1.0
+AHEAD_INTERVAL_S: Final = 0.002
+AHEAD_FACTOR_MAX: Final = 4.0
+"""Of the reserve that is kept free, where grants had to wait for the journal: what is evicted in
+the time that it takes must have room beside what is granted in that time."""
+AHEAD_GROWTH: Final = 1.1
+AHEAD_DECAY_PER_S: Final = 0.1
 _TICK: Final = Tick()
+_OF_OBJECTS: Final = (Gone, ReplicasChanged, Pinned)
 
 
 def _ignore(_node_id: int) -> None:
@@ -72,6 +83,13 @@ class Decider:
         self._log: LogWriter | None = None
         self._shared = backend.shared
         self._retry_at_s = 0.0
+        self._unsettled = Unsettled()
+        self._granted = False
+        """Since `evict_ahead` looked."""
+        self._ahead_at_s = 0.0
+        self._waited = False
+        """A grant has had to wait since then."""
+        self._ahead_factor = 1.0
 
     # ---- start ------------------------------------------------------------------------------
 
@@ -101,6 +119,8 @@ class Decider:
         self._take(state.start(self.clock.monotonic_s()))
         self._extend_tenure()
         self.flush()
+        if self._shared:
+            state.take_freed()  # from now on
 
     def begin_above(self, epoch: int) -> None:
         """Go on in a later epoch than this one: a daemon comes that has followed it, under metadata
@@ -178,6 +198,9 @@ class Decider:
                 if kind is not Stored:
                     log.urgent = True
                     log.naming |= kind is NamespaceOpened
+                    log.basic |= kind not in _OF_OBJECTS
+                    if self._shared:
+                        self._unsettled.note(effect)
 
     def refuse_unless_writable(self) -> None:
         """Raises where a new decision could not be journaled: ResourceUnavailable; where it is a
@@ -210,6 +233,8 @@ class Decider:
             if not log.is_full:
                 self.apply(_TICK)
                 log.flush()
+            if self._shared and not log.urgent:
+                self._settle_soon(log)
 
     # ---- journal ----------------------------------------------------------------------------
 
@@ -223,6 +248,26 @@ class Decider:
         log = self._log
         if log is not None and log.dirty:
             log.flush()
+
+    def evict_ahead(self) -> None:
+        """Make up for the space that was granted, where metadata are shared: what is evicted only
+        when it is needed keeps its writer waiting for the journal."""
+        log, now_s = self._log, self.clock.monotonic_s()
+        if not self._granted or log is None or now_s < self._ahead_at_s:
+            return
+        passed_s = now_s - self._ahead_at_s + AHEAD_INTERVAL_S
+        self._granted, self._ahead_at_s = False, now_s + AHEAD_INTERVAL_S
+        if log.refusal is not None:
+            return
+        factor = self._ahead_factor
+        factor = factor * AHEAD_GROWTH if self._waited else factor - passed_s * AHEAD_DECAY_PER_S
+        self._ahead_factor, self._waited = min(max(1.0, factor), AHEAD_FACTOR_MAX), False
+        effects = self.state.evict_ahead(now_s, self._ahead_factor)
+        if effects:
+            with contextlib.suppress(ResourceUnavailable, NotLeader):
+                self._take(effects)
+                log.flush()
+                self._settle_soon(log)
 
     def flush_urgent(self) -> None:
         """`flush`, unless all there is are commits: of these the daemons' slots tell as well, so
@@ -261,6 +306,41 @@ class Decider:
         if log.naming:
             log.flush()
         return log.naming_entry if log.naming_entry > self.backend.durable_entry else 0
+
+    def unsettled_under(self, digests: Digests, *grants: bytes) -> int:
+        """As `unsettled_entry`, for grants (packed EXTENT rows) for these keys: of what frees space
+        and removes objects only that counts which freed just this, or one of these. What says
+        which nodes, segments and namespaces there are always does."""
+        log = self._log
+        if not self._shared or log is None:
+            return 0
+        if log.urgent:
+            log.flush()
+        self._granted = True
+        durable = self._note_freed(log)
+        basic = log.basic_entry if log.basic_entry > durable else 0
+        entry = self._unsettled.entry_under(digests, *grants)
+        self._waited |= entry > 0
+        return max(basic, entry)
+
+    def _settle_soon(self, log: LogWriter) -> None:
+        """What was evicted ahead of need is to be ready by then: it does not wait for company."""
+        self._note_freed(log)
+        if len(self._unsettled):
+            self.backend.sync(log.urgent_entry)  # nobody waits for it
+
+    def _note_freed(self, log: LogWriter) -> int:
+        """Take down what was freed by decisions that are not durable; the newest entry that is.
+
+        All that was decided must have been appended.
+        """
+        durable = self.backend.durable_entry
+        self._unsettled.note_freed(*self.state.take_freed())
+        self._unsettled.decided(log.urgent_entry)
+        number = self._unsettled.settled(durable)
+        if number:
+            self.state.release_freed(number)
+        return durable
 
     def sync_to(self, entry: int) -> Future[None]:
         """Done when everything up to `entry` is durable; 0: everything decided so far."""

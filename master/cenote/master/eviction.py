@@ -145,13 +145,13 @@ def evict_ahead(pool: Pool) -> int:
     """Keep the reserve free, so that puts find room at once. Bounded; returns objects evicted."""
     if not len(pool.placement):
         return 0
-    low, column = _low_segments(pool, 0)
+    low, column = _low_segments(pool, pool.ahead_units // (2 * len(pool.placement)))
     if len(low) == len(pool.placement) and all(
         s.free_units >= _LOW_RESERVES * reserve_units(pool, s.capacity_units) for s in low
     ):
         return 0
     target = reserve_units(pool, sum(s.capacity_units for s in low))
-    missing = target - sum(s.free_units for s in low)
+    missing = max(target, pool.ahead_units) - sum(s.free_units for s in low)
     gone = pool.counters.evicted
     if missing > 0:
         _evict(pool, missing, column, pool.config.tick_evict_rows_max)

@@ -232,6 +232,8 @@ class Keeper:
         assert fence is not None
         if self._resigned:
             return True
+        if self._clock.monotonic_s() >= self._tenure.end_s and not self._is_heard(fence):
+            return False
         row = TenureRow(fence.epoch, round(self._tenure.tenure_s * 1000), self.durable_entry())
         sent_s = self._clock.monotonic_s()
         try:
@@ -250,6 +252,29 @@ class Keeper:
         elif not self._resigned:
             self.lose("another master was elected", seen_from(reply))
         return True
+
+    def _is_heard(self, fence: Fence) -> bool:
+        """Past the tenure: whether the service answers again, and nobody else was elected.
+
+        Asked before anything is written. Where requests arrive and answers do not (so it is for
+        seconds after a cut, until TCP sends again what was under way), blind heartbeats would keep
+        the place for a leader that may not act.
+        """
+        try:
+            reply = self._kv.txn(
+                (),
+                read_seen(self._keys),
+                timeout_s=min(CALL_TIMEOUT_S, self._tenure.tenure_s / 2),
+            )
+        except KvUnavailable as error:
+            self._note_trouble(error)
+            return False
+        seen = seen_from(reply)
+        if seen.epoch is not None and seen.epoch.mod_revision == fence.revision:
+            return True
+        if not self._resigned:
+            self.lose("another master was elected", seen)
+        return False
 
     def lose(self, why: str, seen: Seen | None = None) -> NotLeader:
         """Another master leads; returns the error for it. From any thread."""

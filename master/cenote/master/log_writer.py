@@ -42,6 +42,10 @@ class LogWriter:
         """Whether a namespace was opened, or reset: set by whoever adds."""
         self.naming_entry = 0
         """The newest entry, at the least, that was `naming` when it was appended."""
+        self.basic = False
+        """Whether what others rest on was added: set by whoever adds."""
+        self.basic_entry = 0
+        """The newest entry, at the least, of that kind."""
 
     @property
     def refusal(self) -> CenoteError | None:
@@ -113,7 +117,9 @@ class LogWriter:
             self.urgent_entry = self._backend.last_entry
         if self.naming:
             self.naming_entry = self._backend.last_entry
-        self.dirty = self.urgent = self.naming = False
+        if self.basic:
+            self.basic_entry = self._backend.last_entry
+        self.dirty = self.urgent = self.naming = self.basic = False
 
     def sync(self) -> Future[None]:
         """Flush; done when all of it survives a power failure. Raises ResourceUnavailable."""

@@ -15,7 +15,7 @@ from cenote.api.errors import (
     ResourceUnavailable,
     SessionUnknown,
 )
-from cenote.api.rows import CLAIM, COPIED, EXTENT, SLOT
+from cenote.api.rows import BLOCK, CLAIM, COPIED, EXTENT, SLOT, SLOT_SUM
 from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
 
@@ -88,6 +88,7 @@ def _segment(message: pb.SegmentInfo) -> SegmentReport:
         message.slots,
         retired,
         message.unverified,
+        unpack_rows(message.slot_sums, SLOT_SUM, "slot_sums"),
     )
 
 
@@ -124,6 +125,8 @@ def _attach(message: pb.AttachRequest) -> Attach:
         message.start_number,
         _claims(message.claims),
         _pool(message.pool) if message.HasField("pool") else None,
+        message.slots_per_block,
+        unpack_rows(message.told_blocks, BLOCK, "told_blocks"),
     )
 
 

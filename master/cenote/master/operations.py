@@ -165,6 +165,8 @@ class Operations:
             created=reply.created,
         )
         # Whoever opened it: a seed that is lost would make all its objects unreachable.
+        if reply.created:
+            return Later(response)
         entry = self._decider.unsettled_naming
         return Later(response, entry) if entry else response
 
@@ -225,7 +227,8 @@ class Operations:
             self._news(request.piggyback)
         decider = self._decider
         decider.refuse_unless_writable()
-        reply = decider.apply(self.reader.put_start(request, session))
+        command = self.reader.put_start(request, session)
+        reply = decider.apply(command)
         response = pb.PutStartResponse(
             puts=reply.puts,
             extents=reply.extents,
@@ -235,7 +238,9 @@ class Operations:
             spare_grant_id=reply.spare_grant_id,
             spare_extents=reply.spare_extents,
         )
-        if self._shared and (entry := decider.unsettled_entry):
+        if self._shared and (
+            entry := decider.unsettled_under(command.digests, reply.extents, reply.spare_extents)
+        ):
             return Later(response, entry)
         return response
 
@@ -296,6 +301,8 @@ class Operations:
         if command is None:
             return pb.AttachResponse(epoch=epoch)
         reply: AttachReply = self._decider.apply(command)
+        if reply.wanted_blocks:
+            return pb.AttachResponse(epoch=epoch, wanted_blocks=reply.wanted_blocks)
         response = pb.AttachResponse(
             node_id=reply.node_id,
             epoch=reply.epoch,

@@ -124,6 +124,8 @@ class Pool(ObjectRows):
         self.leased_bytes = 0
         self.pinned_bytes = 0
         self.pinned_objects = 0
+        self.ahead_units = 0
+        """To be kept free ahead of need, where that is more than the configured reserve."""
         self.condemned_units = 0
         self.condemned_rows = 0
         self.placement = Placement()

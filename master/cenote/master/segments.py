@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -182,18 +184,22 @@ class Segment:
             return None
         return [(offset, self.slots.take_one(), units) for offset, units in pieces]
 
-    def give(self, spans: Spans) -> None:
-        """Spans of this segment are free again."""
+    def give(self, spans: Spans, number: int = 0) -> None:
+        """Spans of this segment are free again, and held back under a `number` that is not 0."""
         allocator = self.allocator
         if allocator is None:
             return
-        if len(spans) == 1:
+        if len(spans) == 1 and not number:
             _, slot, offset, length = spans[0].tolist()
             allocator.free(offset, length)
             if slot != NO_SLOT:
                 self.slots.give_one(slot)
             return
-        allocator.free_bulk(spans[:, 2].astype(np.int64), spans[:, 3].astype(np.int64))
+        offsets, lengths = spans[:, 2].astype(np.int64), spans[:, 3].astype(np.int64)
+        if number:
+            allocator.hold(number, offsets, lengths)
+        else:
+            allocator.free_bulk(offsets, lengths)
         slots = spans[:, 1]
         if int(slots.max()) == NO_SLOT:
             slots = slots[slots != NO_SLOT]
@@ -223,11 +229,13 @@ class Segment:
         if self.allocator is not None:
             self.allocator.free(offset, length)
 
-    def build(self, ready_units: int, spans: Spans) -> list[int]:
+    def build(
+        self, ready_units: int, spans: Spans, order: Callable[[], NDArray[np.int64]]
+    ) -> list[int]:
         """Make the allocator, with these spans taken.
 
-        Returns the positions of those that can't be: out of range, or over others that came earlier
-        in the array. Their owners must go.
+        Returns the positions of those that can't be: out of range, or over others that come earlier
+        in `order`, which is only asked for where some overlap. Their owners must go.
         """
         allocator = SegmentAllocator(ready_units)
         self.ready_units = ready_units
@@ -242,7 +250,9 @@ class Segment:
             return refused
         if runs is not None:
             raise InternalError(f"segment {self.segment_id}: objects lie in a retired range")
-        for i, (offset, length) in enumerate(spans[:, 2:4].tolist()):
+        places = spans[:, 2:4].tolist()
+        for i in order().tolist():
+            offset, length = places[i]
             if offset + length > ready_units or not allocator.allocate_at(offset, length):
                 refused.append(i)
         self.slots.claim(np.delete(spans[:, 1], refused))
@@ -314,6 +324,7 @@ class Segments:
     """All segments that are not gone. Columns are indexed by segment id; ids are never reused."""
 
     __slots__ = (
+        "_holding",
         "_ids_max",
         "all_attached",
         "all_readable",
@@ -322,6 +333,8 @@ class Segments:
         "by_id",
         "by_incarnation",
         "drops",
+        "freed",
+        "freed_number",
         "has_ssd",
         "on_ssd",
         "readable",
@@ -332,6 +345,13 @@ class Segments:
         self.by_id: dict[int, Segment] = {}
         self.by_incarnation: dict[bytes, Segment] = {}
         self._ids_max = 0
+        self.freed: list[Spans] | None = None
+        """What `give` was given since it was last taken; None where nobody wants to know, and
+        nothing is held back."""
+        self.freed_number = 0
+        """Rises with each of them."""
+        self._holding: set[int] = set()
+        """Segments that hold something back."""
         self.drops = 0
         """How many have gone: grants made before the last one may have lost extents."""
         self.readable: NDArray[np.bool_] = np.zeros(SEGMENT_IDS_MAX + 1, np.bool_)
@@ -399,7 +419,21 @@ class Segments:
 
     def give(self, spans: Spans) -> None:
         """Free spans of any segments; those of segments that are gone are forgotten."""
+        number = 0
+        if self.freed is not None and len(spans):
+            self.freed.append(spans)
+            self.freed_number = number = self.freed_number + 1
         for segment_id, part in by_segment(spans):
             segment = self.by_id.get(segment_id)
             if segment is not None:
-                segment.give(part)
+                segment.give(part, number)
+                if number:
+                    self._holding.add(segment_id)
+
+    def release(self, number: int) -> None:
+        """Hold back no longer what was freed up to this number."""
+        for segment_id in list(self._holding):
+            segment = self.by_id.get(segment_id)
+            allocator = None if segment is None else segment.allocator
+            if allocator is None or not allocator.release(number):
+                self._holding.discard(segment_id)

@@ -126,6 +126,7 @@ class MasterService:
     def flush(self) -> None:
         """Append what was decided to the journal. Raises ResourceUnavailable."""
         self._decider.flush()
+        self._decider.evict_ahead()
 
     def flush_urgent(self) -> None:
         """`flush`, if something was decided that must be in the journal before anybody hears of

@@ -26,11 +26,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cenote.api.rows import UNIT_BYTES
 from cenote.policy.base import EvictionPolicy
 
 from . import (
     attach,
     commits,
+    eviction,
     housekeeping,
     lookups,
     node_ops,
@@ -44,6 +46,7 @@ from . import (
 from . import commands as c
 from .effects import DurableEffect, Effect
 from .pool import Pool
+from .spans import Spans
 from .state_config import StateConfig
 
 __all__ = ["MasterState", "StateConfig"]
@@ -121,6 +124,31 @@ class MasterState:
         if effects:
             pool.effects = []
         return effects
+
+    def take_freed(self) -> tuple[list[Spans], int]:
+        """Space that objects, or grants, have given up since this was last called, and a number
+        for it, which rises. It is held back until `release_freed`; nothing is before the first
+        call."""
+        segments = self._pool.segments
+        freed, segments.freed = segments.freed, []
+        return freed or [], segments.freed_number
+
+    def release_freed(self, number: int) -> None:
+        """What freed that space, up to this number, is known to outlive this master: it is as good
+        as any other."""
+        self._pool.segments.release(number)
+
+    def evict_ahead(self, now_s: float, factor: float) -> list[Effect]:
+        """What a tick does about room, between two ticks. Past the tenure nothing.
+
+        `factor`: of the configured reserve so much is kept free from now on.
+        """
+        pool = self._pool
+        if not tenure.is_past(pool, now_s):
+            reserve = eviction.reserve_units(pool, pool.capacity_bytes // UNIT_BYTES)
+            pool.ahead_units = int(reserve * factor)
+            eviction.evict_ahead(pool)
+        return self.take_effects()
 
     def exists(self, command: c.Exists, now_s: float) -> NDArray[np.uint8]:
         return lookups.exists(self._pool, command, now_s)

@@ -487,7 +487,7 @@ class ReportFailureResponse(_message.Message):
     def __init__(self, state: _Optional[_Union[_common_pb2.NodeState, str]] = ...) -> None: ...
 
 class SegmentInfo(_message.Message):
-    __slots__ = ("node_segment_index", "tier", "incarnation", "size_bytes", "ready_bytes", "unit_bytes", "slots", "retired_extents", "unverified")
+    __slots__ = ("node_segment_index", "tier", "incarnation", "size_bytes", "ready_bytes", "unit_bytes", "slots", "retired_extents", "unverified", "slot_sums")
     NODE_SEGMENT_INDEX_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -497,6 +497,7 @@ class SegmentInfo(_message.Message):
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     RETIRED_EXTENTS_FIELD_NUMBER: _ClassVar[int]
     UNVERIFIED_FIELD_NUMBER: _ClassVar[int]
+    SLOT_SUMS_FIELD_NUMBER: _ClassVar[int]
     node_segment_index: int
     tier: _common_pb2.Tier
     incarnation: bytes
@@ -506,10 +507,11 @@ class SegmentInfo(_message.Message):
     slots: int
     retired_extents: bytes
     unverified: bool
-    def __init__(self, node_segment_index: _Optional[int] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., incarnation: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., ready_bytes: _Optional[int] = ..., unit_bytes: _Optional[int] = ..., slots: _Optional[int] = ..., retired_extents: _Optional[bytes] = ..., unverified: bool = ...) -> None: ...
+    slot_sums: bytes
+    def __init__(self, node_segment_index: _Optional[int] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., incarnation: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., ready_bytes: _Optional[int] = ..., unit_bytes: _Optional[int] = ..., slots: _Optional[int] = ..., retired_extents: _Optional[bytes] = ..., unverified: bool = ..., slot_sums: _Optional[bytes] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("credentials", "node_name", "node_uuid", "boot_id", "failure_domain", "endpoints", "segments", "inventory", "more", "last_epoch", "process_id", "server_version", "start_number", "attempt", "slice", "claims", "pool", "master_pool_id")
+    __slots__ = ("credentials", "node_name", "node_uuid", "boot_id", "failure_domain", "endpoints", "segments", "inventory", "more", "last_epoch", "process_id", "server_version", "start_number", "attempt", "slice", "claims", "pool", "master_pool_id", "slots_per_block", "told_blocks")
     CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
     NODE_UUID_FIELD_NUMBER: _ClassVar[int]
@@ -528,6 +530,8 @@ class AttachRequest(_message.Message):
     CLAIMS_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     MASTER_POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    TOLD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     credentials: _common_pb2.Credentials
     node_name: str
     node_uuid: bytes
@@ -546,7 +550,9 @@ class AttachRequest(_message.Message):
     claims: bytes
     pool: PoolCopy
     master_pool_id: bytes
-    def __init__(self, credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., node_name: _Optional[str] = ..., node_uuid: _Optional[bytes] = ..., boot_id: _Optional[str] = ..., failure_domain: _Optional[str] = ..., endpoints: _Optional[_Iterable[_Union[_common_pb2.Endpoint, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[SegmentInfo, _Mapping]]] = ..., inventory: _Optional[bytes] = ..., more: bool = ..., last_epoch: _Optional[int] = ..., process_id: _Optional[int] = ..., server_version: _Optional[str] = ..., start_number: _Optional[int] = ..., attempt: _Optional[int] = ..., slice: _Optional[int] = ..., claims: _Optional[bytes] = ..., pool: _Optional[_Union[PoolCopy, _Mapping]] = ..., master_pool_id: _Optional[bytes] = ...) -> None: ...
+    slots_per_block: int
+    told_blocks: bytes
+    def __init__(self, credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., node_name: _Optional[str] = ..., node_uuid: _Optional[bytes] = ..., boot_id: _Optional[str] = ..., failure_domain: _Optional[str] = ..., endpoints: _Optional[_Iterable[_Union[_common_pb2.Endpoint, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[SegmentInfo, _Mapping]]] = ..., inventory: _Optional[bytes] = ..., more: bool = ..., last_epoch: _Optional[int] = ..., process_id: _Optional[int] = ..., server_version: _Optional[str] = ..., start_number: _Optional[int] = ..., attempt: _Optional[int] = ..., slice: _Optional[int] = ..., claims: _Optional[bytes] = ..., pool: _Optional[_Union[PoolCopy, _Mapping]] = ..., master_pool_id: _Optional[bytes] = ..., slots_per_block: _Optional[int] = ..., told_blocks: _Optional[bytes] = ...) -> None: ...
 
 class PoolCopy(_message.Message):
     __slots__ = ("pool_id", "ancestors", "namespaces")
@@ -575,7 +581,7 @@ class NamespaceCopy(_message.Message):
     def __init__(self, namespace_id: _Optional[int] = ..., generation: _Optional[int] = ..., name: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., digest_seed: _Optional[int] = ..., durability: _Optional[_Union[_common_pb2.Durability, str]] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("node_id", "epoch", "segment_ids", "heartbeat_interval_ms", "clear_slots", "last_seq", "first_grant_id", "pool")
+    __slots__ = ("node_id", "epoch", "segment_ids", "heartbeat_interval_ms", "clear_slots", "last_seq", "first_grant_id", "pool", "wanted_blocks")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -584,6 +590,7 @@ class AttachResponse(_message.Message):
     LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
     FIRST_GRANT_ID_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
+    WANTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     epoch: int
     segment_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -592,7 +599,8 @@ class AttachResponse(_message.Message):
     last_seq: int
     first_grant_id: int
     pool: PoolCopy
-    def __init__(self, node_id: _Optional[int] = ..., epoch: _Optional[int] = ..., segment_ids: _Optional[_Iterable[int]] = ..., heartbeat_interval_ms: _Optional[int] = ..., clear_slots: _Optional[bytes] = ..., last_seq: _Optional[int] = ..., first_grant_id: _Optional[int] = ..., pool: _Optional[_Union[PoolCopy, _Mapping]] = ...) -> None: ...
+    wanted_blocks: bytes
+    def __init__(self, node_id: _Optional[int] = ..., epoch: _Optional[int] = ..., segment_ids: _Optional[_Iterable[int]] = ..., heartbeat_interval_ms: _Optional[int] = ..., clear_slots: _Optional[bytes] = ..., last_seq: _Optional[int] = ..., first_grant_id: _Optional[int] = ..., pool: _Optional[_Union[PoolCopy, _Mapping]] = ..., wanted_blocks: _Optional[bytes] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("node_id", "epoch", "segments", "wait_ms", "done_instruction", "cut_session_ids", "quarantined_session_ids", "stats", "start_number", "withdrawn_session_ids", "copied")

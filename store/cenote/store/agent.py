@@ -6,15 +6,13 @@ long as it lives. `stop` ends the thread wherever it is and takes leave of the m
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, final
-
-import numpy as np
-from numpy.typing import NDArray
 
 from cenote.api.codec import pack_ids, unpack_ids, unpack_rows
 from cenote.api.errors import (
@@ -52,9 +50,8 @@ from .agent_steps import (
     SayHello,
     SendAttach,
 )
-from .claims import claim_rows
+from .attaching import SLOTS_PER_BLOCK, AgentIdentity, Attacher
 from .copier import Copier
-from .introduction import AgentIdentity, inventory_slices
 from .master_link import MasterLink
 from .segments import LocalSegments
 from .writer_sessions import WriterSessions
@@ -64,9 +61,6 @@ __all__ = ["AgentIdentity", "StoreAgent", "WriterSessions"]
 HELLO_S: Final = 2.0
 SEEK_HELLO_S: Final = 0.4
 """To one of several masters: a stopped one takes the connection all the same, and says nothing."""
-SLICE_S: Final = 10.0
-ATTACH_S: Final = 60.0
-"""For the last slice: the master goes through the whole inventory then."""
 BEAT_MARGIN_S: Final = 3.0
 COPYING_BEAT_S: Final = 0.02
 """How long a heartbeat may be held while copies are under way."""
@@ -109,6 +103,7 @@ class StoreAgent:
         copier: Copier | None = None,
         directory: EtcdDirectory | None = None,
         jitter: Callable[[], float] = random.random,
+        slots_per_block: int = SLOTS_PER_BLOCK,
     ) -> None:
         self._identity = identity
         self._segments = segments
@@ -131,12 +126,12 @@ class StoreAgent:
         self._address = masters[0] if masters else ""
         self._hello_s = SEEK_HELLO_S if several else HELLO_S
         self._beat_margin_s = SEEK_BEAT_MARGIN_S if several else BEAT_MARGIN_S
-        self._attempts = 0
         self._claiming: set[bytes] = set()
         """Sessions with claims that the master was told of."""
         self._instructions: list[pb.Instruction] = []
         self._cut_to_report: deque[bytes] = deque()
         self._stopping = threading.Event()
+        self._attacher = Attacher(identity, segments, self._stopping, slots_per_block)
         self._settled = threading.Event()
         self._logged_s = -_LOG_INTERVAL_S
         self._thread = threading.Thread(target=self._run, name="cenote-agent", daemon=True)
@@ -237,8 +232,7 @@ class StoreAgent:
         now_s = time.monotonic()
         if why and now_s - self._logged_s >= _LOG_INTERVAL_S and not self._stopping.is_set():
             self._logged_s = now_s
-            master = self._address or "none yet"
-            _log.warning("not in touch with a master", master=master, why=why)
+            _log.warning("not in touch with a master", master=self._address or "none yet", why=why)
 
     @property
     def _other_pool(self) -> bool:
@@ -287,52 +281,16 @@ class StoreAgent:
         return any(not claim.is_view for claim in self._segments.claims.older())
 
     def _send_attach(self) -> Event:
-        link = self._current_link()
-        self._attempts += 1
-        first = self._attach_request(0)
-        first.segments.extend(segment.info() for segment in self._segments.all())
-        if self._other_pool:
-            self._segments.forget_ids()
-        if self._pool.pool_id:
-            first.pool.CopyFrom(self._pool.told(namespaces=self._other_pool))
-        claims = self._segments.claims.older()
-        first.claims = claim_rows(claims, {s.index: s.size_bytes for s in self._segments.dram()})
-        self._claiming = {claim.session_id for claim in claims}
-        request, response = first, pb.AttachResponse()
-        for rows, more in inventory_slices(self._inventory()):
-            if self._stopping.is_set():
-                raise InternalError("stopped while attaching")
-            request.inventory = rows
-            request.more = more
-            response = link.attach(request, SLICE_S if more else ATTACH_S)
-            request = self._attach_request(request.slice + 1)
+        began_s = time.monotonic()
+        response = self._attacher.attach(
+            self._current_link(), self._master_pool_id, other_pool=self._other_pool
+        )
+        self._claiming = set(self._attacher.claiming)
         if response.epoch == self._core.epoch:
-            self._take_up(response)
+            self._take_up(response, began_s)
         return Attached(response.epoch, response.heartbeat_interval_ms / 1000)
 
-    def _attach_request(self, number: int) -> pb.AttachRequest:
-        identity = self._identity
-        return pb.AttachRequest(
-            credentials=identity.credentials,
-            node_name=identity.node_name,
-            node_uuid=identity.node_uuid,
-            boot_id=identity.boot_id,
-            failure_domain=identity.failure_domain,
-            endpoints=identity.endpoints,
-            last_epoch=self._segments.epoch,
-            process_id=identity.process_id,
-            server_version=identity.server_version,
-            start_number=identity.start_number,
-            attempt=self._attempts,
-            slice=number,
-            master_pool_id=self._master_pool_id,
-        )
-
-    def _inventory(self) -> Iterator[NDArray[np.void]]:
-        for segment in self._segments.all():
-            yield from segment.table.inventory(segment.index)
-
-    def _take_up(self, response: pb.AttachResponse) -> None:
+    def _take_up(self, response: pb.AttachResponse, began_s: float) -> None:
         if len(response.segment_ids) != len(self._segments.all()):
             raise InternalError(f"{len(response.segment_ids)} segment ids came from the master")
         if response.HasField("pool"):
@@ -349,7 +307,9 @@ class StoreAgent:
             epoch=response.epoch,
             segments=list(response.segment_ids),
             slots=sum(segment.table.sealed for segment in self._segments.all()),
+            told=self._attacher.told_slots,
             cleared=cleared,
+            seconds=round(time.monotonic() - began_s, 3),
         )
 
     def _beat(self, beat: Beat) -> Event:
@@ -359,7 +319,7 @@ class StoreAgent:
         claiming = {claim.session_id for claim in self._segments.claims.older()}
         withdrawn = sorted(self._claiming - claiming)
         quarantined = [*self._sessions.quarantined(), *sorted(self._claiming & claiming)]
-        cut = [self._cut_to_report[i] for i in range(self._cut_count())]
+        cut = list(itertools.islice(self._cut_to_report, _CUT_IDS_PER_BEAT))
         # What comes of copies is wanted soon: their space, and the next ones, wait for it.
         busy = self._copier is not None and self._copier.is_busy
         wait_s = min(beat.wait_s, COPYING_BEAT_S) if busy else beat.wait_s
@@ -384,9 +344,6 @@ class StoreAgent:
             self._cut_to_report.popleft()
         self._instructions = list(response.instructions)
         return Beaten(response.epoch, len(self._instructions), self._is_restless())
-
-    def _cut_count(self) -> int:
-        return min(len(self._cut_to_report), _CUT_IDS_PER_BEAT)
 
     def _is_restless(self) -> bool:
         return bool(

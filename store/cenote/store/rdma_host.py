@@ -27,6 +27,7 @@ from cenote.api.errors import (
 from cenote.runtime.log import get_logger
 from cenote.runtime.memlock import pinning_error
 from cenote.transport.nics.facts import NicPort
+from cenote.transport.rdma_lane import address_in
 from cenote.transport.rdma_nics import Nics
 from cenote.transport.verbs.base import (
     Access,
@@ -34,7 +35,6 @@ from cenote.transport.verbs.base import (
     MemoryRegion,
     PathSettings,
     QueuePair,
-    QueuePairAddress,
     VerbsError,
 )
 from cenote.v1 import store_pb2
@@ -199,7 +199,7 @@ class RdmaHost:
         """Do what a client asked for over the connection of `lane`.
 
         Raises InvalidArgument, PermissionDenied (it said in its hello that it does not write),
-        StaleEpoch (the lane has ended), ResourceUnavailable, Unavailable.
+        ProtocolError, StaleEpoch (the lane has ended), ResourceUnavailable, Unavailable.
         """
         if len(request.queue_pairs) > _QUEUE_PAIRS_PER_REQUEST_MAX:
             raise InvalidArgument(f"more than {_QUEUE_PAIRS_PER_REQUEST_MAX} queue pairs at once")
@@ -327,18 +327,12 @@ class HostedLane:
         self, pair: QueuePair, port: NicPort, wanted: store_pb2.RdmaQueuePair
     ) -> store_pb2.RdmaQueuePair:
         device = self._host.nics.devices[port.device]
+        peer = address_in(wanted)
         psn = secrets.randbits(24)
-        reads = max(1, min(device.limits.reads_in_flight, wanted.reads_in_flight))
+        reads = max(1, min(device.limits.reads_in_flight, wanted.reads_in_flight, 255))
         try:
             info = device.port(port.port)
             gid = device.gid(port.port, wanted.gid_index)
-            peer = QueuePairAddress(
-                number=wanted.number,
-                first_psn=wanted.first_psn,
-                lid=wanted.lid,
-                gid=wanted.gid,
-                mtu_code=wanted.mtu_code,
-            )
             path = PathSettings(port.port, wanted.gid_index, reads_in_flight=reads)
             pair.connect(psn, peer, path)
         except (VerbsError, ValueError) as error:
@@ -393,8 +387,8 @@ class HostedLane:
         with self._lock:
             return not self._pairs or (self._ended and self._fail_all())
 
-    def close(self) -> None:
-        """Destroy its queue pairs."""
+    def close(self) -> bool:
+        """Destroy its queue pairs; whether none is left that something could land over."""
         with self._lock:
             self._ended = True
             pairs, self._pairs = self._pairs, []
@@ -406,5 +400,8 @@ class HostedLane:
                 except VerbsError as error:
                     _log.warning("a queue pair can't be closed", error=error)
                     self._pairs.append(pair)
+            left = list(self._pairs)
         self._host.gave_back(closed)
-        self._host.forget(self)
+        if not left:
+            self._host.forget(self)
+        return not left or self.end()

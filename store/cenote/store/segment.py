@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cenote.api.errors import StaleLocation, Unavailable
-from cenote.v1 import common_pb2, store_pb2
 
 from .disk_io import DiskIo
 
@@ -61,24 +60,6 @@ class Segment(Protocol):
         the slot number is beyond the table yet, try again; InvalidArgument: out of range).
         """
         ...
-
-
-def introduce(segments: Sequence[Segment]) -> store_pb2.DataHelloResponse:
-    """What a client is told of them: those whose descriptors it can have, and the others."""
-    introduction = store_pb2.DataHelloResponse()
-    for segment in segments:
-        told = introduction.segments if segment.disk is None else introduction.disk_segments
-        told.append(
-            store_pb2.SharedSegment(
-                segment_id=segment.segment_id,
-                size_bytes=segment.size_bytes,
-                incarnation=segment.incarnation,
-                tier=cast("common_pb2.Tier", segment.tier),
-                ready_bytes=segment.ready_bytes,
-                index=segment.index,
-            )
-        )
-    return introduction
 
 
 class SegmentSet(Protocol):

@@ -43,9 +43,9 @@ from cenote.v1 import store_pb2
 from .claims import ClaimFile
 from .disk_reads import send_items
 from .rdma_host import HostedLane, RdmaHost
-from .segment import Segment, SegmentSet, introduce, seal_rows
+from .segment import Segment, SegmentSet, seal_rows
 from .served_socket import STEP_BYTES, Gone, ServedSocket
-from .serving import ConnectionCounters, ServingLimits, epoch_error, grant_error
+from .serving import ConnectionCounters, ServingLimits, epoch_error, grant_error, introduction
 from .sessions import SessionTable, open_marked
 from .ssd import DISK_ADDRESS
 
@@ -145,9 +145,8 @@ class ServedConnection:
             _log.error("data connection failed", error=repr(error))
             self._refuse(InternalError(f"the data server failed: {error!r}"), greeted)
         finally:
-            if self._lane is not None:
-                self._lane.close()
-            self._sessions.leave(self._session_id, self)
+            if self._lane is None or self._lane.close():  # else its session is not to seem cut off
+                self._sessions.leave(self._session_id, self)
             with contextlib.suppress(OSError):
                 self._io.sock.close()
             self._on_end(self)
@@ -183,19 +182,14 @@ class ServedConnection:
             offered = [s for s in segments if s.fd >= 0 or s.disk is not None]
             self._answer_with_descriptors(offered, hello)
         else:
-            self._io.send_bytes(wire.encode_hello_reply(self._introduction(segments)))
-
-    def _introduction(self, segments: list[Segment]) -> store_pb2.DataHelloResponse:
-        introduction = introduce(segments)
-        introduction.epoch = self._segments.epoch
-        introduction.node_id = self._segments.node_id
-        introduction.server_version = self._server_version
-        return introduction
+            greeting = introduction(self._segments, segments, self._server_version)
+            self._io.send_bytes(wire.encode_hello_reply(greeting))
 
     def _answer_with_descriptors(
         self, segments: list[Segment], hello: store_pb2.DataHelloRequest
     ) -> None:
-        introduction, descriptors = self._introduction(segments), list[int]()
+        greeting = introduction(self._segments, segments, self._server_version)
+        descriptors = list[int]()
         segments = [segment for segment in segments if segment.fd >= 0]
         # Under the lock: whoever cuts this session sees either the descriptors' marks or none.
         with self._changing:
@@ -205,8 +199,8 @@ class ServedConnection:
                     descriptors.append(
                         open_marked(segment, self._session_id, writable=hello.writer)
                     )
-                self._claims.offer(self._session_id, hello, introduction, descriptors)
-                answer = wire.encode_hello_reply(introduction)
+                self._claims.offer(self._session_id, hello, greeting, descriptors)
+                answer = wire.encode_hello_reply(greeting)
                 chunk = descriptors[: wire.DESCRIPTORS_PER_MESSAGE]
                 sent = socket.send_fds(self._io.sock, [answer], chunk)
                 for first in range(len(chunk), len(descriptors), wire.DESCRIPTORS_PER_MESSAGE):

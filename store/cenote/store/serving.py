@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from cenote.api.errors import StaleEpoch, StaleLocation
+from cenote.v1 import common_pb2, store_pb2
 
-__all__ = ["ConnectionCounters", "ServingLimits", "epoch_error", "grant_error"]
+from .segment import Segment, SegmentSet
+
+__all__ = [
+    "ConnectionCounters",
+    "ServingLimits",
+    "epoch_error",
+    "grant_error",
+    "introduction",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +38,29 @@ class ConnectionCounters:
     read_bytes: int = 0
     written_bytes: int = 0
     seals: int = 0
+
+
+def introduction(
+    daemon: SegmentSet, segments: Sequence[Segment], server_version: str
+) -> store_pb2.DataHelloResponse:
+    """What a hello is answered with; `segments`: those that it is about, whose descriptors the
+    client can have, and those on an SSD."""
+    reply = store_pb2.DataHelloResponse(
+        epoch=daemon.epoch, node_id=daemon.node_id, server_version=server_version
+    )
+    for segment in segments:
+        told = reply.segments if segment.disk is None else reply.disk_segments
+        told.append(
+            store_pb2.SharedSegment(
+                segment_id=segment.segment_id,
+                size_bytes=segment.size_bytes,
+                incarnation=segment.incarnation,
+                tier=cast("common_pb2.Tier", segment.tier),
+                ready_bytes=segment.ready_bytes,
+                index=segment.index,
+            )
+        )
+    return reply
 
 
 def epoch_error(epoch: int, followed: int) -> StaleEpoch:

@@ -17,7 +17,7 @@ late, or once more, can't bring back what was cleared.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -25,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cenote.api.errors import InvalidArgument, StaleEpoch, StaleLocation, Unavailable
-from cenote.api.rows import KEY_INLINE_BYTES
+from cenote.api.rows import KEY_INLINE_BYTES, SLOT_SUM
+from cenote.api.slot_sums import slot_hashes, sums_of_columns
 
 from .ranges import RangeSet
 from .slot_format import (
@@ -65,7 +66,11 @@ ONE_BY_ONE_ROWS_MAX: Final = 12
 """Up to here a batch is cheaper row by row than in columns."""
 _SCAN_SLOTS: Final = 1024
 """So many slots are looked at under the lock at once; they fit the processor's cache."""
-INVENTORY_ROWS_MAX: Final = 8192
+INVENTORY_ROWS_MAX: Final = 32_768
+"""Of one slice: 2.8 MiB. The fewer there are, the less an attach waits for other processes."""
+_SUM_SLOTS: Final = 8192
+"""So many slots are summed up under the lock at once."""
+_SUMMED: Final = ("slot", "epoch", "seq", "offset", "replica")
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,16 +392,36 @@ class SlotTable:
         self.sealed, self._used = sealed, used
         return sealed
 
-    def inventory(self, segment_index: int) -> Iterator[NDArray[np.void]]:
-        """All sealed slots as `rows.SLOT` arrays of at most 8192 rows, none of them empty.
+    def sums(self, slots_per_block: int) -> NDArray[np.void]:
+        """`rows.SLOT_SUM` of what is sealed in each block of so many slots, from slot 0 on.
+
+        What is sealed meanwhile may or may not be in it. No checksum is taken.
+        """
+        step = -(-_SUM_SLOTS // slots_per_block) * slots_per_block
+        found = [np.zeros(0, SLOT_SUM)]
+        for first in range(0, self._used, step):
+            part = slice(first, min(first + step, self._used))
+            with self._lock:
+                records = self._records[part]
+                are_sealed = records["state"] == STATE_SEALED
+                # Its own number, too: a record in the wrong place must not be taken for right.
+                columns = [records[name].astype(np.uint64) for name in _SUMMED]
+            found.append(sums_of_columns(slot_hashes(*columns), are_sealed, slots_per_block))
+        return np.concatenate(found)
+
+    def inventory(
+        self, segment_index: int, ranges: Sequence[tuple[int, int]] | None = None
+    ) -> Iterator[NDArray[np.void]]:
+        """Sealed slots as `rows.SLOT` arrays of at most INVENTORY_ROWS_MAX rows, none of them
+        empty; all of them, or those in `ranges` ((first slot, end), rising).
 
         Slots that are sealed or cleared meanwhile may or may not be in it. Broken records are
         zeroed and counted.
         """
         held: list[NDArray[np.void]] = []
         count = 0
-        for first in range(0, self._used, _SCAN_SLOTS):
-            block, valid = self._scan(first)
+        for first, end in self._steps(ranges):
+            block, valid = self._scan(first, end)
             found = taken(block, valid)
             if count + len(found) > INVENTORY_ROWS_MAX:
                 yield inventory_rows(joined(held), segment_index)
@@ -406,6 +431,13 @@ class SlotTable:
                 count += len(found)
         if held:
             yield inventory_rows(joined(held), segment_index)
+
+    def _steps(self, ranges: Sequence[tuple[int, int]] | None) -> Iterator[tuple[int, int]]:
+        """The used part of these ranges, or all of it, in pieces for `_scan`."""
+        for begin, stop in [(0, self._used)] if ranges is None else ranges:
+            last = min(stop, self._used)
+            for first in range(begin, last, _SCAN_SLOTS):
+                yield first, min(first + _SCAN_SLOTS, last)
 
     def list_keys(
         self, namespace_id: int, generation: int, prefix: bytes, limit: int
@@ -455,11 +487,13 @@ class SlotTable:
                     replica=int(record["replica"]),
                 )
 
-    def _scan(self, first: int) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
+    def _scan(
+        self, first: int, end: int | None = None
+    ) -> tuple[NDArray[np.void], NDArray[np.bool_]]:
         """A copy of the slots from `first` on (SLOT_RECORD), and which of them are sealed."""
-        begin, end = first * SLOT_BYTES, (first + _SCAN_SLOTS) * SLOT_BYTES
+        end = first + _SCAN_SLOTS if end is None else end
         with self._lock:
-            copy = bytearray(self._memory[begin:end])
+            copy = bytearray(self._memory[first * SLOT_BYTES : end * SLOT_BYTES])
         block = np.frombuffer(copy, SLOT_RECORD)
         sealed, broken = sort_out(block, first)
         for i in np.flatnonzero(broken).tolist():

@@ -34,6 +34,7 @@ APT_PACKAGES = (
     "ibverbs-providers",
     "ibverbs-utils",
     "librdmacm1",
+    "python3-pyverbs",
 )
 KERNEL_META_PACKAGE = os.environ.get("RDMAVM_KERNEL_PACKAGE", "linux-image-amd64")
 

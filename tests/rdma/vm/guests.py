@@ -147,7 +147,18 @@ class Command:
         self.guest._say(f"KILL {self.number} {int(number)}")
 
 
+def _share(tag: str, path: str, readonly: bool = False) -> list[str]:
+    escaped = path.replace(",", ",,")
+    flags = ",readonly=on" if readonly else ""
+    return [
+        "-fsdev", f"local,id={tag},path={escaped},security_model=none,multidevs=remap{flags}",
+        "-device", f"virtio-9p-pci,fsdev={tag},mount_tag={tag}",
+    ]  # fmt: skip
+
+
 class Guest:
+    """One machine; its own constructor boots it, `wait_boot` waits."""
+
     def __init__(
         self,
         *,
@@ -164,10 +175,6 @@ class Guest:
         lifetime: float = 3600,
     ) -> None:
         self.rank = rank
-        boot = prepare()
-        qemu = shutil.which("qemu-system-x86_64")
-        if not qemu:
-            raise VMError("no qemu-system-x86_64 here: apt-get install qemu-system-x86")
         self.folder = Path(tempfile.mkdtemp(prefix=f"rdmavm-{rank}-"))
         self.control = self.folder / "ctl"
         self.control.mkdir()
@@ -187,40 +194,14 @@ class Guest:
         text = "".join(f"{k}={shlex.quote(str(v))}\n" for k, v in config.items())
         (self.control / "config").write_text(text)
 
-        def share(tag: str, path: str, readonly: bool = False) -> list[str]:
-            escaped = path.replace(",", ",,")
-            flags = ",readonly=on" if readonly else ""
-            return [
-                "-fsdev",
-                f"local,id={tag},path={escaped},security_model=none,multidevs=remap{flags}",
-                "-device", f"virtio-9p-pci,fsdev={tag},mount_tag={tag}",
-            ]  # fmt: skip
-
         self._trigger, trigger = socket.socketpair()
         self._qmp, qmp = socket.socketpair()
-        extra = f" hugepages={hugepages}" if hugepages else ""
         argv = [
-            qemu, "-name", f"rdmavm-{rank}",
-            "-M", "q35,sata=off,smbus=off,usb=off,vmport=off,graphics=off",
-            # Without erms the guest copies in vector registers, not byte by byte.
-            "-accel", "tcg,thread=multi", "-cpu", "max,-erms,-fsrm",
-            "-smp", str(smp), "-m", f"{memory}M",
-            "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-            "-kernel", str(boot.kernel), "-initrd", str(boot.initrd), "-append", CMDLINE + extra,
-            "-chardev", f"file,id=con,path={self.console}", "-serial", "chardev:con",
+            *self._machine(smp, memory, f" hugepages={hugepages}" if hugepages else ""),
             "-chardev", f"socket,id=trg,fd={trigger.fileno()}", "-serial", "chardev:trg",
             "-chardev", f"socket,id=qmp,fd={qmp.fileno()}", "-mon", "chardev=qmp,mode=control",
-            *share("host", "/", readonly=True), *share("ctl", str(self.control)),
+            *self._nics(links, mtu),
         ]  # fmt: skip
-        for i, path in enumerate(self._rw):
-            argv += share(f"rw{i}", path)
-        for i, link in enumerate(links):
-            mac = f"52:54:00:77:{i:02x}:{rank + 1:02x}"
-            argv += [
-                "-netdev", f"dgram,id=net{i},local.type=fd,local.str={link.fileno()}",
-                "-device", f"virtio-net-pci,id=nic{i},netdev=net{i},mac={mac},host_mtu={mtu},"
-                f"speed=10000,duplex=full,romfile=",
-            ]  # fmt: skip
         self.qemu_log = self.folder / "qemu.log"
         with open(self.qemu_log, "wb") as log:
             self.process = subprocess.Popen(
@@ -233,6 +214,37 @@ class Guest:
         self._qmp_ready = False
         self._qmp_stream = self._qmp.makefile("rwb", buffering=0)
         _LIVE.add(self)
+
+    def _machine(self, smp: int, memory: int, extra: str) -> list[str]:
+        boot = prepare()
+        qemu = shutil.which("qemu-system-x86_64")
+        if not qemu:
+            raise VMError("no qemu-system-x86_64 here: apt-get install qemu-system-x86")
+        shares = _share("host", "/", readonly=True) + _share("ctl", str(self.control))
+        for i, path in enumerate(self._rw):
+            shares += _share(f"rw{i}", path)
+        return [
+            qemu, "-name", f"rdmavm-{self.rank}",
+            "-M", "q35,sata=off,smbus=off,usb=off,vmport=off,graphics=off",
+            # Without erms the guest copies in vector registers, not byte by byte.
+            "-accel", "tcg,thread=multi", "-cpu", "max,-erms,-fsrm",
+            "-smp", str(smp), "-m", f"{memory}M",
+            "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+            "-kernel", str(boot.kernel), "-initrd", str(boot.initrd), "-append", CMDLINE + extra,
+            "-chardev", f"file,id=con,path={self.console}", "-serial", "chardev:con",
+            *shares,
+        ]  # fmt: skip
+
+    def _nics(self, links: Sequence[socket.socket], mtu: int) -> list[str]:
+        found = []
+        for i, link in enumerate(links):
+            mac = f"52:54:00:77:{i:02x}:{self.rank + 1:02x}"
+            found += [
+                "-netdev", f"dgram,id=net{i},local.type=fd,local.str={link.fileno()}",
+                "-device", f"virtio-net-pci,id=nic{i},netdev=net{i},mac={mac},host_mtu={mtu},"
+                f"speed=10000,duplex=full,romfile=",
+            ]  # fmt: skip
+        return found
 
     # -- life ---------------------------------------------------------------
 

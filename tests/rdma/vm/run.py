@@ -13,6 +13,7 @@ import argparse
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.setup:
         try:
             _set_up()
-        except (VMError, OSError) as error:
+        except (VMError, OSError, subprocess.SubprocessError) as error:
             print(f"no machine with RDMA devices can be made here: {error}", file=sys.stderr)
             return EXIT_UNAVAILABLE
     if not options.command and not options.shell:

@@ -10,7 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from cenote.api.errors import CenoteError, DeadlineExceeded, TenureEnded, Unavailable
+from cenote.api.errors import (
+    CenoteError,
+    DeadlineExceeded,
+    NotLeader,
+    TenureEnded,
+    Unavailable,
+)
 from cenote.client import master_stub
 from cenote.client.aio import AsyncClient
 from cenote.client.client import Client
@@ -285,6 +291,17 @@ def test_a_leader_past_its_tenure_is_not_asked_where_a_later_one_is_known(
     other.epoch = served.epoch + 5
     with ends_within(1.0), pytest.raises((Unavailable, DeadlineExceeded)):
         connect(served.address, other.address, deadline_s=0.6)
+
+
+def test_a_leader_past_its_tenure_is_remembered_however_it_was_met() -> None:
+    """It said so when it was connected to; nobody goes back to the one before it."""
+    master = LaneMaster(["a:1", "b:1"], pb.HelloRequest())
+    newer = pb.HelloResponse(epoch=4, is_leader=True, past_tenure=True)
+    with pytest.raises(NotLeader, match="can't prove"):
+        master.greeted(newer.SerializeToString())
+    older = pb.HelloResponse(epoch=3, is_leader=True)
+    with pytest.raises(NotLeader, match="until epoch 4 began"):
+        master.greeted(older.SerializeToString())
 
 
 def test_many_threads_look_for_the_leader_once(

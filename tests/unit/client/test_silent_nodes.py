@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cenote.api.errors import DeadlineExceeded, Unavailable
+from cenote.api.errors import DeadlineExceeded, ReplicasUnavailable, Unavailable
 from cenote.client import Client
 from cenote.client.plan.budgets import (
     LEASE_SHARE,
@@ -179,6 +179,47 @@ def test_an_unanswered_seal_is_done_elsewhere_once_the_node_is_hidden(
     assert not master.nodes[1].sealed
     assert len(master.nodes[2].sealed) == count
     assert client.stats().failed == 0
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_too_few_nodes_without_silent_ones_that_live_are_tried_once_more(
+    client: Client, master: FakeMaster, count: int
+) -> None:
+    """On a busy machine all of them may be slow at once: a put failed after a tenth of its time."""
+    for node in (1, 2):
+        master.nodes[node].fault = SILENT
+
+    def answer() -> None:
+        for node in (1, 2):
+            master.nodes[node].fault = None
+
+    master.hooks["report_failure"] = answer
+    values = fill(client, count, replicas=2, min_replicas=2)
+    assert client.get_batch(list(values)) == list(values.values())
+    assert {1, 2} <= set(master.failures)
+    assert client.stats().failed == 0
+    assert client.session.state.suspects == {}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("hidden", [True, False])
+def test_too_few_nodes_without_those_that_stay_silent_end_the_put(
+    client: Client, master: FakeMaster, hidden: bool, count: int
+) -> None:
+    for node in (1, 2):
+        master.nodes[node].fault = SILENT
+
+    def hide() -> None:
+        master.down = {1, 2}
+        master.view_version += 1
+
+    if hidden:
+        master.hooks["report_failure"] = hide
+    keys = [f"k{i}" for i in range(count)]
+    results = client.put_batch(keys, [b"x"] * count, replicas=2, min_replicas=2)
+    assert all(isinstance(result.error, ReplicasUnavailable) for result in results)
+    assert master.calls["put_start"] == (3 if hidden else 4)
+    assert client.put("one", b"x").stored
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -37,6 +37,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         self.units = np.zeros(size, np.uint8)
         self.random = np.random.default_rng(seed)
         self.pieces: Pieces = []
+        self.number = 0
 
     def teardown(self) -> None:
         if hasattr(self, "patch"):
@@ -121,6 +122,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     def allocate_pieces(self, length: int, most: int, least: int) -> None:
         runs = self.free_lengths()
         enough = int(runs[runs >= least][:most].sum()) >= length
+        held = bool(self.allocator._held)
         pieces = self.allocator.allocate_pieces(length, most, least)
         assert (pieces is not None) == enough
         if pieces is not None:
@@ -128,7 +130,7 @@ class AllocatorMachine(RuleBasedStateMachine):
             assert len(pieces) <= most
             assert all(size >= least for _, size in pieces[:-1])
             # Whole runs, the longest ones: no more pieces than there must be, no crumbs.
-            assert [size for _, size in pieces[:-1]] == runs[: len(pieces) - 1].tolist()
+            assert held or [size for _, size in pieces[:-1]] == runs[: len(pieces) - 1].tolist()
             self.taken(pieces)
 
     @rule(count=st.sampled_from([1, 2, 30, 10_000]), bulk=st.booleans())
@@ -141,6 +143,30 @@ class AllocatorMachine(RuleBasedStateMachine):
             if not bulk:
                 self.allocator.free(offset, length)
             self.units[offset : offset + length] = FREE
+
+    @rule(count=st.sampled_from([1, 2, 30]))
+    def hold(self, count: int) -> None:
+        """Free, and granted in need."""
+        pieces = self.some(count)
+        columns = np.array(pieces, np.int64).reshape(-1, 2)
+        self.number += 1
+        self.allocator.hold(self.number, columns[:, 0], columns[:, 1])
+        for offset, length in pieces:
+            self.units[offset : offset + length] = FREE
+
+    @rule(back=st.integers(0, 3))
+    def release(self, back: int) -> None:
+        self.allocator.release(self.number - back)
+
+    @rule(length=st.integers(1, 80))
+    def what_is_held_back_comes_last(self, length: int) -> None:
+        settled = self.allocator._runs.units
+        before = list(self.allocator._held)
+        offset = self.allocator.allocate(length)
+        if offset >= 0:
+            self.taken([(offset, length)])
+        if self.allocator._runs.units == settled - length:
+            assert [part[0] for part in self.allocator._held] == [part[0] for part in before]
 
     @rule(step=st.integers(2, 6), bulk=st.booleans())
     def free_a_pattern(self, step: int, bulk: bool) -> None:
@@ -169,6 +195,7 @@ class AllocatorMachine(RuleBasedStateMachine):
             and (self.units[offset : offset + length] == USED).all()
         ):
             return
+        self.allocator.release(self.number)  # of what is held back it would be noticed then
         if bulk:
             good = [piece for piece in self.pieces if piece[0] + piece[1] <= offset]
             columns = np.array([*good, (offset, length)], np.int64)
@@ -211,8 +238,9 @@ class AllocatorMachine(RuleBasedStateMachine):
         lengths = self.free_lengths()
         assert allocator.size_units == len(self.units)
         assert allocator.free_units == int(lengths.sum())
-        assert allocator.free_runs == len(lengths)
-        assert allocator.largest_free_units == int(lengths[:1].sum())
+        if not allocator._held:
+            assert allocator.free_runs == len(lengths)
+            assert allocator.largest_free_units == int(lengths[:1].sum())
         assert allocator.used_units == np.count_nonzero(self.units == USED)
         assert allocator.retired_units == np.count_nonzero(self.units == RETIRED)
 

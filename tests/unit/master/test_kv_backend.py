@@ -275,6 +275,27 @@ def test_a_dead_masters_row_goes_with_its_lease(
     assert a.lost is None
 
 
+def test_a_leader_whose_requests_arrive_and_that_hears_no_answer_is_replaced(
+    masters: Masters,
+) -> None:
+    """It can't prove its tenure, so it must not prolong it for the others, either."""
+    a, b = masters.lead("a"), masters.join("b")
+    wait_until(lambda: b.leader is not None, what="the leader to be known")
+    masters.kv(a).fault = lambda _call: "unknown"
+    assert b.campaign(TIMEOUT_S), b.refusal
+    masters.reconnect(a)
+    wait_until(lambda: a.lost is not None, what="the old leader to hear of it")
+
+
+def test_a_leader_past_its_tenure_leads_on_where_nobody_took_over(masters: Masters) -> None:
+    a = masters.lead("a")
+    masters.cut_off(a)
+    wait_until(lambda: time.monotonic() > a.tenure_end_s, what="its tenure to end")
+    masters.reconnect(a)
+    wait_until(lambda: time.monotonic() < a.tenure_end_s, what="it to be confirmed")
+    assert a.lost is None
+
+
 def test_how_long_a_master_has_been_silent(
     masters: Masters, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ from cenote.master.state_config import StateConfig
 from cenote.runtime.clock import ManualClock
 from cenote.v1 import master_pb2 as pb
 from master_pool import MIB, MasterPool, attach_request, inventory_of, lane
+from unit.master.state_checks import pool_of
 from waiting import wait_until
 
 KEYS = [b"%d" % i for i in range(20)]
@@ -297,6 +298,104 @@ def test_nobody_learns_a_seed_before_it_is_durable(log: MemoryLog) -> None:
     waits = open_it()
     assert asyncio.iscoroutine(waits), "a new generation has a new seed"
     waits.close()
+
+
+def test_what_is_granted_is_made_up_for_before_it_is_needed(log: MemoryLog) -> None:
+    """Between two ticks, too: what is evicted on demand keeps its writer waiting."""
+    backend = Waiting(log)
+    pool = MasterPool(backend, size_bytes=2 * MIB)
+    pool.clock.advance_s(1.0)
+    state = pool.service.state
+
+    def free_bytes() -> int:
+        status = state.status(0)
+        return status.capacity_bytes - status.used_bytes
+
+    while not state.status(0).counters.evicted:  # fill it
+        pool.put(*[b"f%d" % pool.next_request() for _ in range(16)])
+        pool.service.tick()
+    pool.service.tick()
+    backend.settle()
+    before, evicted = free_bytes(), state.status(0).counters.evictions_on_demand
+    for _ in range(50):
+        pool.put(*[b"g%d" % pool.next_request() for _ in range(16)])
+        pool.clock.advance_s(0.003)
+        pool.service.flush()
+    assert state.status(0).counters.evictions_on_demand == evicted
+    assert free_bytes() > before / 2
+
+
+class Pending:
+    """A pool of which nothing more becomes durable; PutStarts, and whether they wait."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self.backend = Waiting(log)
+        self.pool = MasterPool(self.backend, size_bytes=MIB)
+        self.pool.put(b"a", b"b", b"c", size=4000)
+        while (left := self.free_bytes()) > 20_000:
+            self.pool.put(b"f%d" % left, size=min(left - 16_000, 100_000))
+        self.backend.settle()
+        self.pool.service.tick()
+        self.backend.slow = True
+
+    def free_bytes(self) -> int:
+        (segment,) = pool_of(self.pool.service.state).segments.by_id.values()
+        return segment.free_units * 64
+
+    def remove(self, key: bytes) -> None:
+        body = pb.RemoveRequest(keys=self.pool.batch(key)).SerializeToString()
+        session = lane(self.pool.session_id)
+        reply = self.pool.service.dispatch(session, pb.MASTER_METHOD_REMOVE, body, 1000)
+        assert asyncio.iscoroutine(reply)
+        reply.close()
+
+    def waits(self, key: bytes, size: int) -> bool:
+        body = pb.PutStartRequest(
+            keys=self.pool.batch(key),
+            sizes=size.to_bytes(8, "little"),
+            session_id=self.pool.session_id,
+            request_id=self.pool.next_request(),
+        ).SerializeToString()
+        session = lane(self.pool.session_id)
+        reply = self.pool.service.dispatch(session, pb.MASTER_METHOD_PUT_START, body, 1000)
+        if isinstance(reply, bytes):
+            return False
+        assert asyncio.iscoroutine(reply)
+        reply.close()
+        return True
+
+
+def test_a_put_waits_for_a_removal_only_where_it_gets_its_space_or_is_of_its_key(
+    log: MemoryLog,
+) -> None:
+    pending = Pending(log)
+    pending.remove(b"b")
+    assert not pending.waits(b"x", 4000), "there is other space, although this would just fit"
+    assert pending.waits(b"b", 8000), "the removed key"
+    assert any(pending.waits(b"x%d" % i, 4000) for i in range(8)), "nothing else is left"
+    pending.backend.settle()
+    assert not pending.waits(b"b", 100)
+
+
+def test_a_put_waits_for_the_namespace_that_it_is_in(log: MemoryLog) -> None:
+    """Who opens it waits by itself."""
+    pending = Pending(log)
+    service, pool = pending.pool.service, pending.pool
+    open_it = pb.OpenNamespaceRequest(name="new", create=True).SerializeToString()
+    reply = service.dispatch(lane(pool.session_id), pb.MASTER_METHOD_OPEN_NAMESPACE, open_it, 1000)
+    assert asyncio.iscoroutine(reply)
+    reply.close()
+    assert pending.waits(b"x", 8000)
+    pending.backend.settle()
+    assert not pending.waits(b"y", 8000)
+
+
+def test_pins_and_ticks_keep_nobody_waiting(log: MemoryLog) -> None:
+    pending = Pending(log)
+    body = pb.PinRequest(keys=pending.pool.batch(b"a"), ttl_ms=1000).SerializeToString()
+    pending.pool.service.dispatch(lane(pending.pool.session_id), pb.MASTER_METHOD_PIN, body, 1000)
+    pending.pool.service.tick()
+    assert not pending.waits(b"x", 8000)
 
 
 def test_a_relaxed_commit_does_not_wait(log: MemoryLog) -> None:

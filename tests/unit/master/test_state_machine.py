@@ -41,11 +41,15 @@ class StateMachine(RuleBasedStateMachine):
         super().__init__()
         self.kit = Kit(StateConfig(**CONFIG))  # type: ignore[arg-type]
         self.model = Model(KEYS)
+        self.holds_back = False
+        self.freed: list[int] = []
         self.journaled = 0
         """Durable effects that no crash can lose."""
 
-    @initialize()
-    def set_up(self) -> None:
+    @initialize(holds_back=st.booleans())
+    def set_up(self, holds_back: bool) -> None:
+        """`holds_back`: metadata are shared, and what freed space takes a while to be durable."""
+        self.holds_back = holds_back
         kit = self.kit
         kit.with_nodes(*(new_node(i, 64 * KIB, slots=48) for i in (1, 2, 3)))
         for number in SESSIONS:
@@ -55,6 +59,9 @@ class StateMachine(RuleBasedStateMachine):
     def news(self, *, flushed: bool = False) -> None:
         """Read the effects. `flushed`: all so far are in the journal before the next step."""
         self.model.read_effects(self.kit)
+        if self.holds_back:
+            self.freed.append(self.kit.state.take_freed()[1])
+            self.kit.state.release_freed(self.freed[max(0, len(self.freed) - 4)])
         if flushed:
             self.journaled = len(self.kit.durable())
 

@@ -18,7 +18,7 @@ from cenote.api.errors import (
     StaleEpoch,
     Unavailable,
 )
-from cenote.api.rows import CLAIM, SLOT
+from cenote.api.rows import BLOCK, CLAIM, SLOT, SLOT_SUM
 from cenote.store.agent import AgentIdentity, StoreAgent
 from cenote.store.agent_core import Stage
 from cenote.store.dram import DramSegment
@@ -63,7 +63,7 @@ class Fixture:
         self.connect: Callable[[str], FakeLink] = master.link
         self.agent = self.make()
 
-    def make(self, *masters: str) -> StoreAgent:
+    def make(self, *masters: str, slots_per_block: int = 256) -> StoreAgent:
         identity = AgentIdentity("n1", b"u" * 16, "boot", "rack-1", 123, "0.1")
         return StoreAgent(
             identity,
@@ -75,6 +75,7 @@ class Fixture:
             is_preparing=lambda: self.preparing,
             on_end=self.ended.append,
             jitter=lambda: 0.0,
+            slots_per_block=slots_per_block,
         )
 
     def attach(self) -> None:
@@ -101,10 +102,22 @@ def fixture(segments: LocalSegments, master: FakeMaster) -> Iterator[Fixture]:
 def test_it_attaches_with_what_it_has(fixture: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cenote.store.slots._SCAN_SLOTS", 4)
     monkeypatch.setattr("cenote.store.slots.INVENTORY_ROWS_MAX", 4)
+    fixture.agent = fixture.make(slots_per_block=8)
     fixture.seal(*(Sealed(i, seq=i + 1) for i in range(10)))
     fixture.segment.retire(2 * MIB, 4096, fixture.segment.table.slots + 21)
     fixture.attach()
+    ((asked,),) = fixture.master.asked
+    assert (asked.attempt, asked.slots_per_block, asked.inventory, asked.told_blocks) == (
+        1,
+        8,
+        b"",
+        b"",
+    )
+    sums = np.frombuffer(asked.segments[0].slot_sums, SLOT_SUM)
+    assert sums["count"].tolist() == [8, 2]
     (slices,) = fixture.master.attaches
+    assert {s.attempt for s in slices} == {2}
+    assert np.frombuffer(slices[0].told_blocks, BLOCK).tolist() == [(0, 0), (0, 1)]
     assert [s.more for s in slices] == [True, True, False]
     assert {(s.node_name, s.node_uuid, s.process_id) for s in slices} == {("n1", b"u" * 16, 123)}
     assert (slices[0].boot_id, slices[0].failure_domain) == ("boot", "rack-1")
@@ -121,6 +134,35 @@ def test_it_attaches_with_what_it_has(fixture: Fixture, monkeypatch: pytest.Monk
     assert beat.segments[0].ready_bytes == info.size_bytes
     wait_until(lambda: len(fixture.master.beats) == 2, what="the second heartbeat")
     assert [b.wait_ms for b in fixture.master.beats] == [0, 10_000]
+
+
+def test_where_the_sums_agree_no_inventory_is_sent(fixture: Fixture) -> None:
+    fixture.seal(*(Sealed(i, seq=i + 1) for i in range(10)))
+    fixture.master.agrees = True
+    fixture.attach()
+    ((attach,),) = fixture.master.attaches
+    assert not fixture.master.asked
+    assert (attach.slots_per_block, attach.inventory) == (256, b"")
+
+
+def test_where_the_sums_never_agree_all_of_the_inventory_is_sent(
+    fixture: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A master whose table changes all the time."""
+    fixture.seal(*(Sealed(i, seq=i + 1) for i in range(10)))
+    tries = [0]
+
+    def wanted(first: pb.AttachRequest) -> bytes:
+        tries[0] += 1
+        return np.array([(0, tries[0])], BLOCK).tobytes() if first.slots_per_block else b""
+
+    monkeypatch.setattr(fixture.master, "wanted", wanted)
+    fixture.attach()
+    ((attach,),) = fixture.master.attaches
+    told = [np.frombuffer(s[0].told_blocks, BLOCK)["block"].tolist() for s in fixture.master.asked]
+    assert told == [[], [1], [1, 2]]
+    assert attach.attempt == 4
+    assert (attach.slots_per_block, len(attach.inventory) // SLOT.itemsize) == (0, 10)
 
 
 def test_what_stopped_writers_claim_is_told_and_then_that_it_is_over(

@@ -14,6 +14,7 @@ import pytest
 
 from cenote.api.errors import InvalidArgument, StaleEpoch, StaleLocation, Unavailable
 from cenote.api.rows import KEY_INLINE_BYTES, SEAL, SLOT
+from cenote.api.slot_sums import slot_hashes
 from cenote.store import slots as slots_module
 from cenote.store.ranges import RangeSet
 from cenote.store.slot_format import KEY_AT, SLOT_BYTES
@@ -294,6 +295,41 @@ def test_an_inventory_comes_in_slices_that_are_bounded_and_not_empty(
     parts = [part["slot"].tolist() for part in target.inventory(0)]
     assert [number for part in parts for number in part] == numbers
     assert [len(part) for part in parts] == [4, 6, 3]
+
+
+def test_an_inventory_of_ranges() -> None:
+    target, _, _ = table(slots=100)
+    assert not any(seal(target, *(Sealed(i) for i in (0, 3, 4, 7, 8, 40, 99))))
+    parts = list(target.inventory(0, [(4, 8), (40, 44), (96, 120)]))
+    assert np.concatenate(parts)["slot"].tolist() == [4, 7, 40, 99]
+    assert not list(target.inventory(0, [(200, 300)]))
+
+
+def test_sums_tell_of_what_is_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots_module, "_SUM_SLOTS", 16)
+    target, _, _ = table(slots=100)
+    assert not len(target.sums(8))
+    sealed = [Sealed(i, seq=100 + i, offset=i * 64) for i in (0, 3, 4, 7, 8, 40)]
+    assert not any(seal(target, *sealed))
+    sums = target.sums(8)
+    assert sums["count"].tolist() == [4, 1, 0, 0, 0, 1]
+    rows = inventory(target)
+    hashes = slot_hashes(
+        rows["slot"].astype(np.uint64),
+        rows["epoch"].astype(np.uint64),
+        rows["seq"].copy(),
+        rows["offset"].copy(),
+        rows["replica"].astype(np.uint64),
+    )
+    assert len(set(hashes.tolist())) == len(rows)
+    expected = np.zeros(6, np.uint64)
+    np.add.at(expected, rows["slot"] // 8, hashes)
+    assert sums["sum"].tolist() == expected.tolist()
+    # What is cleared is not in it; a higher version changes it.
+    assert target.clear(refs((3, 1, 103))) == 1
+    assert target.sums(8)["count"].tolist() == [3, 1, 0, 0, 0, 1]
+    assert not any(seal(target, Sealed(8, seq=300, offset=8 * 64)))
+    assert (target.sums(8)["sum"] != sums["sum"]).tolist() == [True, True, *[False] * 4]
 
 
 @pytest.mark.parametrize("at", range(0, SLOT_BYTES, 7))

@@ -17,6 +17,7 @@ from cenote.transport.nics.choice import (
     advertised,
     choose_paths,
     distance_between,
+    place_of_process,
     usable_ports,
 )
 from cenote.transport.nics.facts import Distance, Gid, NicPort, PeerPort, Place
@@ -25,6 +26,7 @@ from cenote.transport.nics.routing import Route, RouteQuery
 from cenote.transport.nics.sysfs import (
     read_counters,
     read_netdevs,
+    read_numa_cpus,
     read_pci_place,
     read_ports,
 )
@@ -93,6 +95,13 @@ def test_a_software_device_is_where_its_network_device_is(sys: FakeSys) -> None:
     (sys.root / "class" / "net" / "eth0" / "device").symlink_to(device)
     (port,) = read_ports(sys.root)
     assert (port.numa_node, port.pci_path) == (0, ("pci0000:00", "0000:00:03.0"))
+
+
+def test_the_end_of_a_long_table_is_not_waited_for(sys: FakeSys) -> None:
+    gids = [("10.0.0.1", V2), *[("", "")] * 30, ("10.0.0.2", V2), *[("", "")] * 300]
+    sys.nic("mlx5_0", netdev="eth0", gids=gids)
+    (port,) = read_ports(sys.root)
+    assert [gid.index for gid in port.gids] == [0, 31]
 
 
 def test_what_can_not_be_read_is_unknown(sys: FakeSys) -> None:
@@ -297,6 +306,21 @@ def test_nics_near_the_memory_are_in_front_and_far_ones_stand_by(sys: FakeSys) -
     assert [(p.distance, p.standby) for p in far_only] == [(Distance.OTHER_NUMA_NODE, False)]
     unknown = choose_paths(local, peer, on_link()).paths
     assert {p.standby for p in unknown} == {False}
+
+
+def test_a_process_that_is_bound_to_a_node_has_its_memory_there(sys: FakeSys) -> None:
+    nodes = sys.root / "devices" / "system" / "node"
+    for number, cpus in enumerate(("0-3,8-11", "4-7,12-15", "")):
+        (nodes / f"node{number}").mkdir(parents=True)
+        (nodes / f"node{number}" / "cpulist").write_text(cpus + "\n")
+    (nodes / "possible").write_text("0-2\n")
+    found = read_numa_cpus(sys.root)
+    assert found == {0: {0, 1, 2, 3, 8, 9, 10, 11}, 1: {4, 5, 6, 7, 12, 13, 14, 15}, 2: set()}
+    assert place_of_process({1, 9}, found) == Place(0)
+    assert place_of_process({4}, found) == Place(1)
+    assert place_of_process({3, 4}, found) == Place()
+    assert place_of_process({99}, found) == Place()
+    assert place_of_process({0}, {}) == Place()
 
 
 def test_the_distance_to_a_gpu(sys: FakeSys) -> None:

@@ -6,15 +6,25 @@ import errno
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from cenote.api.errors import BufferInUse, DeadlineExceeded, ResourceUnavailable, StaleEpoch
+from cenote.api.errors import (
+    BufferInUse,
+    DeadlineExceeded,
+    InvalidArgument,
+    ProtocolError,
+    ResourceUnavailable,
+    StaleEpoch,
+)
+from cenote.transport.rdma_lane import ask_daemon
 from cenote.transport.testing_support import DEADLINE_S, GUARD, LocalMemory, batch, payload
 from cenote.transport.verbs.base import VerbsError
 from cenote.transport.verbs.fake import FakeQueuePair
+from cenote.v1 import store_pb2
 from fake_rdma import FakeFarEnd
 from rdma_scenarios import ITEM_BYTES, ITEMS, Far, RdmaScenarios, Traffic, the_lane
 from waiting import wait_until
@@ -214,3 +224,69 @@ def test_a_daemon_without_room_for_queue_pairs() -> None:
         traffic.read(channel, traffic.write(channel))
         assert far.transport.counters.tcp_calls == 2
         assert "queue pairs" in channel.obstacle
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"number": 1 << 24},
+        {"first_psn": 1 << 24},
+        {"gid": b"short"},
+        {"mtu_code": 0},
+        {"mtu_code": 9},
+        {"lid": 1 << 16},
+        {"device": "no such device"},
+        {"gid_index": 1 << 20},
+    ],
+    ids=str,
+)
+def test_requests_that_no_client_makes(far: FakeFarEnd, change: dict[str, Any]) -> None:
+    """They cost the connection at most."""
+    channel = far.transport.connect(far.node, far.identity, 1, DEADLINE_S)
+    lane = the_lane(channel)
+    wanted = store_pb2.RdmaQueuePair(
+        device="fake0", port=1, gid_index=1, number=5, gid=bytes(16), mtu_code=5
+    )
+    for name, value in change.items():
+        setattr(wanted, name, value)
+    lane.connection.begin(monotonic() + DEADLINE_S, monotonic())
+    with pytest.raises((ProtocolError, InvalidArgument)):
+        ask_daemon(lane.connection, store_pb2.RdmaRequest(lane_id=9, queue_pairs=[wanted]))
+    traffic, counters = Traffic(far), far.transport.counters
+
+    def goes_over_rdma() -> bool:
+        before = counters.tcp_calls
+        traffic.read(channel, traffic.write(channel))
+        return counters.tcp_calls == before
+
+    # While the daemon lets go of that connection, TCP serves.
+    wait_until(goes_over_rdma, what="RDMA over another connection")
+
+
+def test_a_queue_pair_that_can_not_be_destroyed_keeps_its_session(
+    far: FakeFarEnd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a session never seems to be cut off, for something could still land."""
+
+    def refuse(pair: FakeQueuePair) -> None:
+        raise VerbsError(errno.EIO, "the device is gone")
+
+    channel = far.transport.connect(far.node, far.identity, 1, DEADLINE_S)
+    traffic = Traffic(far)
+    traffic.write(channel)
+    pairs = [pair for pair in far.fabric.pairs.values() if pair.device is the_far_device(far)]
+    with monkeypatch.context() as patched:
+        patched.setattr(FakeQueuePair, "fail", refuse)
+        patched.setattr(FakeQueuePair, "close", refuse)
+        channel.close()
+        wait_until(lambda: not far.server.counters().connections, what="the connection to end")
+        session = far.identity.session_id
+        assert far.sessions.cut([session], 0.1) == ([], [session])
+        assert far.sessions.poll() == []
+    assert far.sessions.poll() == [session]
+    for pair in [*pairs, *far.fabric.pairs.values()]:
+        pair.close()
+
+
+def the_far_device(far: FakeFarEnd) -> object:
+    return far.far_verbs.devices["fake0"]

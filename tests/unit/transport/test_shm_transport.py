@@ -149,7 +149,7 @@ def test_a_closed_channels_page_is_free_for_another(far: Far) -> None:
     wait_until(lambda: not far.claims._is_held(0), what="the page to be free")
 
 
-def test_reachable_is_the_same_boot_and_a_socket(far: Far, tmp_path: Path) -> None:
+def test_it_works_on_the_same_boot_with_a_socket(far: Far, tmp_path: Path) -> None:
     def node(boot_id: str, address: str) -> common_pb2.NodeView:
         endpoint = common_pb2.Endpoint(kind=SHM, address=address)
         return common_pb2.NodeView(node_id=1, boot_id=boot_id, endpoints=[endpoint])
@@ -157,12 +157,16 @@ def test_reachable_is_the_same_boot_and_a_socket(far: Far, tmp_path: Path) -> No
     path = far.node.endpoints[0].address
     plain = tmp_path / "file"
     plain.touch()
-    reachable = far.transport.reachable
-    assert reachable(node("this boot", path), IDENTITY)
-    assert not reachable(node("another boot", path), IDENTITY)
-    assert not reachable(node("this boot", str(plain)), IDENTITY)
-    assert not reachable(node("this boot", path + ".other"), IDENTITY)
-    assert not reachable(node("", path), replace(IDENTITY, boot_id=""))
+    obstacle = far.transport.obstacle
+    assert obstacle(node("this boot", path), IDENTITY) is None
+    for other, identity, why in (
+        (node("another boot", path), IDENTITY, "on another host"),
+        (node("this boot", str(plain)), IDENTITY, "is no socket"),
+        (node("this boot", path + ".other"), IDENTITY, "No such file"),
+        (node("", path), replace(IDENTITY, boot_id=""), "on another host"),
+        (common_pb2.NodeView(boot_id="this boot"), IDENTITY, "no Unix socket"),
+    ):
+        assert why in str(obstacle(other, identity))
 
 
 def test_readers_have_nothing_mapped_for_writing_until_they_write(far: Far) -> None:

@@ -21,7 +21,7 @@ from cenote.api.errors import CenoteError, DeadlineExceeded
 from cenote.api.rows import DIGEST_BYTES
 from cenote.v1 import common_pb2, master_pb2
 
-from .budgets import OVERSLEPT_S
+from .budgets import OVERSLEPT_S, PROBE_WAIT_S, attempt_budget_s
 from .counters import Counters
 from .grants import Grant, LeaseHold
 from .peers import Peers
@@ -409,12 +409,31 @@ class Call:
         """These fell silent, and nothing else has what is wanted: a last attempt."""
         self.stalled -= node_ids
         self.avoid -= node_ids
+        self.failed -= node_ids
         self.last_tries |= node_ids
+
+    def may_try_once_more(self) -> bool:
+        """Whether nodes fell silent, and there is time to have the master look, and for more."""
+        return bool(self.stalled) and self.remaining_s() > 2 * PROBE_WAIT_S
 
     def has_other_nodes(self) -> bool:
         """Whether a put could go elsewhere if one node failed."""
         peers = self.state.peers
         return len(peers.nodes) - len(self.avoid | peers.down) > 1
+
+    def put_budget_s(self, node_id: int, size_bytes: int) -> float:
+        """Time for writing so much to one node; those that are tried once more share what is left.
+
+        Raises DeadlineExceeded."""
+        remaining_s = self.remaining_s()
+        if remaining_s <= 0:
+            raise DeadlineExceeded("the deadline passed before the bytes were sent")
+        if node_id in self.last_tries:
+            return attempt_budget_s(
+                remaining_s / len(self.last_tries), size_bytes, alternatives=False, last=True
+            )
+        others = self.has_other_nodes()
+        return attempt_budget_s(remaining_s, size_bytes, alternatives=others, last=not others)
 
     def give_suspects_a_chance(self) -> bool:
         """Avoid only what failed in this very call; whether that is fewer nodes."""

@@ -16,7 +16,6 @@ from cenote.api.errors import (
     BufferInUse,
     CenoteError,
     ClientClosed,
-    DeadlineExceeded,
     GrantRevoked,
     InternalError,
     SessionUnknown,
@@ -33,7 +32,6 @@ from .asking import ask_master, hidden_after_report
 from .budgets import (
     SEAL_ATTEMPTS_MAX,
     SEAL_FAILURES_MAX,
-    attempt_budget_s,
     backoff_s,
     node_failed,
     seal_budget_s,
@@ -222,9 +220,6 @@ class Store:
 
     def _parts(self, items: Items, hashed: bool) -> list[tuple[Part, I64 | None]]:
         """One part for each node, and which items it has (None: all)."""
-        remaining_s = self.call.remaining_s()
-        if remaining_s <= 0:
-            raise DeadlineExceeded("the deadline passed before the bytes were sent")
         nodes = self.nodes
         if not self.placement.single or len(items.owner) != len(nodes):
             nodes = nodes[items.extent]
@@ -236,12 +231,11 @@ class Store:
             if where is not None:
                 extents, addresses = extents[where], addresses[where]
             size = int(extents["length"].sum())
-            others = self.call.has_other_nodes()
             part = Part(
                 node,
                 extents,
                 addresses,
-                budget_s=attempt_budget_s(remaining_s, size, alternatives=others, last=not others),
+                budget_s=self.call.put_budget_s(node, size),
                 size_bytes=size,
                 checksum=Checksum.ALWAYS if hashed else Checksum.NEVER,
                 grant_id=self._grant.grant_id,

@@ -43,7 +43,7 @@ from cenote.api.types import Sameness
 from cenote.runtime.units import format_size
 from cenote.v1 import master_pb2 as pb
 
-from .asking import ask_master
+from .asking import ask_master, hidden_after_report
 from .budgets import DECIDED_ATTEMPTS_MAX, PUT_ATTEMPTS_MAX, backoff_s
 from .granted import ONE_GRANTED, Granted
 from .pieces import Pieces
@@ -180,6 +180,7 @@ class _Writer:
         "decided",
         "digests",
         "keys",
+        "lacking",
         "last",
         "not_yet",
         "options",
@@ -214,6 +215,8 @@ class _Writer:
         """The master has no space to give for some of it, but will have."""
         self.crowded = False
         """It has none, but there are spare extents here."""
+        self.lacking = False
+        """It has none but on nodes that did not answer in time in this call."""
         # Decided, but sealed nowhere: that the master knows the key does not make it stored.
         self.decided = np.zeros(len(keys), np.bool_)
         self.versions: dict[int, tuple[int, int]] = {}
@@ -238,7 +241,7 @@ class _Writer:
                 self.call.look_again()
             if self.versions:
                 yield from self._take_back()
-            self.not_yet = self.crowded = False
+            self.not_yet = self.crowded = self.lacking = False
             try:
                 reply = started or (yield from self._start(todo))
             except GrantRevoked as revoked:  # the answer got lost, and is forgotten by now
@@ -259,6 +262,8 @@ class _Writer:
                 return
             if self.crowded:
                 yield from self._give_spares_back()
+            if self.lacking:
+                yield from hidden_after_report(self.call, set(self.call.stalled))
             if self.not_yet:  # however often: the deadline ends it
                 if self.call.remaining_s() <= _NOT_YET_PAUSE_S:
                     break
@@ -303,9 +308,7 @@ class _Writer:
         sizes = self.sizes if whole else self.sizes[todo]
         if len(sizes) > 1 and np.count_nonzero(sizes != sizes[0]) == 0:
             sizes = sizes[:1]
-        tails = self.tails
-        if tails is not None and not whole:
-            tails = tails[todo]
+        tails = self.tails if whole or self.tails is None else self.tails[todo]
         request = pb.PutStartRequest(
             keys=call.key_batch(self.digests if whole else pick_digests(self.digests, todo)),
             sizes=sizes.astype("<u8", copy=False).tobytes(),
@@ -411,6 +414,9 @@ class _Writer:
         for status in np.unique(statuses).tolist():
             if status in _FOR_LACK_OF_NODES and self.call.give_suspects_a_chance():
                 continue  # started anew, on nodes that failed a while ago, too
+            if status in _FOR_LACK_OF_NODES and self.call.may_try_once_more():
+                self.lacking = True
+                continue
             if status == PutStatus.NO_SPACE and self.call.space.spares.held:
                 self.crowded = True
                 self.last = NoSpace("the pool has no room beside this client's spare extents")

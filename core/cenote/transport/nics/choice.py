@@ -9,7 +9,7 @@ out is told with the reason and what would help.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -24,6 +24,7 @@ __all__ = [
     "advertised",
     "choose_paths",
     "distance_between",
+    "place_of_process",
     "usable_ports",
 ]
 
@@ -264,6 +265,16 @@ def _route(port: NicPort, own: Gid, other: Gid, ask_route: AskRoute) -> Route:
     if route is Route.LOCAL and own.address != other.address:
         return Route.NONE
     return route
+
+
+def place_of_process(cpus: Collection[int], nodes: Mapping[int, Collection[int]]) -> Place:
+    """Where the memory is of a process that may run on these processors: on their NUMA node, since
+    the kernel takes it from there. Nowhere in particular where they are of several.
+
+    `nodes`: the processors of each node.
+    """
+    homes = {node for node, members in nodes.items() if not set(cpus).isdisjoint(members)}
+    return Place(homes.pop()) if len(homes) == 1 else ANYWHERE
 
 
 def distance_between(port: NicPort, place: Place) -> Distance:

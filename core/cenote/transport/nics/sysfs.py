@@ -14,8 +14,10 @@ from typing import Final
 from .facts import Gid, NicPort, Place
 
 __all__ = [
+    "has_devices",
     "read_counters",
     "read_netdevs",
+    "read_numa_cpus",
     "read_numa_node",
     "read_pci_place",
     "read_ports",
@@ -25,6 +27,10 @@ SYS: Final = Path("/sys")
 _DEVICES_MAX: Final = 128
 _PORTS_MAX: Final = 16
 _GIDS_MAX: Final = 1024
+_UNSET: Final = ":".join(["0000"] * 8)
+_UNSET_MAX: Final = 64
+"""So many in a row, and the table is taken to end: it has up to 1024 entries, filled from the
+front, and each is a file to open."""
 _FILE_BYTES_MAX: Final = 4096
 _COUNTERS_MAX: Final = 512
 
@@ -38,6 +44,11 @@ def read_ports(root: Path = SYS) -> list[NicPort]:
         for port in _entries(device / "ports", _PORTS_MAX)
         if port.name.isdigit()
     ]
+
+
+def has_devices(root: Path = SYS) -> bool:
+    """Whether there is any RDMA device."""
+    return bool(_entries(root / "class" / "infiniband", 1))
 
 
 def read_netdevs(root: Path = SYS) -> frozenset[str]:
@@ -58,6 +69,24 @@ def read_numa_node(device: Path) -> int | None:
     """Of the device in this /sys directory; None where it is not told."""
     node = _integer(_text(device / "numa_node"), -1)
     return node if node >= 0 else None
+
+
+def read_numa_cpus(root: Path = SYS) -> dict[int, frozenset[int]]:
+    """The processors of each NUMA node; empty where it is not told."""
+    found: dict[int, frozenset[int]] = {}
+    for entry in _entries(root / "devices" / "system" / "node", 4096):
+        number = entry.name.removeprefix("node")
+        if number != entry.name and number.isdigit():
+            found[int(number)] = frozenset(_cpus(_text(entry / "cpulist")))
+    return found
+
+
+def _cpus(text: str) -> Iterator[int]:
+    """Of "0-3,8,10-11"."""
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit() and (not last or last.isdigit()):
+            yield from range(int(first), int(last or first) + 1)
 
 
 def read_counters(port: NicPort, root: Path = SYS) -> dict[str, int]:
@@ -103,9 +132,17 @@ def _hardware(root: Path, device: Path) -> Path:
 
 def _read_gids(directory: Path) -> Iterator[Gid]:
     attributes = directory / "gid_attrs"
+    unset = 0
     for entry in _entries(directory / "gids", _GIDS_MAX):
+        text = _text(entry)
+        if text == _UNSET:
+            unset += 1
+            if unset > _UNSET_MAX:
+                return
+            continue
+        unset = 0
         try:
-            index, value = int(entry.name), IPv6Address(_text(entry))
+            index, value = int(entry.name), IPv6Address(text)
         except (ValueError, AddressValueError):
             continue
         if int(value):
@@ -152,10 +189,15 @@ def _integer(text: str, default: int) -> int:
 def _text(path: Path) -> str:
     """The file's text; "" where it can't be read: the kernel refuses entries that aren't set."""
     try:
-        with path.open("rb") as file:
-            return file.read(_FILE_BYTES_MAX).decode("ascii", "replace").strip()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""
+    try:
+        return os.read(fd, _FILE_BYTES_MAX).decode("ascii", "replace").strip()
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
 
 
 def _entries(directory: Path, limit: int) -> list[Path]:

@@ -1,0 +1,182 @@
+"""`cenote doctor`: is this host fit, and does it reach the pool?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from .cmd_paths import TRANSPORTS_DEFAULT, Transports, split_transports
+from .exits import EXIT_ERROR, EXIT_OK
+from .options import MASTER_DEFAULT, AsJson, GrpcAddress
+
+if TYPE_CHECKING:
+    from .doctor.findings import Check, Finding
+
+__all__ = ["doctor"]
+
+_ETCD_SCHEME: Final = "etcd://"
+_Tls = tuple[str, str, str]
+
+
+def doctor(
+    master: Annotated[
+        str | None,
+        typer.Option(
+            envvar="CENOTE_MASTER",
+            metavar="HOST:PORT",
+            help="The master's lane; several with commas; or etcd://HOST:PORT,... Default: one on "
+            "this host, if there is.",
+        ),
+    ] = None,
+    grpc: GrpcAddress = None,
+    etcd: Annotated[
+        str, typer.Option(metavar="URL", help="etcd://HOST:PORT,...; by default the master's.")
+    ] = "",
+    etcd_ca: Annotated[str, typer.Option(metavar="FILE", help="CA of etcd, for TLS.")] = "",
+    etcd_cert: Annotated[str, typer.Option(metavar="FILE", help="Our certificate for it.")] = "",
+    etcd_key: Annotated[str, typer.Option(metavar="FILE", help="Its key.")] = "",
+    dram: Annotated[
+        str, typer.Option(metavar="SIZE", help="What a store daemon here is to give: 64GiB.")
+    ] = "",
+    dram_dir: Annotated[Path, typer.Option(metavar="DIR", help="Where it is taken from.")] = Path(
+        "/dev/shm"
+    ),
+    rdma_devices: Annotated[
+        str,
+        typer.Option(metavar="LIST", help="RDMA devices to use: mlx5_0,mlx5_2:1 or mlx5_*,!mlx5_3"),
+    ] = "",
+    transports: Transports = TRANSPORTS_DEFAULT,
+    json: AsJson = False,
+    deadline: Annotated[
+        float, typer.Option(min=0.1, max=600, metavar="SECONDS", help="Of each check.")
+    ] = 3.0,
+) -> int:
+    """Check this host and its way to the pool: each finding with a verdict and a remedy.
+
+    Nothing is changed. Exit code 1 where something fails; warnings alone are 0.
+    """
+    from cenote.runtime.units import parse_size_bytes
+    from cenote.transport.nics.filters import DeviceFilter
+    from cenote.transport.nics.sysfs import has_devices
+
+    from .doctor.clock import clock_checks
+    from .doctor.findings import Verdict, run_checks
+    from .doctor.host import host_checks
+    from .doctor.rdma import rdma_checks
+
+    allowed = DeviceFilter.parse(rdma_devices)
+    dram_bytes = parse_size_bytes(dram) if dram else None
+    host = [
+        *host_checks(dram_dir, dram_bytes, has_rdma=has_devices()),
+        *clock_checks(),
+        *rdma_checks(allowed),
+    ]
+    tls = (etcd_ca, etcd_cert, etcd_key)
+    pool = _pool_checks(master, grpc, split_transports(transports), (etcd, tls), deadline)
+    findings = run_checks([*host, *pool], deadline)
+    _print(findings, as_json=json)
+    failed = any(finding.verdict is Verdict.FAIL for finding in findings)
+    return EXIT_ERROR if failed else EXIT_OK
+
+
+def _pool_checks(
+    master: str | None,
+    grpc: str | None,
+    transports: Sequence[str],
+    etcd: tuple[str, _Tls],
+    deadline_s: float,
+) -> list[Check]:
+    """Of masters, etcd and nodes; what is where is looked up here, within `deadline_s` each."""
+    from cenote.api.errors import DeadlineExceeded, Unavailable
+
+    from .connect import grpc_addresses_of
+    from .doctor.findings import Check, Finding, Verdict
+    from .doctor.pool import pool_checks
+
+    address = master or MASTER_DEFAULT
+    url, tls = etcd
+    if address.startswith(_ETCD_SCHEME):
+        url = url or address
+    if master is None and (skipped := _without_a_master(address)) is not None:
+        return [*skipped, *(_etcd(url, tls, (), deadline_s) if url else ())]
+    try:
+        grpc_addresses = grpc_addresses_of(address, grpc, deadline_s)
+        lanes = _lanes(address, deadline_s)
+    except (Unavailable, DeadlineExceeded) as error:  # of a look for masters in etcd
+        remedy = error.remedy or "is etcd running? does the URL name its prefix?"
+        lost = Finding("masters", Verdict.FAIL, error.message, remedy)
+        return [Check("masters", lambda _: [lost]), *_etcd(url, tls, (), deadline_s)]
+    checks = pool_checks(address.split(","), lanes, grpc_addresses, transports)
+    return [*checks, *_etcd(url, tls, grpc_addresses, deadline_s)]
+
+
+def _lanes(master: str, deadline_s: float) -> list[str]:
+    """Addresses of the masters' lanes, looked up where etcd is named instead."""
+    if not master.startswith(_ETCD_SCHEME):
+        return master.split(",")
+    from cenote.client.config import make_config
+
+    directory = make_config(master, {}).directory()
+    places = directory.wait(deadline_s) if directory is not None else ()
+    return [address for place in places for address in place.addresses]
+
+
+def _without_a_master(address: str) -> list[Check] | None:
+    """Where nobody named a master and none is on this host, there is no pool to look at."""
+    import socket
+
+    from .doctor.findings import Check, Finding, Verdict
+
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=1.0).close()
+    except OSError:
+        text = f"no master is named, and none is at {address}"
+        skipped = Finding("pool", Verdict.SKIPPED, text, "--master HOST:PORT, or CENOTE_MASTER")
+        return [Check("pool", lambda _: [skipped])]
+    return None
+
+
+def _etcd(url: str, tls: _Tls, grpc: Sequence[str], deadline_s: float) -> list[Check]:
+    """Checks of the etcd that is named, else of the one that the master names."""
+    from cenote.kv.etcd_options import parse_etcd_url
+
+    from .doctor.findings import Check, Finding, Verdict
+    from .doctor.pool import etcd_checks, metadata_url
+
+    if not url and grpc:
+        url = metadata_url(grpc, deadline_s)
+    if not url.startswith(_ETCD_SCHEME):
+        text = "the master's metadata are elsewhere" if url else "none is named (--etcd)"
+        skipped = Finding("etcd", Verdict.SKIPPED, text)
+        return [Check("etcd", lambda _: [skipped])]
+    ca, cert, key = tls
+    return etcd_checks(parse_etcd_url(url, ca=ca, cert=cert, key=key))
+
+
+def _print(findings: Sequence[Finding], *, as_json: bool) -> None:
+    from .doctor.findings import Verdict
+    from .output import counted, note, print_json, print_report
+
+    if as_json:
+        print_json(
+            [
+                {
+                    "check": f.check,
+                    "verdict": f.verdict.value,
+                    "found": f.found,
+                    "remedy": f.remedy,
+                }
+                for f in findings
+            ]
+        )
+        return
+    print_report((f.verdict.value, f.check, f.found, f.remedy) for f in findings)
+    counts = {verdict: sum(f.verdict is verdict for f in findings) for verdict in Verdict}
+    note(
+        f"{counts[Verdict.FAIL]} failed, {counted(counts[Verdict.WARN], 'warning')},"
+        f" {counts[Verdict.SKIPPED]} skipped, {counts[Verdict.OK]} fine"
+    )

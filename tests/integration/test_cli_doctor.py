@@ -1,0 +1,128 @@
+"""`cenote doctor` as a process: on this host, against real masters, daemons and etcd."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cenote.cli.daemons import clean_environment
+from cluster import Cluster, run_cenote
+from etcd import EtcdCluster
+
+pytestmark = pytest.mark.integration
+
+MIB = 1 << 20
+PROMPT_S = 25.0
+"""For a command of some seconds, on a busy machine; without its deadlines it would never end."""
+Findings = dict[str, dict[str, Any]]
+
+
+def findings(done: subprocess.CompletedProcess[bytes]) -> Findings:
+    listed: list[dict[str, Any]] = json.loads(done.stdout)
+    return {finding["check"]: finding for finding in listed}
+
+
+def test_a_host_without_a_pool() -> None:
+    done = run_cenote("doctor", "--json")
+    found = findings(done)
+    assert {"kernel", "shared memory", "locked memory", "open files", "clock"} <= found.keys()
+    assert found["memory barrier"]["verdict"] == "ok"
+    verdicts = {finding["verdict"] for finding in found.values()}
+    assert verdicts <= {"ok", "warn", "fail", "skipped"}
+    assert (done.returncode == 1) == ("fail" in verdicts)
+    for finding in found.values():
+        assert finding["found"]
+        assert finding["remedy"] or finding["verdict"] in ("ok", "skipped")
+
+
+def test_limits_of_this_process_are_told(tmp_path: Path) -> None:
+    limited = ["sh", "-c", 'ulimit -n 300; exec "$0" "$@"', sys.executable]
+    options = ["--json", "--dram", "1000TiB", "--rdma-devices", "nosuch0"]
+    done = subprocess.run(
+        [*limited, "-m", "cenote.cli.main", "doctor", *options],
+        capture_output=True,
+        env=clean_environment(),
+        timeout=60,
+    )
+    found = findings(done)
+    assert done.returncode == 1
+    assert found["open files"]["verdict"] == "fail"
+    assert "300" in found["open files"]["found"]
+    assert found["shared memory"]["verdict"] == "fail"
+    assert found["rdma devices"]["verdict"] == "fail"
+    elsewhere = run_cenote("doctor", "--json", "--dram-dir", str(tmp_path / "none"))
+    assert findings(elsewhere)["shared memory"]["verdict"] == "fail"
+
+
+def test_a_pool_that_is_well_and_one_that_is_not() -> None:
+    with Cluster(stores=2, dram_bytes=48 * MIB) as cluster:
+        cluster.wait_alive(2)
+        done = cluster.cli("doctor", "--json")
+        found = findings(done)
+        for check in (f"master {cluster.lane}", "master grpc", "peer s0", "peer s1"):
+            assert found[check]["verdict"] == "ok", found[check]
+        assert "over shm" in found["peer s0"]["found"]
+        assert found["etcd"]["verdict"] == "skipped"
+        text = cluster.cli("doctor").stdout.decode()
+        assert any(line.startswith("ok ") and "peer s1" in line for line in text.splitlines())
+
+        cluster.stores[1].pause()
+        cluster.master.pause()
+        try:
+            began_s = time.monotonic()
+            stopped = cluster.cli("doctor", "--json", "--deadline", "1")
+            assert time.monotonic() - began_s < PROMPT_S
+        finally:
+            cluster.master.resume()
+            cluster.stores[1].resume()
+        assert stopped.returncode == 1
+        found = findings(stopped)
+        for check in (f"master {cluster.lane}", "master grpc", "peers"):
+            assert found[check]["verdict"] == "fail", found[check]
+
+        cluster.stores[1].kill()
+        cluster.wait_alive(1, 20.0)
+        done = cluster.cli("doctor", "--json", "--deadline", "2")
+        assert done.returncode == 1
+        found = findings(done)
+        assert found["master grpc"]["verdict"] == "warn"
+        assert found["peer s1"]["verdict"] == "fail"
+        cluster.master.kill()
+        found = findings(cluster.cli("doctor", "--json", "--deadline", "2"))
+        assert found[f"master {cluster.lane}"]["verdict"] == "fail"
+        assert "no connection" in found[f"master {cluster.lane}"]["found"]
+
+
+def test_masters_with_etcd(tmp_path: Path) -> None:
+    with (
+        EtcdCluster(tmp_path, members=1) as etcd,
+        Cluster(stores=1, masters=2, metadata=etcd.url, dram_bytes=48 * MIB) as cluster,
+    ):
+        cluster.wait_alive(1)
+        found = findings(cluster.cli("doctor", "--json"))
+        (member,) = [finding for check, finding in found.items() if check.startswith("etcd ")]
+        assert member["verdict"] == "ok", member
+        assert "within seconds" in member["found"]
+        told = [found[f"master {lane}"]["found"] for lane in cluster.lane.split(",")]
+        assert sum(text.startswith("it leads") for text in told) == 1
+        assert sum("stands by" in text for text in told) == 1
+        by_etcd = {**cluster.environment, "CENOTE_MASTER": etcd.url}
+        del by_etcd["CENOTE_GRPC"]
+        looked_up = findings(run_cenote("doctor", "--json", environment=by_etcd))
+        for lane in cluster.lane.split(","):
+            assert looked_up[f"master {lane}"]["verdict"] == "ok", looked_up
+        assert looked_up["peer s0"]["verdict"] == "ok"
+        etcd.members[0].kill()
+        lost = run_cenote("doctor", "--json", "--deadline", "2", environment=by_etcd)
+        assert lost.returncode == 1
+        assert findings(lost)["masters"]["verdict"] == "fail"
+        alone = run_cenote("doctor", "--json", "--etcd", etcd.url)
+        assert alone.returncode == 1
+        check = etcd.url.removeprefix("etcd://")
+        assert findings(alone)[f"etcd {check}"]["verdict"] == "fail"

@@ -1,0 +1,65 @@
+"""What `cenote paths` says of RDMA, as NICs go down and come back: real devices, real daemons."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from cenote.client import Client
+from cenote.transport.nics.choice import usable_ports
+from cenote.transport.nics.sysfs import read_netdevs, read_ports
+from cluster import Cluster
+from waiting import wait_until
+
+pytestmark = [
+    pytest.mark.rdma,
+    pytest.mark.skipif(not read_ports(), reason="this host has no RDMA device"),
+]
+
+MIB = 1 << 20
+SLOW_S = 300.0
+"""The machine is emulated. So slow is it that a daemon may miss a master's probe meanwhile, and
+what it holds is a miss for a moment; other bytes it never is."""
+
+
+def set_links(netdevs: list[str], state: str) -> None:
+    for netdev in netdevs:
+        subprocess.run(["ip", "link", "set", netdev, state], check=True, timeout=30)
+
+
+@pytest.mark.timeout(900)
+def test_paths_follow_the_nics() -> None:
+    ports, _ = usable_ports(read_ports(), netdevs=read_netdevs())
+    netdevs = [port.gids[0].netdev for port in ports]
+    if os.geteuid() or not all(name.startswith("rnic") for name in netdevs):
+        pytest.skip("takes NICs down: only in the emulated machine")
+    data = os.urandom(MIB)
+    with (
+        Cluster(stores=1, dram_bytes=48 * MIB, ready_timeout_s=SLOW_S) as cluster,
+        Client(cluster.lane, transports=("rdma", "tcp"), deadline_s=60.0) as client,
+    ):
+        client.put("k", data)
+        (path,) = client.paths(deadline_s=60.0)
+        assert path.path == "rdma", path
+        assert all(port.name in path.route for port in ports)
+        try:
+            set_links(netdevs, "down")
+
+            def over_tcp() -> bool:
+                assert client.get("k") in (data, None)
+                (found,) = client.paths(deadline_s=60.0)
+                return found.path == "tcp" and any(o.path == "rdma" for o in found.obstacles)
+
+            wait_until(over_tcp, SLOW_S, what="TCP to be taken, and said why")
+        finally:
+            set_links(netdevs, "up")
+
+        def over_rdma() -> bool:
+            assert client.get("k") in (data, None)
+            (found,) = client.paths(deadline_s=60.0)
+            return found.path == "rdma"
+
+        wait_until(over_rdma, SLOW_S, what="RDMA to be taken again")
+        wait_until(lambda: client.get("k") == data, SLOW_S, what="the object to be read")
