@@ -36,13 +36,7 @@ from cenote.api.errors import (
 from cenote.v1 import common_pb2, store_pb2
 
 from .base import ExtentArray, Region, SealBatch, Seen, SessionIdentity, U8Array, U64Array
-from .claims import (
-    VIEW_RANGES_MAX,
-    VOID,
-    WORD_AT,
-    ClaimPage,
-    is_of_tenure,
-)
+from .claims import VIEW_RANGES_MAX, VOID, WORD_AT, ClaimPage, is_of_tenure
 from .connection import DataConnection
 from .copying import CopyTeam
 from .mapped import claimed_ranges, finder, head_of, page_of

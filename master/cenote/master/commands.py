@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from .effects import NamespaceOpened
+    from .instructions import Instruction
 
 U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
@@ -421,19 +422,6 @@ class Heartbeat:
 class HeartbeatReply:
     instructions: list[Instruction]
     """Not yet done ones, oldest first, at most 64; empty = the shell holds the long poll open."""
-
-
-@dataclass(slots=True)
-class Instruction:
-    number: int
-    grow_slots: tuple[int, int, int, int] | None = None
-    """(segment_id, offset, length, slots in all)."""
-    cut_sessions: list[bytes] | None = None
-    clear_slots: Rows | None = None
-    """rows.SLOT_REF."""
-    keep_pool: PoolCopy | None = None
-    copies: Rows | None = None
-    """rows.COPY."""
 
 
 @dataclass(slots=True)

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from cenote.api.rows import COPY, CopyStatus
 
-from .commands import Instruction
 from .effects import GoneReason, ReplicasChanged
+from .instructions import Instruction
 from .nodes import Node
 from .objects import LIVE
 from .pool import COPYING, UNCOPYABLE, Pool, Rows

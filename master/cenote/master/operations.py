@@ -19,8 +19,9 @@ from cenote.api.rows import SLOT_REF
 from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
 
-from .commands import AttachReply, HeartbeatReply, Instruction
+from .commands import AttachReply, HeartbeatReply
 from .decider import Decider
+from .instructions import Instruction
 from .node_requests import AttachCollector, detach_command, heartbeat_command, pool_message
 from .requests import BATCH_KEYS_MAX, RequestReader
 from .views import ViewCache

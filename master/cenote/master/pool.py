@@ -29,7 +29,6 @@ from cenote.policy.base import EvictionPolicy
 from cenote.policy.lru import LruPolicy
 
 from .adoption import AdoptionLog
-from .commands import Instruction
 from .counters import Counters
 from .effects import (
     Effect,
@@ -44,6 +43,7 @@ from .effects import (
 from .extents import EXTENT
 from .grants import Grant, GrantTable
 from .index import Vacancies
+from .instructions import Instruction
 from .leases import Lease, LeaseTable
 from .namespaces import Namespace, Namespaces
 from .nodes import Node, Nodes

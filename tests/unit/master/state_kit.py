@@ -20,6 +20,7 @@ from cenote.api.rows import (
 )
 from cenote.master import commands as c
 from cenote.master.effects import DURABLE, DurableEffect, Effect, Stored
+from cenote.master.instructions import Instruction
 from cenote.master.state import MasterState, StateConfig
 from unit.master.state_replies import Hit, Put, read_hits, read_put, read_spares
 
@@ -217,7 +218,7 @@ class Kit:
                 node.done_instruction = instruction.number
         return reply.instructions
 
-    def _obey(self, node: FakeNode, instruction: c.Instruction) -> None:
+    def _obey(self, node: FakeNode, instruction: Instruction) -> None:
         if instruction.cut_sessions:
             node.cut += instruction.cut_sessions
         if instruction.grow_slots:
