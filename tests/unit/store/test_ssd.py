@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cenote.api.errors import InvalidArgument, ResourceUnavailable
 from cenote.api.rows import EXTENT, CopyStatus
+from cenote.api.slot_sums import add_sums, slot_hashes
 from cenote.runtime.memory import address_of
 from cenote.store.device import BLOCK_BYTES, open_device
 from cenote.store.disk_io import BUFFER_BYTES
@@ -88,6 +89,22 @@ def test_a_restart_finds_the_copies_and_reads_no_payload(tmp_path: Path) -> None
         assert not looked_at
         again.device.on_read = no_fault
         assert read(again, [(at, len(d)) for d, at in made], shm=False) == [d for d, _ in made]
+
+
+def test_sums_are_of_what_is_on_the_ssd_also_after_a_restart(tmp_path: Path) -> None:
+    with SsdNode(tmp_path) as node:
+        fill(node)
+        sums = node.ssd.table.sums(4)
+        (rows,) = node.ssd.table.inventory(node.ssd.index)
+        names = ("slot", "epoch", "seq", "offset", "replica")
+        hashes = slot_hashes(*(rows[name].astype(np.uint64) for name in names))
+        expected, counts = np.zeros(len(sums), np.uint64), np.zeros(len(sums), np.uint64)
+        add_sums(expected, counts, rows["slot"].astype(np.int64) // 4, hashes)
+        assert sums["sum"].tolist() == expected.tolist()
+        assert sums["count"].tolist() == counts.tolist()
+        assert int(counts.sum()) == len(SIZES)
+    with SsdNode(tmp_path) as again:
+        assert again.ssd.table.sums(4).tolist() == sums.tolist()
 
 
 def test_another_size_begins_anew(tmp_path: Path) -> None:
