@@ -79,7 +79,7 @@ class FakeMaster:
         self.pinned: set[bytes] = set()
         self.known_sessions: set[bytes] = set()
         self.touched: list[bytes] = []
-        self.touched_chains: list[bytes] = []
+        self.touched_chains, self.put_chains = list[bytes](), list[bytes]()
         self.failures: list[int] = []
         self.calls: dict[str, int] = defaultdict(int)
         self.faults: dict[str, list[CenoteError]] = defaultdict(list)
@@ -117,8 +117,8 @@ class FakeMaster:
             for lease_id in np.frombuffer(news.released_lease_ids, "<u8").tolist():
                 self.leases.discard(lease_id)
             self.touched += split_digests(news.touched_digests)
-            if news.touched_chain_digests:
-                self.touched_chains.append(news.touched_chain_digests)
+            self.touched_chains += filter(None, [news.touched_chain_digests])
+            self.put_chains += filter(None, [news.chained_digests])
 
     def _digests(self, keys: common_pb2.KeyBatch) -> list[bytes]:
         if keys.generation != self.generation or keys.namespace_id < self.first_namespace_id:

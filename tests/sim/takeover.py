@@ -56,6 +56,7 @@ class SharedMaster(MasterProcess):
     """Set when another master may lead."""
     ended: Signal = field(init=False)
     standby: Standby | None = None
+    stopping: bool = False
 
     @property
     def leads(self) -> bool:
@@ -83,6 +84,7 @@ class SharedMaster(MasterProcess):
 
     def stop(self) -> None:
         """It resigns, if it leads; another one may begin at once."""
+        self.stopping = True
         service, self.front.leading = self.front.leading, None
         loop = self.world.loop
 
@@ -103,7 +105,7 @@ class SharedMaster(MasterProcess):
         loop, front = self.world.loop, self.front
         row = MasterRow(f"{self.name}:1", (f"{self.name}:1",))
         limits = SnapshotLimits(loop.dice.choice((2_000, 1 << 20)), interval_s=0.5)
-        while True:
+        while not self.stopping:
             front.backend.join(row)
             try:
                 standby = Standby(front.backend, self.world.state_config, limits)

@@ -14,9 +14,11 @@ from . import (
     cmd_doctor,
     cmd_inspect,
     cmd_ls,
+    cmd_mrc,
     cmd_paths,
     cmd_pool,
     cmd_replay,
+    cmd_simulate,
 )
 from .cmd_namespaces import namespaces_app
 from .exits import EXIT_CODES_HELP
@@ -48,11 +50,13 @@ _COMMANDS: Final[tuple[tuple[_Function, str], ...]] = (
     (cmd_paths.paths, _LOOK),
     (cmd_ls.ls, _LOOK),
     (cmd_data.stat, _LOOK),
+    (cmd_mrc.mrc, _LOOK),
     (cmd_data.put, _USE),
     (cmd_data.get, _USE),
     (cmd_data.rm, _USE),
     (cmd_bench.bench, _USE),
     (cmd_replay.replay, _USE),
+    (cmd_simulate.simulate, _USE),
     (cmd_demo.demo, _USE),
 )
 for _function, _panel in _COMMANDS:

@@ -87,6 +87,16 @@ def _role(master: admin_pb2.MasterInfo) -> str:
     return f"{master.role}, last seen {master.silent_s:.0f} s ago"
 
 
+def _policy(reply: admin_pb2.GetStatusResponse) -> str | None:
+    """Which objects go where room is needed."""
+    from .output import counted
+
+    if reply.eviction_policy_wanted in ("", reply.eviction_policy):
+        return reply.eviction_policy or None
+    switches = counted(reply.eviction_policy_switches, "change")
+    return f"{reply.eviction_policy_wanted}: {reply.eviction_policy} now, {switches}"
+
+
 def _masters(reply: admin_pb2.GetStatusResponse) -> str | None:
     """All masters by role; None where there is only the one that answers."""
     if len(reply.masters) < 2 and reply.role == "leader":
@@ -162,6 +172,7 @@ def _status_pairs(reply: admin_pb2.GetStatusResponse) -> list[tuple[str, str | i
             "evicted",
             f"{counted(reply.evicted_objects, 'object')}, {format_size(reply.evicted_bytes)}",
         ),
+        ("eviction", _policy(reply)),
         ("damage", _damage(reply)),
         (
             "metadata",

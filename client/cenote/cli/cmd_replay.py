@@ -56,6 +56,9 @@ def replay(
         Path, typer.Option(metavar="DIR", help="With --pool: where the SSDs' files are made.")
     ] = Path("/var/tmp"),
     nodes: Annotated[int, typer.Option(min=1, max=64, help="With --pool: store daemons.")] = 2,
+    policy: Annotated[
+        str, typer.Option(metavar="NAME", help="With --pool: of eviction; see `cenote simulate`.")
+    ] = "",
     transport: Annotated[
         str, typer.Option(metavar="LIST", help="In order of preference: shm,rdma,tcp.")
     ] = "shm,rdma,tcp",
@@ -92,7 +95,7 @@ def replay(
     plan = None
     if pool:
         ssd = (ssd_dir, ssd_objects * replicas) if ssd_objects else None
-        plan = _plan(block_bytes, capacity_objects, nodes, replicas, ssd)
+        plan = _plan(block_bytes, capacity_objects, nodes, replicas, ssd, policy)
     show = print_json if json else print_report
     with _where(plan, master, grpc, deadline, interrupts) as (lane, admin):
         report = play_trace(loaded, lane, admin, interrupts, show, **settings)
@@ -118,6 +121,7 @@ def _plan(
     nodes: int,
     replicas: int,
     ssd: tuple[Path, int] | None,
+    policy: str,
 ) -> PoolPlan:
     from .local_pool import PoolPlan
     from .sizing import dram_bytes_per_node, ssd_bytes_per_node
@@ -129,6 +133,7 @@ def _plan(
         ssd_directory=None if ssd is None else ssd[0],
         ssd_object_bytes=max(block_bytes, 4096),
         ssd_bytes=0 if ssd is None else ssd_bytes_per_node(ssd[1], block_bytes, nodes),
+        master_flags=(("policy", policy),) if policy else (),
     )
 
 
@@ -209,6 +214,7 @@ def play_trace(
             fleet.close()
             evictions = _evictions_since(before, admin, interrupts)
             report = report_of(trace, outcome, evictions, block_bytes=block_bytes, clients=clients)
+            report["policy"] = before.eviction_policy_wanted
             show(report)
             sys.stdout.flush()
             if outcome.unheard_clients:

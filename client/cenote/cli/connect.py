@@ -191,6 +191,14 @@ class Admin:
         reply = self._call("ListSegments", admin_pb2.ListSegmentsRequest())
         return sorted(reply.segments, key=lambda s: (s.node_name, s.view.node_segment_index))
 
+    def miss_ratios(self) -> admin_pb2.GetMissRatioCurvesResponse:
+        """What other capacities and policies would hit."""
+        from cenote.v1 import admin_pb2
+
+        request = admin_pb2.GetMissRatioCurvesRequest()
+        reply: admin_pb2.GetMissRatioCurvesResponse = self._call("GetMissRatioCurves", request)
+        return reply
+
     def namespaces(self) -> Sequence[admin_pb2.NamespaceStatus]:
         """All namespaces, by name."""
         from cenote.v1 import admin_pb2

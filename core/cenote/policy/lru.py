@@ -6,9 +6,9 @@ from typing import final
 
 import numpy as np
 
-from .base import Mask, Positions, Stamps
+from .base import MAIN, STEP, Keys, Links, Mask, Positions, Stamps
 
-__all__ = ["LruPolicy"]
+__all__ = ["LruPolicy", "oldest_first"]
 
 _SAMPLE = 4096
 _SELECT_ALL_MAX = 16 * _SAMPLE
@@ -21,43 +21,93 @@ class LruPolicy:
     There is no linked list: a touch is a store into a column, and victims are found in bulk by
     selection, a few thousand at a time. One selection costs about 3 ns per row of the table, which
     its caller spreads over the victims that it yields.
+
+    State: the counter. Memory: the 8 bytes of the stamp. After a restart objects come in the order
+    of the journal, snapshots being written oldest use first.
     """
 
     __slots__ = ("_clock",)
 
     name = "lru"
+    remembers = False
+    chained = False
+    victims_at_once = 256
 
-    def __init__(self, clock: int = 1) -> None:
+    def __init__(self, clock: int = STEP) -> None:
         self._clock = clock
 
     @property
     def clock(self) -> int:
         return self._clock
 
-    def take(self, count: int) -> int:
-        first = self._clock
-        self._clock = first + count
-        return first
+    def admit_one(self, key: int) -> int:
+        stamp = self._clock
+        self._clock = stamp + STEP
+        return stamp
 
-    def fresh(self, count: int, chain: bool) -> Stamps:
+    def admit(self, keys: Keys, chain: bool) -> Stamps:
         first = self._clock
-        self._clock = last = first + count
+        self._clock = last = first + STEP * len(keys)
         if chain:
-            return np.arange(last - 1, first - 1, -1, dtype=np.uint64)
-        return np.arange(first, last, dtype=np.uint64)
+            return np.arange(last - STEP, first - STEP, -STEP, dtype=np.uint64)
+        return np.arange(first, last, STEP, dtype=np.uint64)
 
-    def victims(self, stamps: Stamps, evictable: Mask, count: int) -> Positions:
-        positions = np.flatnonzero(evictable)
-        if count <= 0 or not len(positions):
-            return positions[:0]
-        ages = stamps[positions]
-        if len(positions) > count:
-            chosen = _below_sampled_threshold(ages, count)
-            if chosen is None:
-                chosen = np.argpartition(ages, count - 1)[:count]
-            positions = positions[chosen]
-            ages = ages[chosen]
-        return positions[np.argsort(ages, kind="stable")]
+    def restored(self, count: int) -> Stamps:
+        first = self._clock
+        self._clock = last = first + STEP * count
+        return np.arange(first, last, STEP, dtype=np.uint64)
+
+    # A touch says MAIN, though it does not matter here: a policy that takes over may want to know.
+
+    def touch_one(self, words: memoryview, row: int) -> None:
+        stamp = self._clock
+        self._clock = stamp + STEP
+        words[row] = stamp | MAIN
+
+    def touch(self, stamps: Stamps, rows: Positions, chain: bool) -> None:
+        first = self._clock | MAIN
+        count = STEP * len(rows)
+        self._clock += count
+        if chain:
+            last = first + count
+            stamps[rows] = np.arange(last - STEP, first - STEP, -STEP, dtype=np.uint64)
+        else:
+            stamps[rows] = np.arange(first, first + count, STEP, dtype=np.uint64)
+
+    def order(self, stamps: Stamps, rows: Positions) -> None:
+        first = self._clock
+        self._clock = last = first + STEP * len(rows)
+        fresh = np.arange(last - STEP, first - STEP, -STEP, dtype=np.uint64)
+        stamps[rows] = fresh | (stamps[rows] & np.uint64(MAIN))
+
+    def requeue(self, stamps: Stamps, rows: Positions) -> None:
+        """These may not go yet (`chains`); root first."""
+        self.order(stamps, rows)
+
+    def evicted(self, keys: Keys, stamps: Stamps) -> None:
+        pass
+
+    def victims(
+        self, stamps: Stamps, evictable: Mask, count: int, links: Links | None = None
+    ) -> Positions:
+        return oldest_first(stamps, np.flatnonzero(evictable), count)
+
+    def memory_bytes(self) -> int:
+        return 0
+
+
+def oldest_first(stamps: Stamps, positions: Positions, count: int) -> Positions:
+    """About `count` of `positions`, the lowest stamps first; at least min(count, all)."""
+    if count <= 0 or not len(positions):
+        return positions[:0]
+    ages = stamps[positions]
+    if len(positions) > count:
+        chosen = _below_sampled_threshold(ages, count)
+        if chosen is None:
+            chosen = np.argpartition(ages, count - 1)[:count]
+        positions = positions[chosen]
+        ages = ages[chosen]
+    return positions[np.argsort(ages, kind="stable")]
 
 
 def _below_sampled_threshold(ages: Stamps, count: int) -> Positions | None:

@@ -9,6 +9,7 @@ from typing import Any, Final, final
 
 from cenote.api.codec import pack_u32
 from cenote.api.errors import AlreadyExists, InternalError
+from cenote.policy.advisor import CURVE_FACTORS
 from cenote.v1 import admin_pb2 as pb
 from cenote.v1 import master_pb2
 
@@ -121,6 +122,9 @@ class AdminGrpc:
             failed_copies=counters.copies_failed,
             evicted_to_ssd=counters.evicted_to_ssd,
             copying_bytes=status.copying_bytes,
+            eviction_policy_wanted=status.policy_wanted,
+            eviction_policy=status.policy,
+            eviction_policy_switches=status.policy_switches,
         )
         reply.MergeFrom(about_pool)
         return reply
@@ -177,6 +181,33 @@ class AdminGrpc:
         )
         await self._service.make_durable(deadline_of(context))
         return pb.ResetNamespaceResponse(generation=reply.generation)
+
+    async def GetMissRatioCurves(
+        self, request: pb.GetMissRatioCurvesRequest, context: Any
+    ) -> pb.GetMissRatioCurvesResponse:
+        state = self._service.state
+        status, found = state.status(self._now_s()), state.miss_ratios()
+        curves = [
+            pb.MissRatioCurve(
+                namespace=curve.namespace, references=curve.references, hit_rates=curve.hit_rates
+            )
+            for curve in found.curves
+        ]
+        return pb.GetMissRatioCurvesResponse(
+            capacity_objects=found.capacity_objects,
+            sampling_rate=found.sampling_rate,
+            eviction_policy_wanted=status.policy_wanted,
+            eviction_policy=status.policy,
+            eviction_policy_switches=status.policy_switches,
+            capacity_factors=CURVE_FACTORS,
+            all=curves[0],
+            namespaces=curves[1:],
+            policies=[
+                pb.PolicyHitRate(policy=name, hit_rate=rate)
+                for name, rate in found.policies.items()
+            ],
+            references_dropped=found.dropped,
+        )
 
     async def StatObject(
         self, request: pb.StatObjectRequest, context: Any

@@ -233,7 +233,7 @@ def _store(pool: Pool, place: tuple[int, int, int], news: list[tuple[Found, Span
         np.array([replicas for *_, replicas in news], np.uint8),
         to_placed(spans),
     )
-    stamps = pool.policy.fresh(len(news), False)
+    stamps = pool.policy.restored(len(news))
     pool.link(pool.namespaces.by_id[namespace_id], effect, stamps, spans, units_of(spans))
     pool.effects.append(effect)
 

@@ -37,6 +37,8 @@ class Piggyback:
     released_lease_ids: U64 = field(default_factory=lambda: EMPTY_U64)
     touched: Digests = field(default_factory=lambda: EMPTY_DIGESTS)
     touched_chain: Digests = field(default_factory=lambda: EMPTY_DIGESTS)
+    chained: Digests = field(default_factory=lambda: EMPTY_DIGESTS)
+    """One chain, root first, of which some was put just now: says in which order it goes."""
 
 
 # ---- sessions and namespaces ----------------------------------------------------------------

@@ -155,7 +155,9 @@ def _commit_whole(
         np.ones(n, np.uint8) if grant.replicas is None else grant.replicas,
         to_placed(grant.spans),
     )
-    pool.link(namespace, effect, grant.stamps, grant.spans, grant.units, vacancies)
+    rows = pool.link(namespace, effect, grant.stamps, grant.spans, grant.units, vacancies)
+    if grant.chain and pool.keeps_links:
+        pool.objects.link_chain(rows, grant.positions)
     pool.last_seq += n
     _note_decided(pool, grant, effect, now_s)
     end_grant(pool, session, grant)
@@ -349,7 +351,11 @@ def _decide(
         to_placed(parts.spans),
     )
     units = units_of(parts.spans)
-    pool.link(grant.namespace, effect, grant.stamps[entries], parts.spans, units)
+    rows = pool.link(grant.namespace, effect, grant.stamps[entries], parts.spans, units)
+    if grant.chain and pool.keeps_links:
+        positions = entries if grant.positions is None else grant.positions[entries]
+        order = np.argsort(positions)
+        pool.objects.link_chain(rows[order], positions[order])
     _note_decided(pool, grant, effect, now_s)
     pool.settle_grant(session, grant, entries, units)
 

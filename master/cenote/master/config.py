@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from cenote.api.errors import ConfigError
+from cenote.policy.names import AUTO, POLICIES
 from cenote.runtime.config import option
 
 from .metadata import MetadataOptions
@@ -69,6 +70,23 @@ class MasterConfig:
     cluster_name: str = field(default="cenote", metadata=option(help="shown by `cenote status`"))
     advertise: tuple[str, ...] = field(
         default=(), metadata=option(help="addresses that clients are told; default: --listen")
+    )
+    policy: Literal["lru", "lru-chain", "arc", "arc-chain", "s3fifo", "s3fifo-chain", "auto"] = (
+        field(
+            default="lru",
+            metadata=option(
+                help="what goes where room is needed: "
+                + ", ".join(POLICIES)
+                + "; auto: whichever of "
+                "these would have hit most often lately"
+            ),
+        )
+    )
+    sampling: bool = field(
+        default=True,
+        metadata=option(
+            help="follow the use of some keys, for `cenote mrc`; --policy auto needs it"
+        ),
     )
     lease_ttl_s: float = field(
         default=5.0,
@@ -157,6 +175,8 @@ class MasterConfig:
             raise ConfigError(f"--socket {self.socket!r} is no absolute path")
         if self.lease_ttl_s > self.lease_ttl_max_s:
             raise ConfigError("--lease-ttl-s is above --lease-ttl-max-s")
+        if self.policy == AUTO and not self.sampling:
+            raise ConfigError("--policy auto chooses by samples", remedy="leave --no-sampling out")
         if self.heartbeat_s * 2 > self.node_dead_s:
             raise ConfigError(
                 f"--node-dead-s {self.node_dead_s:g} is less than two heartbeats",
@@ -177,6 +197,8 @@ class MasterConfig:
     def state_config(self) -> StateConfig:
         """The part that the state decides by."""
         return StateConfig(
+            policy=self.policy,
+            sampling=self.sampling,
             objects_max=self.objects_max,
             session_ttl_s=self.session_ttl_s,
             sessions_max=self.sessions_max,

@@ -119,6 +119,8 @@ def evict(pool: Pool, rows: Rows, tier: int = 0) -> int:
     freed = 0
     if tier and pool.segments.has_ssd:
         rows, freed = _leave_elsewhere(pool, rows, tier)
+    if pool.policy.remembers and len(rows):
+        pool.policy.evicted(pool.digests_of(rows), pool.stamp.take(rows))
     counters.evicted += len(rows)
     counters.evicted_bytes += int(pool.sizes_of(rows).sum())
     return freed + pool.unlink(rows, GoneReason.EVICTED)

@@ -51,6 +51,8 @@ class Grant:
     """Of each extent of a grant of spares, whose keys PutCommit names; 0 = the keys are known."""
     pending: NDArray[np.bool_] | None = None
     """None = all."""
+    chain: bool = False
+    """Its keys are blocks of one prefix chain, in order."""
     request_id: int = 0
     """Of the PutStart; 0 = it had none."""
     starts: Positions | None = None

@@ -9,6 +9,7 @@ from .node_ops import lose_segment, set_node_state
 from .nodes import NodeState
 from .pool import Pool, Rows
 from .rebuilding import known_pool
+from .sampling import follow_samples
 from .segments import GROW_ALWAYS
 from .session_ops import abandon_session
 from .slot_growth import grow_slots
@@ -54,6 +55,7 @@ def tick(pool: Pool, command: Tick, now_s: float) -> None:
     moved, _ = pool.objects.compact(pool.config.tick_compact_rows_max)
     pool.counters.rows_moved += len(moved)
     pool.note_time(now_s)
+    follow_samples(pool, now_s)
 
 
 def _due_rows(pool: Pool, due: Timed) -> Rows:

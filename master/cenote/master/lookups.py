@@ -16,6 +16,7 @@ from cenote.api.rows import EXTENT_STRUCT, OBJECT_STRUCT, UNIT_BYTES, ObjectStat
 from .commands import Acquire, AcquireReply, Digests, Exists, Piggyback, Release, Touch
 from .leases import Lease
 from .pool import RECORD_WORDS, Pool, Rows
+from .sampling import note, note_one
 from .segments import DRAM
 from .sessions import Session
 from .spans import SEGMENT_MASK, Spans
@@ -131,7 +132,10 @@ def _acquire(pool: Pool, command: Acquire, session: Session, now_s: float) -> Ac
         return AcquireReply(out.tobytes(), b"", 0, 0, pool.view_version)
     records = pool.records_of(rows)
     pool.counters.acquired_hits += len(rows)
-    pool.stamp[rows] = pool.policy.fresh(len(rows), command.chain)
+    pool.policy.touch(pool.stamp, rows, command.chain)
+    if command.chain and pool.keeps_links:
+        pool.objects.link_chain(rows)
+    note(pool, digests if len(at) == n else digests[at], incarnation)
     last = records[:, 4] & _COUNTS_MASK
     if pool.segments.has_ssd:
         last, extents, (status, lease_id, ttl_ms) = _tiered(
@@ -191,14 +195,17 @@ def _single_extents(pool: Pool, rows: Rows, sizes: NDArray[np.uint64]) -> bytes:
 def _acquire_one(
     pool: Pool, command: Acquire, session: Session, incarnation: int, now_s: float
 ) -> AcquireReply:
-    row = pool.objects.lookup_one(*command.digests[0].tolist())
+    low, high = command.digests[0].tolist()
+    row = pool.objects.lookup_one(low, high)
     if row <= 0:
         return AcquireReply(_NOTHING, b"", 0, 0, pool.view_version)
     size, checksum, seq, epoch, _, owner, _, extent_count, replica_count, _ = pool.record_of(row)
     if owner != incarnation or not pool.is_readable(row):
         return AcquireReply(_NOTHING, b"", 0, 0, pool.view_version)
     pool.counters.acquired_hits += 1
-    pool.stamp_words[row] = pool.policy.take(1)
+    pool.policy.touch_one(pool.stamp_words, row)
+    if not low & pool.sample_mask:
+        note_one(pool, low, incarnation)
     if pool.segments.has_ssd and (extent_count > 1 or pool.segments.on_ssd[pool.extent_of(row)[0]]):
         return _acquire_tiered(pool, command, session, row, now_s)
     status = lease_id = ttl_ms = 0
@@ -425,14 +432,28 @@ def _ranks(pool: Pool, command: Acquire, session: Session, now_s: float) -> dict
 
 def touch_digests(pool: Pool, incarnation: int, digests: Digests, chain: bool) -> None:
     rows = pool.objects.lookup(digests)
-    rows = rows[hits(pool, rows, incarnation)]
+    found = hits(pool, rows, incarnation)
+    rows = rows[found]
     if len(rows):
-        pool.stamp[rows] = pool.policy.fresh(len(rows), chain)
+        note(pool, digests[found], incarnation)
+        pool.policy.touch(pool.stamp, rows, chain)
+        if chain and pool.keeps_links:
+            pool.objects.link_chain(rows)
         pool.counters.touched_keys += len(rows)
         if pool.segments.has_ssd:
             cold = rows[pool.segments.on_ssd[pool.extent_words.take(rows * 4) & SEGMENT_MASK]]
             if len(cold):
                 note_touches(pool, cold)
+
+
+def _order_chain(pool: Pool, incarnation: int, digests: Digests) -> None:
+    """One chain, root first, of which some was put just now. Not a use."""
+    rows = pool.objects.lookup(digests)
+    found = hits(pool, rows, incarnation)
+    pool.policy.order(pool.stamp, rows[found])
+    if pool.keeps_links:
+        end = len(found) if found.all() else int(found.argmin())
+        pool.objects.link_chain(rows[:end])
 
 
 def touch(pool: Pool, command: Touch, now_s: float) -> None:
@@ -450,7 +471,7 @@ def piggyback(pool: Pool, news: Piggyback, now_s: float) -> None:
     """Released leases and touched keys; touches of a namespace that moved on are ignored."""
     if len(news.released_lease_ids):
         end_leases(pool, news.released_lease_ids)
-    if not len(news.touched) and not len(news.touched_chain):
+    if not len(news.touched) and not len(news.touched_chain) and not len(news.chained):
         return
     namespace = pool.namespaces.by_id.get(news.namespace_id)
     if namespace is None or namespace.generation != news.generation:
@@ -459,6 +480,8 @@ def piggyback(pool: Pool, news: Piggyback, now_s: float) -> None:
         touch_digests(pool, namespace.incarnation, news.touched, False)
     if len(news.touched_chain):
         touch_digests(pool, namespace.incarnation, news.touched_chain, True)
+    if len(news.chained):
+        _order_chain(pool, namespace.incarnation, news.chained)
 
 
 def check_digests(digests: Digests) -> None:

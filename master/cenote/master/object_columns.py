@@ -7,6 +7,7 @@
     state      1   } what eviction scans, each a column of its own
     lease_count 4  }
     pin        1   }
+    parent     4   what stands before it in its chain; no memory where no policy asks for it
 
 Fields that are wanted together lie together (a row of `record` or `extent` is one gather and about
 one cache line), fields that are scanned lie apart.
@@ -71,7 +72,9 @@ class ObjectColumns:
         state = Reservation(np.uint8, capacity)
         lease_count = Reservation(np.uint32, capacity)
         pin = Reservation(np.uint8, capacity)
-        self._space = RowSpace(state, [digest, record, extent, stamp, lease_count, pin], capacity)
+        parent = Reservation(np.uint32, capacity)
+        columns = [digest, record, extent, stamp, lease_count, pin, parent]
+        self._space = RowSpace(state, columns, capacity)
         self._index = DigestIndex(digest, capacity)
         self._extras = ExtraExtents(2 * capacity)
         # NumPy moves complex128 and plain voids several times faster than structured rows.
@@ -87,6 +90,10 @@ class ObjectColumns:
         self._state = state.array.view(np.uint8)
         self._lease_count = lease_count.array.view(np.uint32)
         self._pin = pin.array.view(np.uint8)
+        self._has_links = False
+        """Whether any was ever written to `parent`, the last column."""
+        self.parent: U32 = parent.array.view(np.uint32)
+        """`parent_mark` of the key before it in its chain, 0 where none is known; all rows."""
         # The same memory for single objects: a memoryview's item costs a third of NumPy's.
         self._digest_words = digest.view.cast("Q")
         self._record_view, self._extent_view = record.view, extent.view
@@ -205,4 +212,7 @@ class ObjectColumns:
 
     def memory_bytes(self) -> int:
         """Resident bytes of the table, estimated from the pages that were touched."""
-        return self._space.memory_bytes + self._index.memory_bytes + self._extras.memory_bytes
+        unused = 0 if self._has_links else self._space.high_water * self.parent.itemsize
+        return (
+            self._space.memory_bytes - unused + self._index.memory_bytes + self._extras.memory_bytes
+        )

@@ -20,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cenote.api.errors import InternalError
+from cenote.policy.base import Links
+from cenote.policy.chains import parent_mark
 
 from .index import Vacancies
 from .object_columns import (
@@ -339,6 +341,25 @@ class ObjectTable(ObjectColumns):
         if len(np.unique(rows)) != len(rows):
             raise InternalError("a row comes twice")
 
+    # ---- chains ---------------------------------------------------------------------------------
+
+    @property
+    def links(self) -> Links:
+        """Of rows [0, high_water)."""
+        return Links(self.digests[:, 0], self.parent[: self._space.high_water])
+
+    def link_chain(self, rows: Rows, positions: Rows | None = None) -> None:
+        """These LIVE rows are blocks of one prefix chain, in order: at these positions of it,
+        ascending; None = one after the other."""
+        before, after = rows[:-1], rows[1:]
+        if positions is not None:
+            next_to = positions[1:] - positions[:-1] == 1
+            before, after = before[next_to], after[next_to]
+        if len(after):
+            self._has_links = True
+            words = self._digest[before].view(np.uint64)[::2]
+            self.parent[after] = parent_mark(words)
+
     # ---- giving memory back -------------------------------------------------------------------
 
     def compact(self, rows_max: int = 4096) -> tuple[Rows, Rows]:
@@ -368,11 +389,13 @@ class ObjectTable(ObjectColumns):
         space.give(new[keep:])
         old, new = old[:keep], new[:keep]
         self._index.move(old, new)
-        for column in space.columns:
+        for column in space.columns[: None if self._has_links else -1]:
             column.array[new] = column.array.take(old)
         self._seq[old] = 0
         self._first_extra[old] = 0
         self._pin[old] = 0
+        if self._has_links:
+            self.parent[old] = 0
         space.give(old)
         space.trim(16 * rows_max)
         return old, new

@@ -25,8 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cenote.api.rows import UNIT_BYTES
+from cenote.policy.advisor import Advisor
 from cenote.policy.base import EvictionPolicy
-from cenote.policy.lru import LruPolicy
+from cenote.policy.names import AUTO, new_policy
 
 from .adoption import AdoptionLog
 from .counters import Counters
@@ -73,6 +74,7 @@ memory; the bytes that were to be copied were not what was sealed."""
 NO_SEGMENT = 0
 """No segment has this number: extents there are forgotten when they are freed."""
 _STAMP_TIMES_MAX = 4096
+NO_SAMPLES = (1 << 64) - 1
 
 
 class Pool(ObjectRows):
@@ -97,7 +99,14 @@ class Pool(ObjectRows):
         """In which it was rebuilt from what daemons hold; 0: never."""
         self.tell_all = False
         """Daemons' copies of the pool are to be made anew."""
-        self.policy: EvictionPolicy = policy if policy is not None else LruPolicy()
+        first = "lru" if config.policy == AUTO else config.policy
+        self.policy: EvictionPolicy = policy or new_policy(first)
+        self.keeps_links = self.policy.chained or config.policy == AUTO
+        """Whether it is kept which object stands before which in a chain."""
+        self.advisor = Advisor(first, compares=config.policy == AUTO)
+        self.sample_mask = NO_SAMPLES
+        """Keys without any of these bits in their first word are sampled; see `sampling`."""
+        self.sampled_s = -math.inf
         self.namespaces = Namespaces()
         self.nodes = Nodes()
         self.sessions = Sessions()
@@ -182,6 +191,12 @@ class Pool(ObjectRows):
         times.append((self.policy.clock, now_s))
         if len(times) > _STAMP_TIMES_MAX:
             del times[: _STAMP_TIMES_MAX // 2 : 2]
+
+    def take_policy(self, policy: EvictionPolicy) -> None:
+        """Another policy goes on from where the one in force is."""
+        self.policy = policy
+        self.victim_rows = self.victim_rows[:0]
+        self.victim_at = 0
 
     # ---- nodes and segments -------------------------------------------------------------------
 
@@ -272,6 +287,8 @@ class Pool(ObjectRows):
         sums = np.add.reduceat(spans[:, 3].astype(np.int64), ends - counts)
         self.namespaces.account(incarnations, sums, -1)
         self.objects.unlink(rows)
+        if self.keeps_links:
+            self.objects.parent[rows] = 0
         if self.pinned_objects:
             self.clear_pins(rows)
         leased = self.lease_count.take(rows) != 0

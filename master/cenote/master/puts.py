@@ -24,6 +24,7 @@ from .namespaces import Namespace
 from .placement import Wanted
 from .placing import Placed, place
 from .pool import Pool, Rows
+from .sampling import note, note_one
 from .segments import DRAM
 from .sessions import Session
 from .slot_growth import grow_slots
@@ -106,7 +107,7 @@ def _put_start_one(
     if row > 0:
         if pool.record_of(row)[5] != namespace.incarnation or not pool.is_settled(row):
             return None
-        pool.stamp_words[row] = pool.policy.take(1)
+        pool.policy.touch_one(pool.stamp_words, row)
         pool.counters.put_keys += 1
         pool.counters.put_exists += 1
         return PutStartReply(_EXISTS_ROW, b"", 0, pool.view_version)
@@ -152,7 +153,7 @@ def _put_start_one(
         command.digests,
         command.sizes,
         _NO_TAIL if tails is None else tails,
-        pool.policy.fresh(1, False),
+        pool.policy.admit(command.digests, False),
         None,
         None,
         np.frombuffer(_SPAN.pack(segment.segment_id, slot, offset, units), np.uint32).reshape(1, 4),
@@ -162,6 +163,8 @@ def _put_start_one(
         pool.segments.drops,
         pool.links,
     )
+    if not low & pool.sample_mask:
+        note_one(pool, low, namespace.incarnation)
     pool.register_grant(session, grant)
     extents = EXTENT_STRUCT.pack(segment.segment_id, slot, offset * UNIT_BYTES, length)
     return PutStartReply(_GRANTED_ROW, extents, grant.grant_id, pool.view_version)
@@ -253,7 +256,7 @@ def _touch_present(
         return None
     pool.counters.put_exists += count
     known = rows[present]
-    pool.stamp[known] = pool.policy.fresh(count, command.chain)
+    pool.policy.touch(pool.stamp, known, command.chain)
     return (~present).nonzero()[0]
 
 
@@ -371,7 +374,7 @@ def _grant(
         keys.digests,
         keys.sizes,
         keys.tails,
-        pool.policy.fresh(len(keys.digests), command.chain),
+        pool.policy.admit(keys.digests, command.chain),
         placed.counts,
         placed.replicas,
         placed.spans,
@@ -380,6 +383,8 @@ def _grant(
         units,
         pool.segments.drops,
         links,
+        chain=command.chain,
     )
+    note(pool, keys.digests, namespace.incarnation)
     pool.register_grant(session, grant)
     return grant

@@ -82,7 +82,7 @@ def _stored(pool: Pool, effect: Stored) -> None:
         )
         if not len(effect.digests):
             return
-    stamps = pool.policy.fresh(len(effect.digests), False)
+    stamps = pool.policy.restored(len(effect.digests))
     pool.link(namespace, effect, stamps, spans, int(spans[:, 3].sum(dtype=np.int64)))
 
 

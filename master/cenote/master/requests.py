@@ -175,11 +175,12 @@ class RequestReader:
         released = message.released_lease_ids
         touched = message.touched_digests
         chain = message.touched_chain_digests
-        if not (released or touched or chain):
+        chained = message.chained_digests
+        if not (released or touched or chain or chained):
             return None
         if len(released) > LEASE_IDS_MAX * 8:
             raise InvalidArgument(f"more than {LEASE_IDS_MAX} leases are released at once")
-        if max(len(touched), len(chain)) > BATCH_KEYS_MAX * DIGEST_BYTES:
+        if max(len(touched), len(chain), len(chained)) > BATCH_KEYS_MAX * DIGEST_BYTES:
             raise InvalidArgument(f"more than {BATCH_KEYS_MAX} keys are touched at once")
         return Piggyback(
             message.namespace_id,
@@ -187,6 +188,7 @@ class RequestReader:
             unpack_u64(released, "released_lease_ids"),
             unpack_digests(touched, "touched_digests"),
             unpack_digests(chain, "touched_chain_digests"),
+            unpack_digests(chained, "chained_digests"),
         )
 
     # ---- sessions and namespaces ------------------------------------------------------------

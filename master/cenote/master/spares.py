@@ -25,6 +25,7 @@ from .effects import PLACED, Stored
 from .grants import Grant
 from .namespaces import Namespace
 from .pool import Pool
+from .sampling import note, note_one
 from .sessions import Session
 from .slot_growth import grow_slots
 from .spans import extent_rows, to_placed
@@ -189,7 +190,8 @@ def _name(
     grant.digests[entries] = names.digests[known]
     grant.sizes[entries] = names.sizes[known]
     grant.tails[entries] = 0 if names.tail_lengths is None else names.tail_lengths[known]
-    grant.stamps[entries] = pool.policy.fresh(len(entries), names.chain)
+    grant.stamps[entries] = pool.policy.admit(grant.digests[entries], names.chain)
+    note(pool, grant.digests[entries], grant.namespace.incarnation)
 
 
 def commit_one_spare(
@@ -224,13 +226,15 @@ def commit_one_spare(
         seq=seq,
         epoch=pool.epoch,
         namespace=namespace.incarnation,
-        stamp=pool.policy.take(1),
+        stamp=pool.policy.admit_one(low),
         segment=word & 0xFFFF,
         slot=slot,
         offset_units=offset,
         length_units=units,
         tail_bytes=tail,
     )
+    if not low & pool.sample_mask:
+        note_one(pool, low, namespace.incarnation)
     pool.last_seq = seq
     pool.links += 1
     namespaces = pool.namespaces
@@ -299,7 +303,11 @@ def _commit_run(
         np.ones(n, np.uint8),
         to_placed(spans),
     )
-    pool.link(grant.namespace, effect, pool.policy.fresh(n, names.chain), spans, units, vacancies)
+    stamps = pool.policy.admit(names.digests, names.chain)
+    rows = pool.link(grant.namespace, effect, stamps, spans, units, vacancies)
+    if names.chain and pool.keeps_links:
+        pool.objects.link_chain(rows)
+    note(pool, names.digests, grant.namespace.incarnation)
     pool.last_seq += n
     pool.counters.committed += n
     pool.counters.committed_bytes += int(names.sizes.sum())

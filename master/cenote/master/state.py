@@ -65,7 +65,8 @@ class MasterState:
     def __init__(
         self, config: StateConfig, epoch: int, policy: EvictionPolicy | None = None
     ) -> None:
-        """`epoch`: this leader's tenure, above all earlier ones. `policy`: LRU if not given."""
+        """`epoch`: this leader's tenure, above all earlier ones. `policy`: that of `config` where
+        none is given."""
         self.config = config
         self.epoch = epoch
         self._pool = pool = Pool(config, epoch, policy)
@@ -248,6 +249,9 @@ class MasterState:
 
     def namespaces(self) -> list[view.NamespaceStatus]:
         return view.namespaces(self._pool)
+
+    def miss_ratios(self) -> view.MissRatios:
+        return view.curves(self._pool)
 
     def stat_objects(
         self, namespace_id: int, generation: int, digests: c.Digests, now_s: float

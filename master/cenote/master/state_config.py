@@ -13,6 +13,10 @@ MIB = 1 << 20
 class StateConfig:
     """Defaults suit a pool of 1 to 100 nodes."""
 
+    policy: str = "lru"
+    """Of `cenote.policy.names.POLICIES`, or `auto`: which objects go where room is needed."""
+    sampling: bool = True
+    """Whether the use of some keys is followed, for miss-ratio curves; `auto` needs it."""
     objects_max: int = 1 << 27
     """Rows that the object table can ever have; only touched ones take memory."""
     session_ttl_s: float = 10.0

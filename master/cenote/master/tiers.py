@@ -8,6 +8,9 @@
 None of it is ever waited for. A put that finds memory full evicts, copied or not: an SSD that is
 slower than what is put keeps less. What is under way at one time is bounded; a daemon with a limit
 on its writes reports later, and gets the next copies later.
+
+"Coldest" is by the age of stamps here, whatever the policy: `EvictionPolicy.victims` takes it that
+those it names go, and moves others along its queues.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cenote.api.rows import UNIT_BYTES
+from cenote.policy.lru import oldest_first
 
 from .copies import CopyRow, order_copies, rows_of_version
 from .eviction import evict, evict_nearby, reserve_units
@@ -133,7 +137,7 @@ def _look_for_cold(pool: Pool, disks: dict[int, list[Segment]]) -> None:
     mask = evictable_mask(pool, column)
     # As many as have so much of it, if they are of the usual size.
     count = min(-(-wanted * int(np.count_nonzero(mask)) // max(1, used)), CANDIDATES_MAX)
-    rows = pool.policy.victims(pool.stamp[:end], mask, count)
+    rows = oldest_first(pool.stamp[:end], np.flatnonzero(mask), count)
     if not len(rows):
         return
     counts, spans = pool.spans_of(rows)
@@ -261,7 +265,8 @@ def _look_for_victims(pool: Pool, segment: Segment) -> None:
     column = np.zeros(len(pool.segments.readable), np.bool_)
     column[segment.segment_id] = True
     end = pool.objects.high_water
-    rows = pool.policy.victims(pool.stamp[:end], evictable_mask(pool, column), SSD_VICTIMS)
+    here = np.flatnonzero(evictable_mask(pool, column))
+    rows = oldest_first(pool.stamp[:end], here, SSD_VICTIMS)
     pool.tiers.victims[segment.segment_id] = (rows, pool.stamp.take(rows))
 
 
@@ -338,7 +343,7 @@ def _make_room_for(pool: Pool, rows: Rows, budgets: dict[int, int]) -> None:
         column[[s.segment_id for s in memory]] = True
         end = pool.objects.high_water
         mask = evictable_mask(pool, column) & (pool.objects.extents > 1)
-        cold = pool.policy.victims(pool.stamp[:end], mask, len(rows) + COPIES_PER_TICK)
+        cold = oldest_first(pool.stamp[:end], np.flatnonzero(mask), len(rows) + COPIES_PER_TICK)
         if not len(cold):
             continue
         counts, spans = pool.spans_of(cold)

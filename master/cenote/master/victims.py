@@ -17,7 +17,6 @@ from .spans import SEGMENT_MASK
 __all__ = ["evictable_mask", "next_victims"]
 
 _QUEUE_SHARE = 64
-_QUEUE_MIN = 256
 _QUEUE_MAX = 16_384
 _TAKE_MIN = 8
 _TAKE_MAX = 2048
@@ -87,9 +86,11 @@ def _take(pool: Pool, units: int, low: NDArray[np.bool_] | None) -> Rows:
 
 
 def _fill(pool: Pool, low: NDArray[np.bool_] | None) -> None:
-    count = min(max(pool.objects.live_count // _QUEUE_SHARE, _QUEUE_MIN), _QUEUE_MAX)
+    policy = pool.policy
+    count = min(max(pool.objects.live_count // _QUEUE_SHARE, policy.victims_at_once), _QUEUE_MAX)
     end = pool.objects.high_water
-    rows = pool.policy.victims(pool.stamp[:end], evictable_mask(pool, low), count)
+    links = pool.objects.links if policy.chained else None
+    rows = policy.victims(pool.stamp[:end], evictable_mask(pool, low), count, links)
     pool.victim_rows = rows
     pool.victim_stamps = pool.stamp.take(rows)
     pool.victim_at = 0

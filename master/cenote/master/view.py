@@ -19,11 +19,14 @@ from .segments import DRAM, Segment
 from .spans import SEGMENT_MASK
 
 __all__ = [
+    "CurveOf",
+    "MissRatios",
     "NamespaceStatus",
     "NodeStatus",
     "ObjectStats",
     "PoolStatus",
     "SegmentStatus",
+    "curves",
     "namespaces",
     "nodes",
     "objects",
@@ -67,6 +70,9 @@ class PoolStatus:
     metadata_memory_bytes: int
     broken_slots: int
     unverified_slots: int
+    policy_wanted: str
+    policy: str
+    policy_switches: int
     notice: str
     """What people should know; empty where there is nothing to say."""
     counters: Counters
@@ -138,6 +144,26 @@ class ObjectStats:
     lease_counts: NDArray[np.uint32]
 
 
+@dataclass(slots=True)
+class CurveOf:
+    namespace: str
+    """Empty for all together."""
+    references: int
+    hit_rates: list[float]
+    """One for each of `advisor.CURVE_FACTORS`."""
+
+
+@dataclass(slots=True)
+class MissRatios:
+    capacity_objects: int
+    sampling_rate: float
+    dropped: int
+    policies: dict[str, float]
+    """What each would hit; empty where they are not compared."""
+    curves: list[CurveOf]
+    """The first is of all namespaces."""
+
+
 def status(pool: Pool, now_s: float) -> PoolStatus:
     segments_ = pool.segments.by_id.values()
     nodes_ = pool.nodes.by_id.values()
@@ -169,6 +195,9 @@ def status(pool: Pool, now_s: float) -> PoolStatus:
         metadata_memory_bytes=pool.objects.memory_bytes(),
         broken_slots=sum(node.counters.broken_slots for node in nodes_),
         unverified_slots=sum(node.counters.unverified_slots for node in nodes_),
+        policy_wanted=pool.config.policy,
+        policy=pool.policy.name,
+        policy_switches=pool.advisor.switches,
         notice=notice(pool),
         counters=pool.counters,
     )
@@ -248,6 +277,25 @@ def namespaces(pool: Pool) -> list[NamespaceStatus]:
         )
         for namespace in sorted(columns.by_id.values(), key=lambda n: n.namespace_id)
     ]
+
+
+def curves(pool: Pool) -> MissRatios:
+    advisor = pool.advisor
+    named: list[tuple[str, int | None]] = [("", None)]
+    spaces = sorted(pool.namespaces.by_id.values(), key=lambda namespace: namespace.name)
+    named += [(namespace.name, namespace.incarnation) for namespace in spaces]
+    found = [(name, advisor.references(owner), advisor.curve(owner)) for name, owner in named]
+    return MissRatios(
+        capacity_objects=advisor.capacity,
+        sampling_rate=advisor.sampling_rate,
+        dropped=advisor.dropped,
+        policies=advisor.hit_rates(),
+        curves=[
+            CurveOf(name, references, [] if rates is None else rates.tolist())
+            for name, references, rates in found
+            if rates is not None or not name
+        ],
+    )
 
 
 def objects(

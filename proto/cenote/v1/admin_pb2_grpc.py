@@ -69,6 +69,11 @@ class AdminServiceStub(object):
                 request_serializer=cenote_dot_v1_dot_admin__pb2.StatObjectRequest.SerializeToString,
                 response_deserializer=cenote_dot_v1_dot_admin__pb2.StatObjectResponse.FromString,
                 _registered_method=True)
+        self.GetMissRatioCurves = channel.unary_unary(
+                '/cenote.v1.AdminService/GetMissRatioCurves',
+                request_serializer=cenote_dot_v1_dot_admin__pb2.GetMissRatioCurvesRequest.SerializeToString,
+                response_deserializer=cenote_dot_v1_dot_admin__pb2.GetMissRatioCurvesResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -116,6 +121,12 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetMissRatioCurves(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -153,6 +164,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.StatObject,
                     request_deserializer=cenote_dot_v1_dot_admin__pb2.StatObjectRequest.FromString,
                     response_serializer=cenote_dot_v1_dot_admin__pb2.StatObjectResponse.SerializeToString,
+            ),
+            'GetMissRatioCurves': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMissRatioCurves,
+                    request_deserializer=cenote_dot_v1_dot_admin__pb2.GetMissRatioCurvesRequest.FromString,
+                    response_serializer=cenote_dot_v1_dot_admin__pb2.GetMissRatioCurvesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -344,6 +360,33 @@ class AdminService(object):
             '/cenote.v1.AdminService/StatObject',
             cenote_dot_v1_dot_admin__pb2.StatObjectRequest.SerializeToString,
             cenote_dot_v1_dot_admin__pb2.StatObjectResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetMissRatioCurves(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cenote.v1.AdminService/GetMissRatioCurves',
+            cenote_dot_v1_dot_admin__pb2.GetMissRatioCurvesRequest.SerializeToString,
+            cenote_dot_v1_dot_admin__pb2.GetMissRatioCurvesResponse.FromString,
             options,
             channel_credentials,
             insecure,

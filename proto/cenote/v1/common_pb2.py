@@ -24,21 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x63\x65note/v1/common.proto\x12\tcenote.v1\",\n\x0b\x43redentials\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\x0c\"%\n\x07Version\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0b\n\x03seq\x18\x02 \x01(\x04\"8\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x0e\n\x06ttl_ms\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\r\"h\n\x08KeyBatch\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0f\n\x07\x64igests\x18\x03 \x01(\x0c\x12\x0c\n\x04keys\x18\x04 \x01(\x0c\x12\x13\n\x0bkey_lengths\x18\x05 \x01(\x0c\"\x89\x01\n\tPiggyback\x12\x1a\n\x12released_lease_ids\x18\x01 \x01(\x0c\x12\x17\n\x0ftouched_digests\x18\x02 \x01(\x0c\x12\x1d\n\x15touched_chain_digests\x18\x03 \x01(\x0c\x12\x14\n\x0cnamespace_id\x18\x04 \x01(\r\x12\x12\n\ngeneration\x18\x05 \x01(\r\"X\n\x08\x45ndpoint\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.cenote.v1.TransportKind\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65vice_info\x18\x03 \x01(\x0c\"\xb4\x01\n\x08NodeView\x12\x0f\n\x07node_id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x03 \x01(\t\x12\x16\n\x0e\x66\x61ilure_domain\x18\x04 \x01(\t\x12&\n\tendpoints\x18\x05 \x03(\x0b\x32\x13.cenote.v1.Endpoint\x12\x13\n\x0bsegment_ids\x18\x06 \x03(\r\x12#\n\x05state\x18\x07 \x01(\x0e\x32\x14.cenote.v1.NodeState\"q\n\x0b\x43lusterView\x12\x14\n\x0cview_version\x18\x01 \x01(\x04\x12\"\n\x05nodes\x18\x02 \x03(\x0b\x32\x13.cenote.v1.NodeView\x12(\n\x08segments\x18\x03 \x03(\x0b\x32\x16.cenote.v1.SegmentView\"\xbf\x01\n\x0bSegmentView\x12\x12\n\nsegment_id\x18\x01 \x01(\r\x12\x0f\n\x07node_id\x18\x02 \x01(\r\x12\x1a\n\x12node_segment_index\x18\x03 \x01(\r\x12\x1d\n\x04tier\x18\x04 \x01(\x0e\x32\x0f.cenote.v1.Tier\x12\x13\n\x0bincarnation\x18\x05 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x06 \x01(\x04\x12\x13\n\x0bready_bytes\x18\x07 \x01(\x04\x12\x12\n\nunit_bytes\x18\x08 \x01(\r\"J\n\x08ShardMap\x12\x13\n\x0bmap_version\x18\x01 \x01(\x04\x12)\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x18.cenote.v1.ShardMapEntry\"T\n\rShardMapEntry\x12\x14\n\x0c\x66irst_digest\x18\x01 \x01(\x0c\x12\x13\n\x0blast_digest\x18\x02 \x01(\x0c\x12\x18\n\x10master_addresses\x18\x03 \x03(\t\";\n\rBlobReference\x12\x16\n\x0e\x63ontent_digest\x18\x01 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\"1\n\x0bScatterList\x12\x11\n\tregion_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x65xtents\x18\x02 \x01(\x0c\"L\n\x0b\x45rrorDetail\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0e\n\x06remedy\x18\x04 \x01(\t*G\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\r\n\tTIER_DRAM\x10\x01\x12\x0c\n\x08TIER_SSD\x10\x02\x12\x0c\n\x08TIER_HBM\x10\x03*Z\n\nDurability\x12\x1a\n\x16\x44URABILITY_UNSPECIFIED\x10\x00\x12\x16\n\x12\x44URABILITY_RELAXED\x10\x01\x12\x18\n\x14\x44URABILITY_JOURNALED\x10\x02*\xac\x01\n\rTransportKind\x12\x1e\n\x1aTRANSPORT_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12TRANSPORT_KIND_TCP\x10\x01\x12\x16\n\x12TRANSPORT_KIND_SHM\x10\x02\x12\x17\n\x13TRANSPORT_KIND_RDMA\x10\x03\x12\x19\n\x15TRANSPORT_KIND_MEMORY\x10\x04\x12\x17\n\x13TRANSPORT_KIND_GRPC\x10\x05*\x9c\x01\n\tNodeState\x12\x1a\n\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10NODE_STATE_ALIVE\x10\x01\x12\x16\n\x12NODE_STATE_SUSPECT\x10\x02\x12\x13\n\x0fNODE_STATE_DEAD\x10\x03\x12\x17\n\x13NODE_STATE_DRAINING\x10\x04\x12\x17\n\x13NODE_STATE_DETACHED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x63\x65note/v1/common.proto\x12\tcenote.v1\",\n\x0b\x43redentials\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\x0c\"%\n\x07Version\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0b\n\x03seq\x18\x02 \x01(\x04\"8\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x0e\n\x06ttl_ms\x18\x02 \x01(\r\x12\r\n\x05\x65poch\x18\x03 \x01(\r\"h\n\x08KeyBatch\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0f\n\x07\x64igests\x18\x03 \x01(\x0c\x12\x0c\n\x04keys\x18\x04 \x01(\x0c\x12\x13\n\x0bkey_lengths\x18\x05 \x01(\x0c\"\xa2\x01\n\tPiggyback\x12\x1a\n\x12released_lease_ids\x18\x01 \x01(\x0c\x12\x17\n\x0ftouched_digests\x18\x02 \x01(\x0c\x12\x1d\n\x15touched_chain_digests\x18\x03 \x01(\x0c\x12\x14\n\x0cnamespace_id\x18\x04 \x01(\r\x12\x12\n\ngeneration\x18\x05 \x01(\r\x12\x17\n\x0f\x63hained_digests\x18\x06 \x01(\x0c\"X\n\x08\x45ndpoint\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.cenote.v1.TransportKind\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65vice_info\x18\x03 \x01(\x0c\"\xb4\x01\n\x08NodeView\x12\x0f\n\x07node_id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x03 \x01(\t\x12\x16\n\x0e\x66\x61ilure_domain\x18\x04 \x01(\t\x12&\n\tendpoints\x18\x05 \x03(\x0b\x32\x13.cenote.v1.Endpoint\x12\x13\n\x0bsegment_ids\x18\x06 \x03(\r\x12#\n\x05state\x18\x07 \x01(\x0e\x32\x14.cenote.v1.NodeState\"q\n\x0b\x43lusterView\x12\x14\n\x0cview_version\x18\x01 \x01(\x04\x12\"\n\x05nodes\x18\x02 \x03(\x0b\x32\x13.cenote.v1.NodeView\x12(\n\x08segments\x18\x03 \x03(\x0b\x32\x16.cenote.v1.SegmentView\"\xbf\x01\n\x0bSegmentView\x12\x12\n\nsegment_id\x18\x01 \x01(\r\x12\x0f\n\x07node_id\x18\x02 \x01(\r\x12\x1a\n\x12node_segment_index\x18\x03 \x01(\r\x12\x1d\n\x04tier\x18\x04 \x01(\x0e\x32\x0f.cenote.v1.Tier\x12\x13\n\x0bincarnation\x18\x05 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x06 \x01(\x04\x12\x13\n\x0bready_bytes\x18\x07 \x01(\x04\x12\x12\n\nunit_bytes\x18\x08 \x01(\r\"J\n\x08ShardMap\x12\x13\n\x0bmap_version\x18\x01 \x01(\x04\x12)\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x18.cenote.v1.ShardMapEntry\"T\n\rShardMapEntry\x12\x14\n\x0c\x66irst_digest\x18\x01 \x01(\x0c\x12\x13\n\x0blast_digest\x18\x02 \x01(\x0c\x12\x18\n\x10master_addresses\x18\x03 \x03(\t\";\n\rBlobReference\x12\x16\n\x0e\x63ontent_digest\x18\x01 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\"1\n\x0bScatterList\x12\x11\n\tregion_id\x18\x01 \x01(\x04\x12\x0f\n\x07\x65xtents\x18\x02 \x01(\x0c\"L\n\x0b\x45rrorDetail\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0e\n\x06remedy\x18\x04 \x01(\t*G\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\r\n\tTIER_DRAM\x10\x01\x12\x0c\n\x08TIER_SSD\x10\x02\x12\x0c\n\x08TIER_HBM\x10\x03*Z\n\nDurability\x12\x1a\n\x16\x44URABILITY_UNSPECIFIED\x10\x00\x12\x16\n\x12\x44URABILITY_RELAXED\x10\x01\x12\x18\n\x14\x44URABILITY_JOURNALED\x10\x02*\xac\x01\n\rTransportKind\x12\x1e\n\x1aTRANSPORT_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12TRANSPORT_KIND_TCP\x10\x01\x12\x16\n\x12TRANSPORT_KIND_SHM\x10\x02\x12\x17\n\x13TRANSPORT_KIND_RDMA\x10\x03\x12\x19\n\x15TRANSPORT_KIND_MEMORY\x10\x04\x12\x17\n\x13TRANSPORT_KIND_GRPC\x10\x05*\x9c\x01\n\tNodeState\x12\x1a\n\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10NODE_STATE_ALIVE\x10\x01\x12\x16\n\x12NODE_STATE_SUSPECT\x10\x02\x12\x13\n\x0fNODE_STATE_DEAD\x10\x03\x12\x17\n\x13NODE_STATE_DRAINING\x10\x04\x12\x17\n\x13NODE_STATE_DETACHED\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cenote.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TIER']._serialized_start=1360
-  _globals['_TIER']._serialized_end=1431
-  _globals['_DURABILITY']._serialized_start=1433
-  _globals['_DURABILITY']._serialized_end=1523
-  _globals['_TRANSPORTKIND']._serialized_start=1526
-  _globals['_TRANSPORTKIND']._serialized_end=1698
-  _globals['_NODESTATE']._serialized_start=1701
-  _globals['_NODESTATE']._serialized_end=1857
+  _globals['_TIER']._serialized_start=1385
+  _globals['_TIER']._serialized_end=1456
+  _globals['_DURABILITY']._serialized_start=1458
+  _globals['_DURABILITY']._serialized_end=1548
+  _globals['_TRANSPORTKIND']._serialized_start=1551
+  _globals['_TRANSPORTKIND']._serialized_end=1723
+  _globals['_NODESTATE']._serialized_start=1726
+  _globals['_NODESTATE']._serialized_end=1882
   _globals['_CREDENTIALS']._serialized_start=37
   _globals['_CREDENTIALS']._serialized_end=81
   _globals['_VERSION']._serialized_start=83
@@ -48,23 +48,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_KEYBATCH']._serialized_start=180
   _globals['_KEYBATCH']._serialized_end=284
   _globals['_PIGGYBACK']._serialized_start=287
-  _globals['_PIGGYBACK']._serialized_end=424
-  _globals['_ENDPOINT']._serialized_start=426
-  _globals['_ENDPOINT']._serialized_end=514
-  _globals['_NODEVIEW']._serialized_start=517
-  _globals['_NODEVIEW']._serialized_end=697
-  _globals['_CLUSTERVIEW']._serialized_start=699
-  _globals['_CLUSTERVIEW']._serialized_end=812
-  _globals['_SEGMENTVIEW']._serialized_start=815
-  _globals['_SEGMENTVIEW']._serialized_end=1006
-  _globals['_SHARDMAP']._serialized_start=1008
-  _globals['_SHARDMAP']._serialized_end=1082
-  _globals['_SHARDMAPENTRY']._serialized_start=1084
-  _globals['_SHARDMAPENTRY']._serialized_end=1168
-  _globals['_BLOBREFERENCE']._serialized_start=1170
-  _globals['_BLOBREFERENCE']._serialized_end=1229
-  _globals['_SCATTERLIST']._serialized_start=1231
-  _globals['_SCATTERLIST']._serialized_end=1280
-  _globals['_ERRORDETAIL']._serialized_start=1282
-  _globals['_ERRORDETAIL']._serialized_end=1358
+  _globals['_PIGGYBACK']._serialized_end=449
+  _globals['_ENDPOINT']._serialized_start=451
+  _globals['_ENDPOINT']._serialized_end=539
+  _globals['_NODEVIEW']._serialized_start=542
+  _globals['_NODEVIEW']._serialized_end=722
+  _globals['_CLUSTERVIEW']._serialized_start=724
+  _globals['_CLUSTERVIEW']._serialized_end=837
+  _globals['_SEGMENTVIEW']._serialized_start=840
+  _globals['_SEGMENTVIEW']._serialized_end=1031
+  _globals['_SHARDMAP']._serialized_start=1033
+  _globals['_SHARDMAP']._serialized_end=1107
+  _globals['_SHARDMAPENTRY']._serialized_start=1109
+  _globals['_SHARDMAPENTRY']._serialized_end=1193
+  _globals['_BLOBREFERENCE']._serialized_start=1195
+  _globals['_BLOBREFERENCE']._serialized_end=1254
+  _globals['_SCATTERLIST']._serialized_start=1256
+  _globals['_SCATTERLIST']._serialized_end=1305
+  _globals['_ERRORDETAIL']._serialized_start=1307
+  _globals['_ERRORDETAIL']._serialized_end=1383
 # @@protoc_insertion_point(module_scope)

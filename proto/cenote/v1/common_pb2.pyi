@@ -97,18 +97,20 @@ class KeyBatch(_message.Message):
     def __init__(self, namespace_id: _Optional[int] = ..., generation: _Optional[int] = ..., digests: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., key_lengths: _Optional[bytes] = ...) -> None: ...
 
 class Piggyback(_message.Message):
-    __slots__ = ("released_lease_ids", "touched_digests", "touched_chain_digests", "namespace_id", "generation")
+    __slots__ = ("released_lease_ids", "touched_digests", "touched_chain_digests", "namespace_id", "generation", "chained_digests")
     RELEASED_LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
     TOUCHED_DIGESTS_FIELD_NUMBER: _ClassVar[int]
     TOUCHED_CHAIN_DIGESTS_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CHAINED_DIGESTS_FIELD_NUMBER: _ClassVar[int]
     released_lease_ids: bytes
     touched_digests: bytes
     touched_chain_digests: bytes
     namespace_id: int
     generation: int
-    def __init__(self, released_lease_ids: _Optional[bytes] = ..., touched_digests: _Optional[bytes] = ..., touched_chain_digests: _Optional[bytes] = ..., namespace_id: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+    chained_digests: bytes
+    def __init__(self, released_lease_ids: _Optional[bytes] = ..., touched_digests: _Optional[bytes] = ..., touched_chain_digests: _Optional[bytes] = ..., namespace_id: _Optional[int] = ..., generation: _Optional[int] = ..., chained_digests: _Optional[bytes] = ...) -> None: ...
 
 class Endpoint(_message.Message):
     __slots__ = ("kind", "address", "device_info")

@@ -129,12 +129,13 @@ def test_options_reach_the_master(make_client: MakeClient, master: FakeMaster) -
     assert (options.local_first, options.ttl_ms, options.chain) == (False, 1500, False)
 
 
-def test_a_chains_prefix_is_touched_with_it(client: Client, master: FakeMaster) -> None:
+def test_of_a_put_chain_its_prefix_is_told_too(client: Client, master: FakeMaster) -> None:
     client.put_batch(["a", "b"], [b"x", b"y"], chain=True)
     client.put_batch(["c", "d"], [b"x", b"y"], prefix=["a", "b"])
     assert [request.options.chain for request in master.requests["put_start"]] == [True, True]
-    wait_until(lambda: bool(master.touched_chains), what="the whole chain is touched")
-    assert master.touched_chains == [b"".join(digest(master, key) for key in "abcd")]
+    wait_until(lambda: bool(master.put_chains), what="the whole chain is told")
+    assert master.put_chains == [b"".join(digest(master, key) for key in "abcd")]
+    assert not master.touched_chains  # which would count as a use
 
 
 # ---- results ---------------------------------------------------------------------------------

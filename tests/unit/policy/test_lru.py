@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cenote.policy.base import EvictionPolicy
+from cenote.policy.base import STEP, EvictionPolicy
 from cenote.policy.lru import LruPolicy
 
 
 def test_stamps_rise_and_a_chains_root_is_newest() -> None:
     policy: EvictionPolicy = LruPolicy()
-    first = policy.fresh(3, False)
-    chain = policy.fresh(3, True)
-    assert first.tolist() == [1, 2, 3]
-    assert chain.tolist() == [6, 5, 4]
-    assert policy.take(2) == 7
-    assert policy.clock == 9
+    first = policy.admit(np.zeros(3, np.uint64), False)
+    chain = policy.admit(np.zeros((3, 2), np.uint64), True)
+    ticks = [first // STEP, chain // STEP]
+    assert [tick.tolist() for tick in ticks] == [[1, 2, 3], [6, 5, 4]]
+    assert policy.admit_one(0) == 7 * STEP
+    assert policy.clock == 8 * STEP
     assert first.dtype == chain.dtype == np.uint64
     assert policy.name == "lru"
 

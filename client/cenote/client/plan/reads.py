@@ -297,7 +297,7 @@ class _Reader:
         digests = self._digests_of(positions)
         self.call.state.counters.cached_reads += len(positions)
         if self.options.chain:
-            space.chain_touches.append(digests)
+            space.chain_touches.append((digests, True))
         else:
             space.touches.extend(split_digests(digests))
         self.call.state.wake()

@@ -60,8 +60,8 @@ class Space:
         self.spares = Spares()
         # Of more than so many unreported reads the oldest are forgotten: they only order evictions.
         self.touches: deque[bytes] = deque(maxlen=_TOUCHES_MAX)
-        self.chain_touches: deque[bytes] = deque(maxlen=64)
-        """Each entry: the packed digests of one chain."""
+        self.chain_touches: deque[tuple[bytes, bool]] = deque(maxlen=64)
+        """Each entry: the packed digests of one chain, and whether it was read (else put)."""
 
     def opened(self, reply: master_pb2.OpenNamespaceResponse) -> None:
         """Take over what the master answered."""

@@ -180,8 +180,12 @@ class ClientState:
             news.touched_digests = space.take_touches(touches_max)
         if space.chain_touches:
             with suppress(IndexError):  # another thread may be faster
-                news.touched_chain_digests = space.chain_touches.popleft()
-        if news.touched_digests or news.touched_chain_digests:
+                chain, was_read = space.chain_touches.popleft()
+                if was_read:
+                    news.touched_chain_digests = chain
+                else:
+                    news.chained_digests = chain
+        if news.touched_digests or news.touched_chain_digests or news.chained_digests:
             news.namespace_id = space.namespace_id
             news.generation = space.generation
         return news

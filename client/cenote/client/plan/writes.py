@@ -149,7 +149,7 @@ def put_objects(
     if prefix:
         # Told after the commits (news is applied before the request that it rides on), so that of
         # the whole chain the root is newest and not the blocks that were put last.
-        call.space.chain_touches.append(prefix + digests)
+        call.space.chain_touches.append((prefix + digests, False))
         call.state.wake()
     _count(call, outcome, sizes)
     return outcome
