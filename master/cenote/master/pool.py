@@ -83,7 +83,6 @@ class Pool(ObjectRows):
     def __init__(self, config: StateConfig, epoch: int, policy: EvictionPolicy | None) -> None:
         super().__init__(ObjectTable(config.objects_max), Segments())
         self.config = config
-        self.epoch = epoch
         self.last_seq = 0
         self.started = False
         self.gathering_until_s = 0.0
@@ -111,10 +110,7 @@ class Pool(ObjectRows):
         self.nodes = Nodes()
         self.sessions = Sessions()
         self.orphans = Orphans()
-        # The epoch in the high bits: an id of an earlier tenure never names something of this one.
-        self.leases = LeaseTable((epoch & 0xFFFFFF) << 40 | 1)
-        self.grants = GrantTable((epoch & 0xFFFFFF) << 40 | 1)
-        self.copies = Copies(epoch)
+        self._begin(epoch)
         self.tiers = Tiers()
         self.adoption = AdoptionLog(config.tombstones_max)
         self.expiries = ObjectTimers()
@@ -156,7 +152,12 @@ class Pool(ObjectRows):
     def take_up(self, config: StateConfig, epoch: int) -> None:
         """What was replayed so far was followed as a standby: this epoch is to begin upon it."""
         self.config = config
+        self._begin(epoch)
+
+    def _begin(self, epoch: int) -> None:
+        """What there is of one tenure alone."""
         self.epoch = epoch
+        # The epoch in the high bits: an id of an earlier tenure never names something of this one.
         self.leases = LeaseTable((epoch & 0xFFFFFF) << 40 | 1)
         self.grants = GrantTable((epoch & 0xFFFFFF) << 40 | 1)
         self.copies = Copies(epoch)
