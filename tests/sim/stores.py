@@ -78,6 +78,7 @@ class SimSegment:
         self.index = index
         self.segment_id = file.segment_id
         self.tier = int(common_pb2.TIER_DRAM)
+        self.disk = None
         self.incarnation = file.incarnation
         self.size_bytes = file.size_bytes
         self.ready_bytes = file.ready_bytes
@@ -95,6 +96,9 @@ class SimSegment:
 
     def _slots_memory(self) -> memoryview:
         return memoryview(self.file.table)[: self.file.slots * SLOT_BYTES]
+
+    def clear(self, refs: NDArray[np.void]) -> int:
+        return self.table.clear(refs)
 
     def info(self, *, retired: bool = True) -> pb.SegmentInfo:
         given_up = self.file.retired if retired else []

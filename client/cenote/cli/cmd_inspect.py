@@ -159,12 +159,14 @@ def _status_pairs(reply: admin_pb2.GetStatusResponse) -> list[tuple[str, str | i
             f"{format_size(reply.used_bytes)} ({_share(reply.used_bytes, reply.capacity_bytes)})"
             f" by {counted(reply.objects, 'object')}",
         ),
+        *_ssd_pairs(reply),
         ("held", ", ".join(text for text, some in held if some) or "nothing"),
         ("sessions", reply.sessions),
         (
             "reads",
             counted(reply.acquired_keys, "key")
-            + ("" if rate is None else f", {100 * rate:.1f} % hits"),
+            + ("" if rate is None else f", {100 * rate:.1f} % hits")
+            + (_of_them_on_ssd(reply) if reply.ssd_capacity_bytes else ""),
         ),
         (
             "evicted",
@@ -180,6 +182,34 @@ def _status_pairs(reply: admin_pb2.GetStatusResponse) -> list[tuple[str, str | i
         ("journal", _journal_state(reply)),
         *([("notice", reply.notice)] if reply.notice else []),
     ]
+
+
+def _of_them_on_ssd(reply: admin_pb2.GetStatusResponse) -> str:
+    if not reply.acquired_keys:
+        return ""
+    memory = (reply.acquired_hits - reply.acquired_hits_ssd) / reply.acquired_keys
+    ssd = reply.acquired_hits_ssd / reply.acquired_keys
+    return f" ({100 * memory:.1f} % in memory, {100 * ssd:.1f} % on SSD)"
+
+
+def _ssd_pairs(reply: admin_pb2.GetStatusResponse) -> list[tuple[str, str | int | None]]:
+    """Capacity and use of the SSDs, and what went there and back; nothing where there are none."""
+    from cenote.runtime.units import format_size
+
+    if not reply.ssd_capacity_bytes:
+        return []
+    share = _share(reply.ssd_used_bytes, reply.ssd_capacity_bytes)
+    copies = [
+        (f"{format_size(reply.demoted_bytes)} demoted", True),
+        (f"{format_size(reply.promoted_bytes)} promoted", True),
+        (f"{format_size(reply.copying_bytes)} under way", reply.copying_bytes),
+        (f"{reply.failed_copies} failed", reply.failed_copies),
+    ]
+    return [
+        ("ssd", f"{format_size(reply.ssd_used_bytes)} of {format_size(reply.ssd_capacity_bytes)}"
+            f" ({share})"),
+        ("copies", ", ".join(text for text, some in copies if some)),
+    ]  # fmt: skip
 
 
 # ---- nodes and segments ----------------------------------------------------------------------

@@ -49,6 +49,12 @@ def replay(
     capacity_objects: Annotated[
         int, typer.Option(min=1, metavar="N", help="With --pool: blocks that it can hold.")
     ] = 10_000,
+    ssd_objects: Annotated[
+        int, typer.Option(min=0, metavar="N", help="With --pool: blocks that its SSDs can hold.")
+    ] = 0,
+    ssd_dir: Annotated[
+        Path, typer.Option(metavar="DIR", help="With --pool: where the SSDs' files are made.")
+    ] = Path("/var/tmp"),
     nodes: Annotated[int, typer.Option(min=1, max=64, help="With --pool: store daemons.")] = 2,
     policy: Annotated[
         str, typer.Option(metavar="NAME", help="With --pool: of eviction; see `cenote simulate`.")
@@ -86,7 +92,10 @@ def replay(
         "transports": tuple(part.strip() for part in transport.split(",") if part.strip()),
         "deadline_s": deadline,
     }
-    plan = _plan(block_bytes, capacity_objects, nodes, replicas, policy) if pool else None
+    plan = None
+    if pool:
+        ssd = (ssd_dir, ssd_objects * replicas) if ssd_objects else None
+        plan = _plan(block_bytes, capacity_objects, nodes, replicas, ssd, policy)
     show = print_json if json else print_report
     with _where(plan, master, grpc, deadline, interrupts) as (lane, admin):
         report = play_trace(loaded, lane, admin, interrupts, show, **settings)
@@ -107,15 +116,23 @@ def verdict(report: dict[str, Any]) -> int:
 
 
 def _plan(
-    block_bytes: int, capacity_objects: int, nodes: int, replicas: int, policy: str
+    block_bytes: int,
+    capacity_objects: int,
+    nodes: int,
+    replicas: int,
+    ssd: tuple[Path, int] | None,
+    policy: str,
 ) -> PoolPlan:
     from .local_pool import PoolPlan
-    from .sizing import dram_bytes_per_node
+    from .sizing import dram_bytes_per_node, ssd_bytes_per_node
 
     return PoolPlan(
         nodes=nodes,
         dram_bytes=dram_bytes_per_node(capacity_objects * replicas, block_bytes, nodes),
         distinct_domains=replicas > 1,
+        ssd_directory=None if ssd is None else ssd[0],
+        ssd_object_bytes=max(block_bytes, 4096),
+        ssd_bytes=0 if ssd is None else ssd_bytes_per_node(ssd[1], block_bytes, nodes),
         master_flags=(("policy", policy),) if policy else (),
     )
 
@@ -226,5 +243,9 @@ def _evictions_since(
             raise
         return Evictions(None, None)
     return Evictions(
-        after.evicted_objects - before.evicted_objects, after.evicted_bytes - before.evicted_bytes
+        after.evicted_objects - before.evicted_objects,
+        after.evicted_bytes - before.evicted_bytes,
+        after.demoted_objects - before.demoted_objects,
+        after.demoted_bytes - before.demoted_bytes,
+        after.promoted_objects - before.promoted_objects,
     )

@@ -49,6 +49,11 @@ class PoolPlan:
     """Each node is a failure domain of its own, so that one host can hold two replicas."""
     master_flags: tuple[tuple[str, object], ...] = ()
     store_flags: tuple[tuple[str, object], ...] = ()
+    ssd_directory: Path | None = None
+    """Where each node's SSD is, a file that is removed at the end; None: there are none."""
+    ssd_bytes: int = 0
+    """Of each node."""
+    ssd_object_bytes: int = 128 << 10
 
 
 @final
@@ -71,6 +76,7 @@ class LocalPool:
         )
         self.master = Daemon(spec, directory)
         self.stores: list[Daemon] = []
+        self.ssd_directory: Path | None = None
 
     @property
     def lane(self) -> str:
@@ -95,6 +101,10 @@ class LocalPool:
             flags: dict[str, object] = dict(self.plan.store_flags)
             if self.plan.distinct_domains:
                 flags["failure-domain"] = name
+            if self.ssd_directory is not None:
+                flags["ssd"] = self.ssd_directory / f"{name}.ssd"
+                flags["ssd-size"] = self.plan.ssd_bytes
+                flags["ssd-object-size"] = self.plan.ssd_object_bytes
             spec = store_spec(
                 name,
                 master=self.lane,
@@ -111,13 +121,15 @@ class LocalPool:
 
     def wait_for_memory(self, admin: Admin) -> None:
         """Until all memory can be used. Raises Unavailable where a daemon dies meanwhile."""
+        from cenote.v1 import common_pb2
+
         from .output import Bar
 
         total = self.plan.nodes * self.plan.dram_bytes
         end_s = time.monotonic() + _MEMORY_TIMEOUT_S
         with Bar("Preparing memory", total=total, unit="bytes") as bar:
             while True:
-                views = [segment.view for segment in admin.segments()]
+                views = [s.view for s in admin.segments() if s.view.tier == common_pb2.TIER_DRAM]
                 bar.update(sum(view.ready_bytes for view in views))
                 nodes = {view.node_id for view in views}
                 if len(nodes) == self.plan.nodes and all(
@@ -161,6 +173,8 @@ def running_pool(plan: PoolPlan, interrupts: Interrupts) -> Iterator[LocalPool]:
         else:
             dram_directory = _made(plan.dram_directory)
         pool = LocalPool(plan, directory, dram_directory, scratch)
+        if plan.ssd_directory is not None:
+            pool.ssd_directory = stack.enter_context(scratch_directory(plan.ssd_directory))
         try:
             pool.start()
             yield pool

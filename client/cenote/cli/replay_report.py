@@ -23,6 +23,10 @@ class Evictions:
 
     objects: int | None
     size_bytes: int | None
+    demoted_objects: int = 0
+    demoted_bytes: int = 0
+    promoted_objects: int = 0
+    """Copies from memory to SSDs, and back."""
 
 
 def report_of(
@@ -42,8 +46,11 @@ def report_of(
         "block_bytes": block_bytes,
         "clients": clients,
         "hit_blocks": tally.hit_blocks,
+        "ssd_hit_blocks": tally.ssd_hit_blocks,
         "hit_tokens": tally.hit_tokens,
         "hit_rate_blocks": _ratio(tally.hit_blocks, tally.blocks),
+        "hit_rate_blocks_dram": _ratio(tally.hit_blocks - tally.ssd_hit_blocks, tally.blocks),
+        "hit_rate_blocks_ssd": _ratio(tally.ssd_hit_blocks, tally.blocks),
         "hit_rate_tokens": _ratio(tally.hit_tokens, tally.tokens),
         "read_bytes": tally.read_bytes,
         "written_bytes": tally.written_bytes,
@@ -53,6 +60,9 @@ def report_of(
         "write_gb_per_s": _ratio(tally.written_bytes / _GB, writing_s),
         "moved_gb_per_s": _ratio((tally.read_bytes + tally.written_bytes) / _GB, wall_s),
         "operations": {name: _latency(tally.latencies_s[name]) for name in OPERATIONS},
+        "demoted_objects": evictions.demoted_objects,
+        "demoted_bytes": evictions.demoted_bytes,
+        "promoted_objects": evictions.promoted_objects,
         "evicted_objects": evictions.objects,
         "evicted_bytes": evictions.size_bytes,
         "existed_blocks": tally.existed_blocks,
@@ -90,6 +100,7 @@ def print_report(report: dict[str, Any]) -> None:
                 f" of {format_size(report['block_bytes'])}"),
             ("hit rate", f"{_percent(report['hit_rate_blocks'])} of blocks,"
                 f" {_percent(report['hit_rate_tokens'])} of tokens"),
+            *_tier_pairs(report),
             ("read", _moved(report["read_bytes"], report["read_gb_per_s"])),
             ("written", _moved(report["written_bytes"], report["write_gb_per_s"])),
             ("time", f"{format_duration(report['wall_s'])} with {clients}:"
@@ -109,6 +120,20 @@ def print_report(report: dict[str, Any]) -> None:
             for name, seen in report["operations"].items()
         ),
     )
+
+
+def _tier_pairs(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """Hits by tier, and copies; nothing where no SSD took part."""
+    if not report["ssd_hit_blocks"] and not report["demoted_objects"]:
+        return []
+    from cenote.runtime.units import format_size
+
+    return [
+        ("by tier", f"{_percent(report['hit_rate_blocks_dram'])} of blocks in memory,"
+            f" {_percent(report['hit_rate_blocks_ssd'])} on SSD"),
+        ("copies", f"{report['demoted_objects']} to SSD ({format_size(report['demoted_bytes'])}),"
+            f" {report['promoted_objects']} back"),
+    ]  # fmt: skip
 
 
 def _percent(share: float | None) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from cenote.api.rows import UNIT_BYTES
 from cenote.master.state_config import StateConfig
+from cenote.store.device import BLOCK_BYTES
 from cenote.store.dram import TABLE_BYTES_MIN, TABLE_SHARE
 from cenote.store.slot_format import SLOT_BYTES
+from cenote.store.ssd import plan_ssd
 
-__all__ = ["dram_bytes_per_node"]
+__all__ = ["dram_bytes_per_node", "ssd_bytes_per_node"]
 
 _PAGE_BYTES = 4096
 
@@ -29,6 +31,17 @@ def dram_bytes_per_node(objects: int, object_bytes: int, nodes: int) -> int:
     data_bytes += _growth_bytes(per_node, data_bytes, config)
     table_bytes = max(TABLE_BYTES_MIN, data_bytes // (TABLE_SHARE - 1))
     return -(-(data_bytes + table_bytes) // _PAGE_BYTES) * _PAGE_BYTES
+
+
+def ssd_bytes_per_node(objects: int, object_bytes: int, nodes: int) -> int:
+    """Size of the SSD of each of `nodes` equal nodes, that together hold `objects`."""
+    stored_bytes = -(-object_bytes // BLOCK_BYTES) * BLOCK_BYTES
+    usable_bytes = -(-objects // nodes) * stored_bytes
+    # The plan of a segment rounds its table and its data; so it is asked for until they fit.
+    total_bytes = usable_bytes + (4 << 20)
+    while sum(plan.data_bytes for plan in plan_ssd(total_bytes, stored_bytes)) < usable_bytes:
+        total_bytes += 1 << 20
+    return total_bytes
 
 
 def _growth_bytes(objects: int, data_bytes: int, config: StateConfig) -> int:

@@ -222,6 +222,7 @@ class Client(Namespace):
         counters = session.state.counters
         return ClientStats(
             hits=counters.hits,
+            ssd_hits=counters.ssd_hits,
             misses=counters.misses,
             stored=counters.stored,
             existed=counters.existed,

@@ -144,6 +144,39 @@ BLOCK = np.dtype([("segment_index", "<u4"), ("block", "<u4")])
 SLOT_REF = np.dtype([("segment_index", "<u4"), ("slot", "<u4"), ("epoch", "<u4"), ("seq", "<u8")])
 """A slot and the version it must still hold."""
 
+COPY = np.dtype(
+    [
+        ("copy_id", "<u8"),
+        ("source_seq", "<u8"),
+        ("target_offset", "<u8"),
+        ("target_length", "<u8"),
+        ("source_epoch", "<u4"),
+        ("source_segment", "<u4"),
+        ("source_slot", "<u4"),
+        ("target_segment", "<u4"),
+        ("target_slot", "<u4"),
+        ("target_replica", "<u4"),
+    ]
+)
+"""A piece of a replica that a daemon is to copy to another of its segments. Rows of one `copy_id`
+follow each other in the order of the source's extents; they name the same target, one extent of
+bytes that takes them all. The source's slot must still hold that version."""
+
+COPIED = np.dtype([("copy_id", "<u8"), ("status", "<u4"), ("reserved", "<u4")])
+"""What became of a copy: a CopyStatus."""
+
+
+class CopyStatus(IntEnum):
+    """Status of a COPIED row."""
+
+    DONE = 0
+    """Sealed, and flushed where it is on an SSD."""
+    SOURCE_CHANGED = 1
+    """The source is not that version any more, or its bytes are not what was sealed."""
+    FAILED = 2
+    """The device failed, or the copy was given up: another epoch began."""
+
+
 CLAIM = np.dtype(
     [
         ("session_id", "V16"),

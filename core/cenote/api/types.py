@@ -185,6 +185,8 @@ class ClientStats:
     """Counters since the client was made. Threads may lose a count to each other now and then."""
 
     hits: int
+    ssd_hits: int
+    """Of the hits, those that were read from an SSD."""
     misses: int
     stored: int
     existed: int

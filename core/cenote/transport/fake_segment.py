@@ -26,6 +26,7 @@ class FakeSegment:
         self.segment_id = segment_id
         self.index = index
         self.tier = 1
+        self.disk = None
         self.incarnation = os.urandom(16)
         self.size_bytes = size_bytes
         self.ready_bytes = size_bytes if ready_bytes is None else ready_bytes
@@ -72,6 +73,7 @@ class FakeSegments:
         self.node_id = node_id
         self.epoch = epoch
         self.first_grant_id = 0
+        self.disk = None
         self._by_id = {segment.segment_id: segment for segment in segments}
 
     def by_id(self, segment_id: int) -> FakeSegment | None:

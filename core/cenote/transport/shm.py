@@ -36,13 +36,7 @@ from cenote.api.errors import (
 from cenote.v1 import common_pb2, store_pb2
 
 from .base import ExtentArray, Region, SealBatch, Seen, SessionIdentity, U8Array, U64Array
-from .claims import (
-    VIEW_RANGES_MAX,
-    VOID,
-    WORD_AT,
-    ClaimPage,
-    is_of_tenure,
-)
+from .claims import VIEW_RANGES_MAX, VOID, WORD_AT, ClaimPage, is_of_tenure
 from .connection import DataConnection
 from .copying import CopyTeam
 from .mapped import claimed_ranges, finder, head_of, page_of
@@ -58,6 +52,7 @@ from .memory_access import (
 from .opening import close_all, connect, greet
 from .pool import ConnectionPool, hello_for
 from .populating import Populator
+from .remote_segments import RemoteSegments
 
 __all__ = ["ShmChannel", "ShmTransport"]
 
@@ -96,6 +91,7 @@ class ShmChannel:
         self._pool = ConnectionPool(
             path, name, hello_for(identity, epoch, writer=True), SEAL_CONNECTIONS, spin_s
         )
+        self._remote = RemoteSegments(path, name, node_id, identity, epoch, spin_s)
         self._readable: dict[int, Mapping] = {}
         self._writable: dict[int, Mapping] = {}
         self._page: ClaimPage | None = None
@@ -160,6 +156,7 @@ class ShmChannel:
         held = self._writable if writable else self._readable
         mappings = {}
         page = self._page
+        self._remote.learn(response.disk_segments)
         if response.has_head:
             self._head = head_of(descriptors.pop())
         if response.has_claims:
@@ -227,7 +224,11 @@ class ShmChannel:
     ) -> tuple[int, int]:
         mapping = self._readable.get(segment)
         if mapping is None or length <= 0 or not 0 <= offset <= mapping.ready_bytes - length:
-            status, mapping = self._one(segment, offset, length, deadline_s, writable=False)
+            status = 0
+            if segment not in self._remote.ids:
+                status, mapping = self._one(segment, offset, length, deadline_s, writable=False)
+            if segment in self._remote.ids:
+                return self._remote.read_one(segment, offset, length, address, deadline_s, checksum)
             if mapping is None:
                 return status, 0
         source = mapping.address + offset
@@ -251,9 +252,15 @@ class ShmChannel:
         mappings = self._readable
         statuses, sources, lengths = locate(extents, finder(mappings))
         if statuses.any():
-            self._look_again(deadline, writable=False)
-            mappings = self._readable
-            statuses, sources, lengths = locate(extents, finder(mappings))
+            if not self._remote.has(extents["segment"][statuses != 0]).all():
+                self._look_again(deadline, writable=False)
+                mappings = self._readable
+                statuses, sources, lengths = locate(extents, finder(mappings))
+            remote = self._remote.has(extents["segment"])
+            if remote.any():
+                self._copy(addresses, sources, lengths, deadline, checksums, statuses)
+                self._remote.read(remote, extents, addresses, deadline, checksums, statuses)
+                return statuses
         self._copy(addresses, sources, lengths, deadline, checksums, statuses)
         return statuses
 
@@ -398,6 +405,7 @@ class ShmChannel:
         self._closed = True
         self._populator.close()
         self._pool.close()
+        self._remote.close()
         with self._mapping:
             self._readable = {}
             self._writable = {}

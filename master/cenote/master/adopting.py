@@ -18,8 +18,8 @@ from .effects import GoneReason, ReplicasChanged, Stored
 from .inventory import Found, gather
 from .objects import LIVE
 from .pool import Pool, Rows
-from .segments import Segment
-from .spans import Spans, distinct, to_placed, units_of
+from .segments import DRAM, Segment
+from .spans import Spans, distinct, segments_of, to_placed, units_of
 
 __all__ = ["adopt"]
 
@@ -112,7 +112,8 @@ def _adopt_one(work: _Adoption, found: Found) -> list[int]:
     spans: list[tuple[int, int, int, int]] = []
     positions: list[int] = []
     replicas = 0
-    for number, replica in sorted(found.replicas.items()):
+    for number in _by_tier(work, found, _numbers_of(pool, row)):
+        replica = found.replicas[number]
         if replica.is_whole():
             taken = _claim(work, found, number)
             if taken:
@@ -131,6 +132,30 @@ def _adopt_one(work: _Adoption, found: Found) -> list[int]:
         place = (found.namespace_id, found.generation, found.epoch)
         work.news.setdefault(place, []).append((found, added, replicas))
     return positions
+
+
+def _numbers_of(pool: Pool, row: int) -> set[int]:
+    """The replicas that the table has of this row, if it is one."""
+    if row <= 0:
+        return set()
+    words = pool.spans_of(np.array([row]))[1][:, 0]
+    return set(((words >> 16) & 0xFF).tolist())
+
+
+def _by_tier(work: _Adoption, found: Found, held: set[int]) -> list[int]:
+    """Numbers of replicas that may enter the table, those in memory first.
+
+    Not those that the table has: a number may have been given anew, to a copy on an SSD, while the
+    slot of the evicted replica that had it is still there. Nor what lies on two tiers, as no
+    replica does.
+    """
+    places = []
+    for number, replica in found.replicas.items():
+        slots = [slot for _, slot in replica.extents.values()]
+        tiers = {work.by_index[int(slot["segment_index"])].tier for slot in slots}
+        if number not in held and len(tiers) == 1:
+            places.append((tiers.pop() != DRAM, number))
+    return [number for _, number in sorted(places)]
 
 
 def _keep_off(work: _Adoption, found: Found, adopted: list[int]) -> None:
@@ -218,7 +243,10 @@ def _add_replicas(pool: Pool, row: int, added: Spans, replicas: int) -> None:
     rows = np.array([row])
     counts, spans = pool.spans_of(rows)
     merged = np.concatenate((spans, added))
-    order = np.argsort((merged[:, 0] >> 16) & 0xFF, kind="stable")
+    by_id = pool.segments.by_id
+    on_ssd = np.array([by_id[i].tier != DRAM for i in segments_of(merged).tolist()])
+    # What is in memory comes first: the first extent tells on which tier an object is.
+    order = np.lexsort(((merged[:, 0] >> 16) & 0xFF, on_ssd))
     merged = np.ascontiguousarray(merged[order])
     total = np.array([pool.record_of(row)[8] + replicas], np.uint8)
     pool.set_spans(rows, counts + len(added), merged, total)

@@ -15,6 +15,7 @@ from cenote.api.rows import CLAIM, SLOT, SLOT_REF, UNIT_BYTES
 
 from .adopting import adopt
 from .commands import Attach, AttachReply, PoolCopy, SegmentReport
+from .copies import abandon_copies
 from .effects import GoneReason, NodeKnown, NodeServes, SegmentKnown, SlotsGrown
 from .inventory import confirm
 from .node_ops import lose_segment
@@ -55,6 +56,8 @@ def attach(pool: Pool, command: Attach, now_s: float) -> AttachReply:
         return AttachReply(0, pool.epoch, [], b"", 0, 0, 0, 0, None, wanted.tobytes())
     take_in_copy(pool, command)
     node, same_process = _node(pool, command, now_s)
+    if not same_process:
+        abandon_copies(pool, node)
     segments = _segments(pool, node, command)
     inventory = command.inventory
     known = np.zeros(len(inventory), np.bool_)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from .effects import NamespaceOpened
+    from .instructions import Instruction
 
 U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
@@ -413,6 +414,8 @@ class Heartbeat:
     """Indexes of segments whose contents no lease proves."""
     damaged: Rows | None = None
     """rows.SLOT: whose payload is not what was sealed."""
+    copied: Rows | None = None
+    """rows.COPIED: what became of copies between tiers."""
     held: bool = False
     """One that was taken down before and held open since: it says nothing of its sender now."""
 
@@ -421,17 +424,6 @@ class Heartbeat:
 class HeartbeatReply:
     instructions: list[Instruction]
     """Not yet done ones, oldest first, at most 64; empty = the shell holds the long poll open."""
-
-
-@dataclass(slots=True)
-class Instruction:
-    number: int
-    grow_slots: tuple[int, int, int, int] | None = None
-    """(segment_id, offset, length, slots in all)."""
-    cut_sessions: list[bytes] | None = None
-    clear_slots: Rows | None = None
-    """rows.SLOT_REF."""
-    keep_pool: PoolCopy | None = None
 
 
 @dataclass(slots=True)

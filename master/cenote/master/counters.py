@@ -36,6 +36,17 @@ class Counters:
     evictions_ahead: int = 0
     evictions_nearby: int = 0
     """Objects evicted to join free space around them."""
+    evicted_to_ssd: int = 0
+    """Objects that left memory, and have a copy on an SSD."""
+    acquired_hits_ssd: int = 0
+    """Of the hits, those on objects that are on an SSD alone."""
+    demoted: int = 0
+    demoted_bytes: int = 0
+    """Copies made from memory to SSD."""
+    promoted: int = 0
+    promoted_bytes: int = 0
+    copies_failed: int = 0
+    """Copies between tiers that came to nothing."""
     removed: int = 0
     expired: int = 0
     swept: int = 0

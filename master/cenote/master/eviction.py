@@ -15,9 +15,9 @@ from cenote.api.rows import UNIT_BYTES
 
 from .effects import GoneReason
 from .objects import LIVE
-from .pool import Pool, Rows
-from .segments import Segment
-from .spans import distinct
+from .pool import TOUCHED, UNCOPYABLE, Pool, Rows
+from .segments import DRAM, Segment
+from .spans import distinct, segments_of, units_of
 from .victims import next_victims
 
 __all__ = ["evict_ahead", "evict_nearby", "make_room", "make_room_in", "make_rows", "sweep"]
@@ -109,18 +109,38 @@ def _evict(pool: Pool, units: int, column: NDArray[np.bool_] | None, rows_max: i
         if not len(rows):
             break
         rows_max -= len(rows)
-        freed += evict(pool, rows)
+        freed += evict(pool, rows, DRAM)
     return freed
 
 
-def evict(pool: Pool, rows: Rows) -> int:
-    """These go. Returns the units that became free."""
+def evict(pool: Pool, rows: Rows, tier: int = 0) -> int:
+    """These go; with a `tier`, from there alone. Returns the units that became free."""
+    counters = pool.counters
+    freed = 0
+    if tier and pool.segments.has_ssd:
+        rows, freed = _leave_elsewhere(pool, rows, tier)
     if pool.policy.remembers and len(rows):
         pool.policy.evicted(pool.digests_of(rows), pool.stamp.take(rows))
-    counters = pool.counters
     counters.evicted += len(rows)
     counters.evicted_bytes += int(pool.sizes_of(rows).sum())
-    return pool.unlink(rows, GoneReason.EVICTED)
+    return freed + pool.unlink(rows, GoneReason.EVICTED)
+
+
+def _leave_elsewhere(pool: Pool, rows: Rows, tier: int) -> tuple[Rows, int]:
+    """Drop replicas on this tier of rows that have others elsewhere: (the other rows, units)."""
+    counts, spans = pool.spans_of(rows)
+    here = pool.segments.on_ssd[segments_of(spans)] == (tier != DRAM)
+    owner = np.repeat(np.arange(len(rows)), counts)
+    both = np.zeros(len(rows), np.bool_)
+    both[owner[~here]] = True
+    if not both.any():
+        return rows, 0
+    dropped = here & both[owner]
+    pool.drop_replicas(rows[owner[dropped]], spans[dropped], GoneReason.EVICTED)
+    pool.state[rows[both]] &= ~np.uint8(TOUCHED | UNCOPYABLE)
+    if tier == DRAM:
+        pool.counters.evicted_to_ssd += int(np.count_nonzero(both))
+    return rows[~both], units_of(spans[dropped])
 
 
 def evict_ahead(pool: Pool) -> int:
@@ -182,5 +202,5 @@ def evict_nearby(pool: Pool, segment: Segment, length: int) -> bool:
         return False
     victims = distinct(rows[(starts >= window[0]) & (starts < window[1])])
     pool.counters.evictions_nearby += len(victims)
-    evict(pool, victims)
+    evict(pool, victims, segment.tier)
     return True

@@ -15,6 +15,7 @@ from .session_ops import abandon_session
 from .slot_growth import grow_slots
 from .spans import distinct
 from .tenure import resume
+from .tiers import plan_copies
 from .timers import Timed
 
 __all__ = ["tick"]
@@ -46,6 +47,7 @@ def tick(pool: Pool, command: Tick, now_s: float) -> None:
     pool.refresh_placement(now_s)
     sweep(pool, pool.config.tick_sweep_rows_max)
     evict_ahead(pool)
+    plan_copies(pool, now_s)
     for entry in pool.placement.entries:
         entry.segment.grow_below = GROW_ALWAYS
         if entry.segment.wants_slots():

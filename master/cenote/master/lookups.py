@@ -17,9 +17,12 @@ from .commands import Acquire, AcquireReply, Digests, Exists, Piggyback, Release
 from .leases import Lease
 from .pool import RECORD_WORDS, Pool, Rows
 from .sampling import note, note_one
+from .segments import DRAM
 from .sessions import Session
-from .spans import SEGMENT_MASK
+from .spans import SEGMENT_MASK, Spans
 from .tenure import check_tenure
+from .tier_reads import lease_hot, single_extents, told_of
+from .tiers import note_touches
 
 __all__ = [
     "acquire",
@@ -133,20 +136,49 @@ def _acquire(pool: Pool, command: Acquire, session: Session, now_s: float) -> Ac
     if command.chain and pool.keeps_links:
         pool.objects.link_chain(rows)
     note(pool, digests if len(at) == n else digests[at], incarnation)
-    status, lease_id, ttl_ms = _lease(pool, command, session, rows, records[:, 0], now_s)
     last = records[:, 4] & _COUNTS_MASK
-    if (last == _ONE_EACH).all():
-        extents = _single_extents(pool, rows, records[:, 0])
+    if pool.segments.has_ssd:
+        last, extents, (status, lease_id, ttl_ms) = _tiered(
+            pool, command, session, rows, records, now_s
+        )
     else:
-        counts, replicas, extents = _several_extents(pool, command, session, rows, records, now_s)
-        last = counts.astype(np.uint64) << np.uint64(32)
-        last |= replicas.astype(np.uint64) << np.uint64(48)
+        status, lease_id, ttl_ms = _lease(pool, command, session, rows, records[:, 0], now_s)
+        if (last == _ONE_EACH).all():
+            extents = _single_extents(pool, rows, records[:, 0])
+        else:
+            last, extents = _several_extents(
+                pool, command, session, pool.spans_of(rows), records, now_s
+            )
     records[:, 3] = (records[:, 3] & _LOW) | last | (status << np.uint64(56))
     if len(at) == n:
         out = records[:, :4]
     else:
         out[at] = records[:, :4]
     return AcquireReply(out.tobytes(), extents, lease_id, ttl_ms, pool.view_version)
+
+
+def _tiered(
+    pool: Pool,
+    command: Acquire,
+    session: Session,
+    rows: Rows,
+    records: NDArray[np.uint64],
+    now_s: float,
+) -> tuple[NDArray[np.uint64], bytes, tuple[NDArray[np.uint64], int, int]]:
+    """(extents and replicas of each as in a record, EXTENT rows, status of each with the lease)
+    where there are SSDs."""
+    avoids = command.avoid_node_ids is not None and len(command.avoid_node_ids) > 0
+    everything = avoids or bool(pool.nodes.suspects) or not pool.segments.all_readable
+    told = told_of(pool, rows, everything=everything)
+    sizes = records[:, 0]
+    leased = lease_hot(
+        told, rows, sizes, lambda some, s: _lease(pool, command, session, some, s, now_s)
+    )
+    if len(told.spans) == len(rows):
+        return np.full(len(rows), _ONE_EACH), single_extents(told.spans, sizes), leased
+    spans = (told.counts, told.spans)
+    last, extents = _several_extents(pool, command, session, spans, records, now_s)
+    return last, extents, leased
 
 
 def _single_extents(pool: Pool, rows: Rows, sizes: NDArray[np.uint64]) -> bytes:
@@ -174,6 +206,8 @@ def _acquire_one(
     pool.policy.touch_one(pool.stamp_words, row)
     if not low & pool.sample_mask:
         note_one(pool, low, incarnation)
+    if pool.segments.has_ssd and (extent_count > 1 or pool.segments.on_ssd[pool.extent_of(row)[0]]):
+        return _acquire_tiered(pool, command, session, row, now_s)
     status = lease_id = ttl_ms = 0
     if not command.lease:
         status = ObjectStatus.UNLEASED
@@ -198,12 +232,25 @@ def _acquire_one(
         segment, replica, _, _, offset, _ = pool.extent_of(row)
         extents = EXTENT_STRUCT.pack(segment, replica, offset * UNIT_BYTES, size)
     else:
-        record = pool.records_of(np.array([row]))
-        counts, replicas, extents = _several_extents(
-            pool, command, session, np.array([row]), record, now_s
+        rows = np.array([row])
+        last, extents = _several_extents(
+            pool, command, session, pool.spans_of(rows), pool.records_of(rows), now_s
         )
-        extent_count, replica_count = int(counts[0]), int(replicas[0])
+        extent_count, replica_count = int(last[0]) >> 32 & 0xFFFF, int(last[0]) >> 48
     objects = OBJECT_STRUCT.pack(size, checksum, seq, epoch, extent_count, replica_count, status)
+    return AcquireReply(objects, extents, lease_id, ttl_ms, pool.view_version)
+
+
+def _acquire_tiered(
+    pool: Pool, command: Acquire, session: Session, row: int, now_s: float
+) -> AcquireReply:
+    """One that is on an SSD, or in several pieces where there are SSDs."""
+    rows = np.array([row])
+    records = pool.records_of(rows)
+    last, extents, leased = _tiered(pool, command, session, rows, records, now_s)
+    status, lease_id, ttl_ms = leased
+    records[:, 3] = (records[:, 3] & _LOW) | last | (status << np.uint64(56))
+    objects = records[:, :4].tobytes()
     return AcquireReply(objects, extents, lease_id, ttl_ms, pool.view_version)
 
 
@@ -316,22 +363,23 @@ def _several_extents(
     pool: Pool,
     command: Acquire,
     session: Session,
-    rows: Rows,
+    found: tuple[NDArray[np.int64], Spans],
     records: NDArray[np.uint64],
     now_s: float,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], bytes]:
-    """(extents of each object, replicas of each, packed EXTENT rows): readable replicas, best
-    first.
+) -> tuple[NDArray[np.uint64], bytes]:
+    """(extents and replicas of each object as in its record, packed EXTENT rows): readable ones,
+    best first. `found`: how many extents each has, and all of them.
 
-    Same host first, then other nodes, nodes that this host suspects or the caller avoids last.
+    Same host first, then other nodes, then SSDs; nodes that this host suspects or the caller avoids
+    last.
     """
     rank = _ranks(pool, command, session, now_s)
-    counts, spans = pool.spans_of(rows)
+    counts, spans = found
     sizes = records[:, 0].tolist()
     replicas_max = command.replicas_max or _REPLICAS_ALL
     out: list[bytes] = []
-    out_counts = np.zeros(len(rows), np.int64)
-    out_replicas = np.zeros(len(rows), np.int64)
+    out_counts = np.zeros(len(counts), np.uint64)
+    out_replicas = np.zeros(len(counts), np.uint64)
     at = 0
     flat = spans.tolist()
     for i, count in enumerate(counts.tolist()):
@@ -358,11 +406,11 @@ def _several_extents(
                 )
                 out_counts[i] += 1
             out_replicas[i] += 1
-    return out_counts, out_replicas, b"".join(out)
+    return out_counts << np.uint64(32) | out_replicas << np.uint64(48), b"".join(out)
 
 
 def _ranks(pool: Pool, command: Acquire, session: Session, now_s: float) -> dict[int, int]:
-    """How good each segment is for this reader: 0 same host .. 3 suspect; 9 when unreadable."""
+    """How good each segment is for this reader: 0 same host .. 5 suspect; 9 when unreadable."""
     suspects = pool.nodes.suspected_by(session.boot_id, now_s)
     if command.avoid_node_ids is not None:
         suspects |= set(command.avoid_node_ids.tolist())
@@ -372,9 +420,10 @@ def _ranks(pool: Pool, command: Acquire, session: Session, now_s: float) -> dict
         if not node.is_readable:
             ranks[segment_id] = 9
         elif node.node_id in suspects:
-            ranks[segment_id] = 3
+            ranks[segment_id] = 4 if segment.tier == DRAM else 5
         else:
             ranks[segment_id] = 0 if node.boot_id == session.boot_id and node.boot_id else 1
+            ranks[segment_id] += 0 if segment.tier == DRAM else 2
     return ranks
 
 
@@ -391,6 +440,10 @@ def touch_digests(pool: Pool, incarnation: int, digests: Digests, chain: bool) -
         if chain and pool.keeps_links:
             pool.objects.link_chain(rows)
         pool.counters.touched_keys += len(rows)
+        if pool.segments.has_ssd:
+            cold = rows[pool.segments.on_ssd[pool.extent_words.take(rows * 4) & SEGMENT_MASK]]
+            if len(cold):
+                note_touches(pool, cold)
 
 
 def _order_chain(pool: Pool, incarnation: int, digests: Digests) -> None:

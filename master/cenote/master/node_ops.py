@@ -6,6 +6,7 @@ from cenote.api.errors import NodeSuperseded, SessionUnknown, StaleEpoch
 from cenote.api.rows import UNIT_BYTES
 
 from .commands import Detach, Heartbeat, HeartbeatReply, NodeProbed, ReportFailure
+from .copies import end_copies, forget_copies
 from .damage import drop_damaged, drop_misread
 from .effects import ProbeNode
 from .nodes import Node, NodeState
@@ -45,6 +46,8 @@ def heartbeat(pool: Pool, command: Heartbeat, now_s: float) -> HeartbeatReply:
     node.heard_s = now_s
     if command.damaged is not None:
         drop_damaged(pool, node, command.damaged)
+    if command.copied is not None:
+        end_copies(pool, node, command.copied, now_s)
     node.counters = command.counters
     node.quarantined_session_ids = list(command.quarantined_session_ids)
     if node.state == NodeState.DEAD:
@@ -101,6 +104,7 @@ def lose_segment(pool: Pool, segment_id: int) -> None:
     segment = pool.segments.by_id.get(segment_id)
     if segment is None:
         return
+    forget_copies(pool, segment_id)
     pool.lose_segment(segment)
 
 

@@ -15,7 +15,7 @@ from cenote.api.errors import (
     ResourceUnavailable,
     SessionUnknown,
 )
-from cenote.api.rows import BLOCK, CLAIM, EXTENT, SLOT, SLOT_SUM
+from cenote.api.rows import BLOCK, CLAIM, COPIED, EXTENT, SLOT, SLOT_SUM
 from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
 
@@ -43,6 +43,7 @@ SLOTS_MAX: Final = 1 << 26
 """Of one node: more than any has room for."""
 DAMAGED_SLOTS_MAX: Final = 16_384
 SESSIONS_MAX: Final = 65_536
+COPIES_MAX: Final = 16_384
 """In one heartbeat."""
 CLAIMS_MAX: Final = 1 << 20
 ANCESTORS_MAX: Final = 64
@@ -304,6 +305,8 @@ def heartbeat_command(message: pb.HeartbeatRequest, *, held: bool = False) -> He
         raise InvalidArgument(f"a heartbeat names at most {SESSIONS_MAX} sessions")
     if len(message.segments) > SEGMENTS_MAX:
         raise InvalidArgument(f"a node has at most {SEGMENTS_MAX} segments")
+    if len(message.copied) > COPIES_MAX * COPIED.itemsize:
+        raise InvalidArgument(f"a heartbeat reports at most {COPIES_MAX} copies")
     stats = message.stats
     if len(stats.damaged_slots) > DAMAGED_SLOTS_MAX * SLOT.itemsize:
         raise InvalidArgument(f"a heartbeat names at most {DAMAGED_SLOTS_MAX} damaged slots")
@@ -327,6 +330,7 @@ def heartbeat_command(message: pb.HeartbeatRequest, *, held: bool = False) -> He
         unpack_ids(message.withdrawn_session_ids, "withdrawn_session_ids"),
         frozenset(s.node_segment_index for s in message.segments if s.unverified),
         unpack_rows(stats.damaged_slots, SLOT, "damaged_slots") if stats.damaged_slots else None,
+        unpack_rows(message.copied, COPIED, "copied") if message.copied else None,
         held,
     )
 

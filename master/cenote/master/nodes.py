@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from .commands import EndpointInfo, Instruction, NodeCounters
+from .commands import EndpointInfo, NodeCounters
 from .effects import NodeKnown
+from .instructions import Instruction
 
 __all__ = ["Node", "NodeState", "Nodes"]
 

@@ -19,8 +19,9 @@ from cenote.api.rows import SLOT_REF
 from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
 
-from .commands import AttachReply, HeartbeatReply, Instruction
+from .commands import AttachReply, HeartbeatReply
 from .decider import Decider
+from .instructions import Instruction
 from .node_requests import AttachCollector, detach_command, heartbeat_command, pool_message
 from .requests import BATCH_KEYS_MAX, RequestReader
 from .views import ViewCache
@@ -389,6 +390,8 @@ def _instruction(instruction: Instruction) -> pb.Instruction:
         message.cut_sessions.session_ids = b"".join(instruction.cut_sessions)
     elif instruction.clear_slots is not None:
         message.clear_slots.slots = instruction.clear_slots.tobytes()
+    elif instruction.copies is not None:
+        message.copy_extents.copies = instruction.copies.tobytes()
     elif instruction.keep_pool is not None:
         message.keep_pool.CopyFrom(pool_message(instruction.keep_pool))
     else:

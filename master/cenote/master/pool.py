@@ -30,7 +30,6 @@ from cenote.policy.base import EvictionPolicy
 from cenote.policy.names import AUTO, new_policy
 
 from .adoption import AdoptionLog
-from .commands import Instruction
 from .counters import Counters
 from .effects import (
     Effect,
@@ -45,13 +44,14 @@ from .effects import (
 from .extents import EXTENT
 from .grants import Grant, GrantTable
 from .index import Vacancies
+from .instructions import Instruction
 from .leases import Lease, LeaseTable
 from .namespaces import Namespace, Namespaces
 from .nodes import Node, Nodes
 from .object_rows import RECORD_WORDS, ObjectRows, Rows
 from .objects import LIVE, ObjectTable
 from .placement import Placement
-from .segments import Segment, Segments
+from .segments import DRAM, Segment, Segments
 from .sessions import Orphans, Session, Sessions
 from .spans import (
     SEGMENT_MASK,
@@ -63,10 +63,14 @@ from .spans import (
     units_of,
 )
 from .state_config import StateConfig
+from .tier_tables import Copies, Tiers
 from .timers import ObjectTimers
 
-__all__ = ["RECORD_WORDS", "Pool", "Rows"]
+__all__ = ["COPYING", "RECORD_WORDS", "TOUCHED", "UNCOPYABLE", "Pool", "Rows"]
 
+COPYING, TOUCHED, UNCOPYABLE = 0x04, 0x08, 0x10
+"""Bits of a row's state: a copy to another tier is under way; it was asked for since it left
+memory; the bytes that were to be copied were not what was sealed."""
 NO_SEGMENT = 0
 """No segment has this number: extents there are forgotten when they are freed."""
 _STAMP_TIMES_MAX = 4096
@@ -79,7 +83,6 @@ class Pool(ObjectRows):
     def __init__(self, config: StateConfig, epoch: int, policy: EvictionPolicy | None) -> None:
         super().__init__(ObjectTable(config.objects_max), Segments())
         self.config = config
-        self.epoch = epoch
         self.last_seq = 0
         self.started = False
         self.gathering_until_s = 0.0
@@ -107,9 +110,8 @@ class Pool(ObjectRows):
         self.nodes = Nodes()
         self.sessions = Sessions()
         self.orphans = Orphans()
-        # The epoch in the high bits: an id of an earlier tenure never names something of this one.
-        self.leases = LeaseTable((epoch & 0xFFFFFF) << 40 | 1)
-        self.grants = GrantTable((epoch & 0xFFFFFF) << 40 | 1)
+        self._begin(epoch)
+        self.tiers = Tiers()
         self.adoption = AdoptionLog(config.tombstones_max)
         self.expiries = ObjectTimers()
         self.unpins = ObjectTimers()
@@ -121,7 +123,7 @@ class Pool(ObjectRows):
         self.changes = 0
         """Commands that may have changed something: a snapshot under way notices."""
         self.capacity_bytes = 0
-        """Of usable segments; shares are of it."""
+        """Of usable segments in memory; shares are of it."""
         self.lease_cap_bytes = 0
         self.session_cap_units = 0
         self.leased_bytes = 0
@@ -150,9 +152,15 @@ class Pool(ObjectRows):
     def take_up(self, config: StateConfig, epoch: int) -> None:
         """What was replayed so far was followed as a standby: this epoch is to begin upon it."""
         self.config = config
+        self._begin(epoch)
+
+    def _begin(self, epoch: int) -> None:
+        """What there is of one tenure alone."""
         self.epoch = epoch
+        # The epoch in the high bits: an id of an earlier tenure never names something of this one.
         self.leases = LeaseTable((epoch & 0xFFFFFF) << 40 | 1)
         self.grants = GrantTable((epoch & 0xFFFFFF) << 40 | 1)
+        self.copies = Copies(epoch)
 
     @property
     def is_blank(self) -> bool:
@@ -214,11 +222,11 @@ class Pool(ObjectRows):
 
     def refresh_placement(self, now_s: float) -> None:
         """Which segments are usable now, how large they are, and what share each one gets."""
-        usable = [s for s in self.segments.by_id.values() if s.is_usable]
+        usable = [s for s in self.segments.by_id.values() if s.is_usable and s.tier == DRAM]
         self.placement.refresh(usable, now_s)
         self.placement_dirty = False
         config = self.config
-        units = sum(s.capacity_units for s in self.segments.by_id.values())
+        units = sum(s.capacity_units for s in self.segments.by_id.values() if s.tier == DRAM)
         self.capacity_bytes = units * UNIT_BYTES
         self.lease_cap_bytes = int(self.capacity_bytes * config.leased_share_max)
         self.session_cap_units = int(units * config.session_granted_share_max)

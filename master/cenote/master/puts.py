@@ -25,6 +25,7 @@ from .placement import Wanted
 from .placing import Placed, place
 from .pool import Pool, Rows
 from .sampling import note, note_one
+from .segments import DRAM
 from .sessions import Session
 from .slot_growth import grow_slots
 from .spans import extent_rows
@@ -53,6 +54,11 @@ def _check(pool: Pool, command: PutStart, session: Session, n: int) -> None:
         )
     if command.replicas > 16:
         raise InvalidArgument(f"{command.replicas} replicas are wanted, 16 are the most")
+    if command.tier not in (0, DRAM):
+        raise InvalidArgument(
+            "objects are put into memory; daemons copy them to their SSDs",
+            remedy="put without a tier",
+        )
     if command.shard_count > 1:
         raise InvalidArgument(
             "objects in shards are not supported yet",

@@ -16,8 +16,9 @@ from dataclasses import replace
 
 from cenote.api.errors import PoolMismatch, Unavailable
 
-from .commands import Attach, Instruction, PoolCopy
+from .commands import Attach, PoolCopy
 from .effects import NamespaceOpened, Notice, PoolKnown
+from .instructions import Instruction
 from .namespaces import Namespace
 from .nodes import Node
 from .pool import Pool

@@ -16,8 +16,10 @@ from .nodes import Node, NodeState
 from .slots import SlotNumbers
 from .spans import SEGMENT_MASK, Spans, by_segment
 
-__all__ = ["GROW_ALWAYS", "NO_SLOT", "Segment", "Segments"]
+__all__ = ["DRAM", "GROW_ALWAYS", "NO_SLOT", "Segment", "Segments"]
 
+DRAM = 1
+"""A segment's tier, as in common.proto."""
 SEGMENT_IDS_MAX = SEGMENT_MASK
 GROW_ALWAYS = 1 << 62
 NO_SLOT = (1 << 32) - 1
@@ -333,6 +335,8 @@ class Segments:
         "drops",
         "freed",
         "freed_number",
+        "has_ssd",
+        "on_ssd",
         "readable",
         "verified",
     )
@@ -361,6 +365,9 @@ class Segments:
         """Whether its daemon has attached to this epoch: until then, what the journal says is there
         may be decided and not sealed, and will be dropped."""
         self.all_attached = True
+        self.on_ssd: NDArray[np.bool_] = np.zeros(SEGMENT_IDS_MAX + 1, np.bool_)
+        self.has_ssd = False
+        """Whether any segment is on an SSD: else batches need not look."""
 
     def new_id(self) -> int:
         """Raises ResourceUnavailable when all numbers were used."""
@@ -396,6 +403,8 @@ class Segments:
         self.readable[:] = False
         self.verified[:] = True
         self.attached[:] = False
+        self.on_ssd[:] = False
+        self.has_ssd = False
         self.all_readable = self.all_verified = self.all_attached = True
         for segment_id, segment in self.by_id.items():
             readable = segment.node.is_readable
@@ -403,6 +412,8 @@ class Segments:
             self.all_readable &= readable
             self.attached[segment_id] = segment.node.attached
             self.all_attached &= segment.node.attached
+            if segment.tier != DRAM:
+                self.on_ssd[segment_id] = self.has_ssd = True
             if segment.index in segment.node.unverified:
                 self.verified[segment_id] = self.all_verified = False
 

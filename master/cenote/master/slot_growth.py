@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cenote.api.rows import UNIT_BYTES
 
-from .commands import Instruction
 from .effects import SlotsGrown
+from .instructions import Instruction
 from .pool import Pool
 from .segments import Segment
 

@@ -47,6 +47,11 @@ class StateConfig:
     """Spare extents of one grant, of the smallest segment."""
     spares_free_share_max: float = 1 / 8
     """Likewise, of what is free where they lie."""
+    demote_share: float = 0.5
+    """Of memory: what is used beyond the rest of it is to have a copy on an SSD, coldest first, so
+    that it can go at once when its turn comes."""
+    copying_bytes_max: int = 256 * MIB
+    """Copies between tiers that are under way at one daemon."""
     node_dead_s: float = 5.0
     """Silence after which a node's objects are hidden."""
     node_forget_s: float = 3600.0

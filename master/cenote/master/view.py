@@ -15,7 +15,7 @@ from .lookups import hits
 from .nodes import Node, NodeState
 from .pool import Pool
 from .rebuilding import notice
-from .segments import Segment
+from .segments import DRAM, Segment
 from .spans import SEGMENT_MASK
 
 __all__ = [
@@ -45,6 +45,11 @@ class PoolStatus:
     objects: int
     capacity_bytes: int
     used_bytes: int
+    """In memory, as the capacity is."""
+    ssd_capacity_bytes: int
+    ssd_used_bytes: int
+    copying_bytes: int
+    """Held for copies between tiers."""
     granted_bytes: int
     condemned_bytes: int
     """Of removed objects that are still leased."""
@@ -163,13 +168,18 @@ def status(pool: Pool, now_s: float) -> PoolStatus:
     segments_ = pool.segments.by_id.values()
     nodes_ = pool.nodes.by_id.values()
     namespaces_ = pool.namespaces
+    copying = sum(c.units for c in pool.copies.by_id.values() if not c.is_promotion)
+    on_ssd = max(0, sum(s.used_units for s in segments_ if s.tier != DRAM) - copying)
     return PoolStatus(
         epoch=pool.epoch,
         last_seq=pool.last_seq,
         view_version=pool.view_version,
         objects=pool.objects.live_count,
-        capacity_bytes=sum(s.capacity_units for s in segments_) * UNIT_BYTES,
-        used_bytes=int(namespaces_.units.sum()) * UNIT_BYTES,
+        capacity_bytes=sum(s.capacity_units for s in segments_ if s.tier == DRAM) * UNIT_BYTES,
+        used_bytes=(int(namespaces_.units.sum()) - on_ssd) * UNIT_BYTES,
+        ssd_capacity_bytes=sum(s.capacity_units for s in segments_ if s.tier != DRAM) * UNIT_BYTES,
+        ssd_used_bytes=on_ssd * UNIT_BYTES,
+        copying_bytes=pool.copies.units * UNIT_BYTES,
         granted_bytes=pool.grants.units * UNIT_BYTES,
         condemned_bytes=pool.condemned_units * UNIT_BYTES,
         quarantined_bytes=pool.orphans.units * UNIT_BYTES,

@@ -603,7 +603,7 @@ class AttachResponse(_message.Message):
     def __init__(self, node_id: _Optional[int] = ..., epoch: _Optional[int] = ..., segment_ids: _Optional[_Iterable[int]] = ..., heartbeat_interval_ms: _Optional[int] = ..., clear_slots: _Optional[bytes] = ..., last_seq: _Optional[int] = ..., first_grant_id: _Optional[int] = ..., pool: _Optional[_Union[PoolCopy, _Mapping]] = ..., wanted_blocks: _Optional[bytes] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("node_id", "epoch", "segments", "wait_ms", "done_instruction", "cut_session_ids", "quarantined_session_ids", "stats", "start_number", "withdrawn_session_ids")
+    __slots__ = ("node_id", "epoch", "segments", "wait_ms", "done_instruction", "cut_session_ids", "quarantined_session_ids", "stats", "start_number", "withdrawn_session_ids", "copied")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
@@ -614,6 +614,7 @@ class HeartbeatRequest(_message.Message):
     STATS_FIELD_NUMBER: _ClassVar[int]
     START_NUMBER_FIELD_NUMBER: _ClassVar[int]
     WITHDRAWN_SESSION_IDS_FIELD_NUMBER: _ClassVar[int]
+    COPIED_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     epoch: int
     segments: _containers.RepeatedCompositeFieldContainer[SegmentInfo]
@@ -624,7 +625,8 @@ class HeartbeatRequest(_message.Message):
     stats: NodeStats
     start_number: int
     withdrawn_session_ids: bytes
-    def __init__(self, node_id: _Optional[int] = ..., epoch: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[SegmentInfo, _Mapping]]] = ..., wait_ms: _Optional[int] = ..., done_instruction: _Optional[int] = ..., cut_session_ids: _Optional[bytes] = ..., quarantined_session_ids: _Optional[bytes] = ..., stats: _Optional[_Union[NodeStats, _Mapping]] = ..., start_number: _Optional[int] = ..., withdrawn_session_ids: _Optional[bytes] = ...) -> None: ...
+    copied: bytes
+    def __init__(self, node_id: _Optional[int] = ..., epoch: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[SegmentInfo, _Mapping]]] = ..., wait_ms: _Optional[int] = ..., done_instruction: _Optional[int] = ..., cut_session_ids: _Optional[bytes] = ..., quarantined_session_ids: _Optional[bytes] = ..., stats: _Optional[_Union[NodeStats, _Mapping]] = ..., start_number: _Optional[int] = ..., withdrawn_session_ids: _Optional[bytes] = ..., copied: _Optional[bytes] = ...) -> None: ...
 
 class NodeStats(_message.Message):
     __slots__ = ("read_bytes", "written_bytes", "seals", "sessions", "connections", "broken_slots", "unverified_slots", "damaged_slots")
@@ -687,14 +689,10 @@ class ClearSlots(_message.Message):
     def __init__(self, slots: _Optional[bytes] = ...) -> None: ...
 
 class CopyExtents(_message.Message):
-    __slots__ = ("source_extents", "target_extents", "blob")
-    SOURCE_EXTENTS_FIELD_NUMBER: _ClassVar[int]
-    TARGET_EXTENTS_FIELD_NUMBER: _ClassVar[int]
-    BLOB_FIELD_NUMBER: _ClassVar[int]
-    source_extents: bytes
-    target_extents: bytes
-    blob: _common_pb2.BlobReference
-    def __init__(self, source_extents: _Optional[bytes] = ..., target_extents: _Optional[bytes] = ..., blob: _Optional[_Union[_common_pb2.BlobReference, _Mapping]] = ...) -> None: ...
+    __slots__ = ("copies",)
+    COPIES_FIELD_NUMBER: _ClassVar[int]
+    copies: bytes
+    def __init__(self, copies: _Optional[bytes] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("instructions", "epoch")

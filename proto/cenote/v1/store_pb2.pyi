@@ -29,7 +29,7 @@ class DataHelloRequest(_message.Message):
     def __init__(self, credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., session_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., boot_id: _Optional[str] = ..., process_id: _Optional[int] = ..., want_descriptors: bool = ..., writer: bool = ..., wants_claims: bool = ..., has_head: bool = ...) -> None: ...
 
 class DataHelloResponse(_message.Message):
-    __slots__ = ("epoch", "node_id", "server_version", "segments", "has_claims", "claims_offset", "has_head")
+    __slots__ = ("epoch", "node_id", "server_version", "segments", "has_claims", "claims_offset", "has_head", "disk_segments")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,7 @@ class DataHelloResponse(_message.Message):
     HAS_CLAIMS_FIELD_NUMBER: _ClassVar[int]
     CLAIMS_OFFSET_FIELD_NUMBER: _ClassVar[int]
     HAS_HEAD_FIELD_NUMBER: _ClassVar[int]
+    DISK_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     node_id: int
     server_version: str
@@ -44,7 +45,8 @@ class DataHelloResponse(_message.Message):
     has_claims: bool
     claims_offset: int
     has_head: bool
-    def __init__(self, epoch: _Optional[int] = ..., node_id: _Optional[int] = ..., server_version: _Optional[str] = ..., segments: _Optional[_Iterable[_Union[SharedSegment, _Mapping]]] = ..., has_claims: bool = ..., claims_offset: _Optional[int] = ..., has_head: bool = ...) -> None: ...
+    disk_segments: _containers.RepeatedCompositeFieldContainer[SharedSegment]
+    def __init__(self, epoch: _Optional[int] = ..., node_id: _Optional[int] = ..., server_version: _Optional[str] = ..., segments: _Optional[_Iterable[_Union[SharedSegment, _Mapping]]] = ..., has_claims: bool = ..., claims_offset: _Optional[int] = ..., has_head: bool = ..., disk_segments: _Optional[_Iterable[_Union[SharedSegment, _Mapping]]] = ...) -> None: ...
 
 class SharedSegment(_message.Message):
     __slots__ = ("segment_id", "size_bytes", "incarnation", "tier", "ready_bytes", "index")

@@ -12,11 +12,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol, final
+from typing import Final, final
 
 from cenote.api.codec import pack_ids, unpack_ids, unpack_rows
-from cenote.api.errors import CenoteError, InternalError, InvalidArgument, ResourceUnavailable
-from cenote.api.rows import SLOT_REF
+from cenote.api.errors import (
+    CenoteError,
+    InternalError,
+    InvalidArgument,
+    ResourceUnavailable,
+    SessionUnknown,
+)
+from cenote.api.rows import COPY, SLOT_REF
 from cenote.kv.directory import EtcdDirectory
 from cenote.runtime.log import get_logger
 from cenote.v1 import master_pb2 as pb
@@ -45,8 +51,10 @@ from .agent_steps import (
     SendAttach,
 )
 from .attaching import SLOTS_PER_BLOCK, AgentIdentity, Attacher
+from .copier import Copier
 from .master_link import MasterLink
 from .segments import LocalSegments
+from .writer_sessions import WriterSessions
 
 __all__ = ["AgentIdentity", "StoreAgent", "WriterSessions"]
 
@@ -54,6 +62,8 @@ HELLO_S: Final = 2.0
 SEEK_HELLO_S: Final = 0.4
 """To one of several masters: a stopped one takes the connection all the same, and says nothing."""
 BEAT_MARGIN_S: Final = 3.0
+COPYING_BEAT_S: Final = 0.02
+"""How long a heartbeat may be held while copies are under way."""
 SEEK_BEAT_MARGIN_S: Final = 1.0
 """Where there are several masters: it is soon made sure whether this one still leads."""
 CUT_S: Final = 1.0
@@ -67,28 +77,6 @@ _CUT_IDS_PER_BEAT: Final = 4096
 _QUARANTINED_IDS_MAX: Final = 65_536
 
 _log = get_logger(__name__)
-
-
-class WriterSessions(Protocol):
-    """What the agent needs of `cenote.store.sessions.SessionTable`."""
-
-    def cut(
-        self, session_ids: Sequence[bytes], timeout_s: float = 1.0
-    ) -> tuple[list[bytes], list[bytes]]:
-        """End these sessions for good: (cut, those that may still write)."""
-        ...
-
-    def poll(self) -> list[bytes]:
-        """Sessions that are cut by now and were not when `cut` returned."""
-        ...
-
-    def quarantined(self) -> list[bytes]:
-        """Sessions that were to be cut and may still write."""
-        ...
-
-    def end_older_writes(self, epoch: int, timeout_s: float = 1.0) -> bool:
-        """End changes of epochs below `epoch`; whether none is under way any more."""
-        ...
 
 
 @final
@@ -112,6 +100,7 @@ class StoreAgent:
         stats: Callable[[], pb.NodeStats],
         is_preparing: Callable[[], bool],
         on_end: Callable[[CenoteError], None],
+        copier: Copier | None = None,
         directory: EtcdDirectory | None = None,
         jitter: Callable[[], float] = random.random,
         slots_per_block: int = SLOTS_PER_BLOCK,
@@ -126,6 +115,7 @@ class StoreAgent:
         self._stats = stats
         self._is_preparing = is_preparing
         self._on_end = on_end
+        self._copier = copier
         self._core = AgentCore(
             masters, last_epoch=segments.epoch, jitter=jitter, look_up=directory is not None
         )
@@ -276,6 +266,8 @@ class StoreAgent:
 
     def _cut_older(self, epoch: int) -> Event:
         self._segments.fence(epoch)
+        if self._copier is not None:
+            self._copier.fence(epoch)
         quiet = self._sessions.end_older_writes(epoch, CUT_S)
         if quiet:
             until_s = time.monotonic() + CLAIMS_S
@@ -322,23 +314,31 @@ class StoreAgent:
 
     def _beat(self, beat: Beat) -> Event:
         self._cut_to_report.extend(self._sessions.poll())
+        if self._segments.give_up_failed():
+            raise SessionUnknown("an SSD segment failed: this daemon attaches without it")
         claiming = {claim.session_id for claim in self._segments.claims.older()}
         withdrawn = sorted(self._claiming - claiming)
         quarantined = [*self._sessions.quarantined(), *sorted(self._claiming & claiming)]
         cut = list(itertools.islice(self._cut_to_report, _CUT_IDS_PER_BEAT))
+        # What comes of copies is wanted soon: their space, and the next ones, wait for it.
+        busy = self._copier is not None and self._copier.is_busy
+        wait_s = min(beat.wait_s, COPYING_BEAT_S) if busy else beat.wait_s
         request = pb.HeartbeatRequest(
             node_id=self._segments.node_id,
             epoch=self._segments.epoch,
             segments=[segment.info(retired=False) for segment in self._segments.all()],
-            wait_ms=round(beat.wait_s * 1000),
+            wait_ms=round(wait_s * 1000),
             done_instruction=beat.done_instruction,
             cut_session_ids=pack_ids(cut),
             quarantined_session_ids=pack_ids(quarantined[:_QUARANTINED_IDS_MAX]),
             withdrawn_session_ids=pack_ids(withdrawn),
             stats=self._stats(),
             start_number=self._identity.start_number,
+            copied=self._copier.tell() if self._copier is not None else b"",
         )
         response = self._current_link().heartbeat(request, beat.wait_s + self._beat_margin_s)
+        if self._copier is not None:
+            self._copier.told(request.copied)
         self._claiming.difference_update(withdrawn)
         for _ in cut:  # told; others may have come behind them meanwhile
             self._cut_to_report.popleft()
@@ -349,6 +349,7 @@ class StoreAgent:
         return bool(
             self._cut_to_report
             or self._claiming
+            or (self._copier is not None and self._copier.is_busy)
             or self._is_preparing()
             or self._sessions.quarantined()
         )
@@ -378,6 +379,8 @@ class StoreAgent:
                     self._cut_sessions(instruction.cut_sessions.session_ids)
                 case "clear_slots":
                     self._clear(instruction.clear_slots.slots)
+                case "copy_extents":
+                    self._copy(instruction.copy_extents.copies)
                 case "keep_pool":
                     self._pool.keep(instruction.keep_pool)
                 case _:
@@ -412,10 +415,15 @@ class StoreAgent:
                 session=session_id,
             )
 
+    def _copy(self, packed: bytes) -> None:
+        if self._copier is None:
+            raise InvalidArgument("this daemon has no SSD")
+        self._copier.enqueue(unpack_rows(packed, COPY, "copies"), self._core.epoch)
+
     def _clear(self, packed: bytes) -> int:
         refs = unpack_rows(packed, SLOT_REF, "slots")
         return sum(
-            segment.table.clear(refs[refs["segment_index"] == segment.index])
+            segment.clear(refs[refs["segment_index"] == segment.index])
             for segment in (self._segments.all() if len(refs) else ())
         )
 

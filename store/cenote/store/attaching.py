@@ -147,7 +147,7 @@ class Attacher:
         if segments.pool.pool_id:
             first.pool.CopyFrom(segments.pool.told(namespaces=other_pool))
         claims = segments.claims.older()
-        first.claims = claim_rows(claims, {s.index: s.size_bytes for s in segments.all()})
+        first.claims = claim_rows(claims, {s.index: s.size_bytes for s in segments.dram()})
         self.claiming = {claim.session_id for claim in claims}
         return first
 

@@ -19,6 +19,7 @@ from cenote.transport.nics.filters import DeviceFilter
 
 from .dram import SEGMENT_BYTES_MIN
 from .node_files import NODE_NAME
+from .ssd import OBJECT_BYTES
 
 __all__ = [
     "ANY_HOST",
@@ -83,6 +84,37 @@ class StoreConfig:
     )
     dram_allow_less: bool = field(
         default=False, metadata=option(help="go on where there is less memory than --dram")
+    )
+    ssd: str = field(
+        default="",
+        metadata=option(
+            help="a file (made where there is none) or block device for what has no room in memory"
+        ),
+    )
+    ssd_size: int = field(
+        default=0,
+        metadata=option(
+            unit="size", help="of it to use, such as 1TiB; default: all of a block device"
+        ),
+    )
+    ssd_object_size: int = field(
+        default=OBJECT_BYTES,
+        metadata=option(
+            unit="size",
+            minimum=4 << 10,
+            help="usual size of objects: for each so much there is a slot, 192 bytes of SSD and of"
+            " memory; an SSD with another number of slots than before begins empty",
+        ),
+    )
+    ssd_staging: int = field(
+        default=64 << 20,
+        metadata=option(
+            unit="size", minimum=4 << 20, help="memory that bytes pass through from and to the SSD"
+        ),
+    )
+    ssd_write_limit: int = field(
+        default=0,
+        metadata=option(unit="size", help="most bytes a second to write there; 0: no limit"),
     )
     wipe_on_exit: bool = field(
         default=False,
@@ -169,7 +201,9 @@ class StoreConfig:
         for name in ("grpc", "metrics_listen"):
             if address := getattr(self, name):
                 host_and_port(address, name.replace("_", "-"))
-        for name in ("socket", "socket_dir"):
+        if self.ssd_size and not self.ssd:
+            raise ConfigError("--ssd-size without --ssd", remedy="name a file or device with --ssd")
+        for name in ("socket", "socket_dir", "ssd"):
             path = getattr(self, name)
             flag = "--" + name.replace("_", "-")
             if path and not Path(path).is_absolute():

@@ -24,6 +24,7 @@ from cenote.v1 import master_pb2 as pb
 from .agent import AgentIdentity, StoreAgent
 from .agent_core import Stage
 from .config import ANY_HOST, StoreConfig, advertised_address, host_and_port, joined, socket_path
+from .copier import Copier
 from .grpc_service import STORE_SERVICE, StoreGrpc
 from .master_link import LaneMasterLink
 from .node_files import NodeFiles, control_directory_for, stale_nodes
@@ -35,6 +36,7 @@ from .segments import LocalSegments, open_segments
 from .server import DataServer
 from .sessions import SessionTable
 from .slot_format import boot_id_bytes
+from .ssd import SsdFile
 from .store_metrics import register_metrics, register_verifier
 from .verifying import Verifier
 
@@ -78,6 +80,8 @@ class StoreDaemon:
         self.agent: StoreAgent | None = None
         self._preparation: Preparation | None = None
         self._verifier: Verifier | None = None
+        self._ssd: SsdFile | None = None
+        self._copier: Copier | None = None
         self._grpc: GrpcServer | None = None
         self._metrics_server: MetricsServer | None = None
 
@@ -112,7 +116,7 @@ class StoreDaemon:
         )
         assert server.tcp_address is not None
         server.start()
-        self._preparation = Preparation(segments.all(), self._on_too_little_memory)
+        self._preparation = Preparation(segments.dram(), self._on_too_little_memory)
         # So that the master hears of a node with room, not of one that refuses what is put now.
         await asyncio.to_thread(self._preparation.wait_first, _FIRST_MEMORY_S)
         fields: dict[str, object] = {
@@ -164,12 +168,24 @@ class StoreDaemon:
                 size=format_size(stale.size_bytes),
                 remove_with=stale.remove_command,
             )
+        if config.ssd:
+            self._ssd = SsdFile(
+                Path(config.ssd),
+                config.ssd_size,
+                config.ssd_staging,
+                object_bytes=config.ssd_object_size,
+            )
         self.segments = segments = open_segments(
-            files, config.dram, boot_id_bytes(self._boot_id), allow_less=config.dram_allow_less
+            files,
+            config.dram,
+            boot_id_bytes(self._boot_id),
+            allow_less=config.dram_allow_less,
+            ssd=self._ssd,
         )
+        pool_path = _pool_path(config, files)
         if not any(segment.reopened for segment in segments.all()):
-            files.pool_path.unlink(missing_ok=True)  # nothing is left of what it was about
-        segments.pool = PoolCopyFile(files.pool_path)
+            pool_path.unlink(missing_ok=True)  # nothing is left of what it was about
+        segments.pool = PoolCopyFile(pool_path)
         for segment in segments.all():
             sealed = segment.recover(self._stopping.is_set)
             if segment.reopened:
@@ -226,6 +242,9 @@ class StoreDaemon:
             hello.pool_id, hello.last_epoch = segments.pool.pool_id, segments.epoch
             return LaneMasterLink(master, hello)
 
+        if segments.disk is not None:
+            self._copier = Copier(segments, write_limit=config.ssd_write_limit)
+            self._copier.start()
         directory = config.directory()
         self.agent = agent = StoreAgent(
             identity,
@@ -237,6 +256,7 @@ class StoreDaemon:
             stats=stats,
             is_preparing=has_news,
             on_end=self._fail,
+            copier=self._copier,
         )
         agent.start()
         verifier.start()
@@ -303,8 +323,8 @@ class StoreDaemon:
         segments, files = self.segments, self._files
         assert segments is not None
         assert files is not None
-        wanted = sum(segment.size_bytes for segment in segments.all())
-        ready = sum(segment.ready_bytes for segment in segments.all())
+        wanted = sum(segment.size_bytes for segment in segments.dram())
+        ready = sum(segment.ready_bytes for segment in segments.dram())
         could_be_had = ready + files.available_bytes()[0]
         if self._config.dram_allow_less:
             _log.warning(
@@ -341,6 +361,8 @@ class StoreDaemon:
                     lambda: agent.stop(contents_survive=survive, timeout_s=_AGENT_STOP_S)
                 )
             )
+        if self._copier is not None:
+            closing.append(asyncio.to_thread(_returning(False, self._copier.stop)))
         if self._preparation is not None:
             closing.append(asyncio.to_thread(_returning(False, self._preparation.stop)))
         if self._verifier is not None:
@@ -367,6 +389,8 @@ class StoreDaemon:
                 self._rdma.close(_RDMA_STOP_S)
             if self.segments is not None:
                 self.segments.close()
+            if self._ssd is not None:
+                self._ssd.close()
             if self._files is not None:
                 self._remove_files(self._files)
                 self._files.close()
@@ -374,11 +398,20 @@ class StoreDaemon:
     def _remove_files(self, files: NodeFiles) -> None:
         """Those that are not to survive: all, or new ones of a daemon that never got to serve."""
         if not self._is_up and self.segments is not None:
-            for segment in self.segments.all():
+            for segment in self.segments.dram():
                 if not segment.reopened:
                     files.remove(segment.index)
         if self._config.wipe_on_exit or not files.indexes():
             files.remove_all()
+
+
+def _pool_path(config: StoreConfig, files: NodeFiles) -> Path:
+    """Where the copy of the pool is kept: it must last as long as what it is about. (Beside a block
+    device nothing can be: there it lasts until the next boot.)"""
+    ssd = Path(config.ssd) if config.ssd else None
+    if ssd is None or ssd.is_block_device():
+        return files.pool_path
+    return ssd.with_name(ssd.name + ".pool")
 
 
 def _returning(value: T, function: Callable[[], None]) -> Callable[[], T]:

@@ -124,6 +124,9 @@ class DramSegment:
     Safe from several threads. `close` at the end, when nobody uses `view` any more.
     """
 
+    disk = None
+    failed = ""
+
     def __init__(
         self,
         files: NodeFiles,
@@ -288,6 +291,10 @@ class DramSegment:
     ) -> NDArray[np.uint8]:
         """Write slots; see `Segment.seal`. Raises StaleEpoch where the fence has passed `epoch`."""
         return self._table.seal(epoch, namespace_id, generation, rows, keys, key_starts)
+
+    def clear(self, refs: NDArray[np.void]) -> int:
+        """See `SlotTable.clear`."""
+        return self._table.clear(refs)
 
     def fence(self, epoch: int) -> None:
         """Refuse seals from epochs below `epoch`, now and after every restart."""

@@ -131,6 +131,8 @@ class RdmaHost:
         """Register what got memory meanwhile; whether all of it is. Raises `pinning_error`s."""
         done = True
         for segment in self._segments.all():
+            if segment.disk is not None:  # read over TCP
+                continue
             while not self._stopping.is_set() and self._register_next(segment):
                 pass
             done &= self._registered_of(segment) == segment.size_bytes
@@ -171,7 +173,7 @@ class RdmaHost:
         with self._lock:
             known = {index: list(chunks) for index, chunks in self._chunks.items()}
         for segment in self._segments.all():
-            if not segment.segment_id:
+            if not segment.segment_id or segment.disk is not None:
                 continue
             for chunk in known.get(segment.index, ()):
                 reply.registrations.add(

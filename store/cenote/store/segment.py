@@ -1,4 +1,4 @@
-"""What the data server needs of a segment, whatever it lies on (DRAM now, SSD later)."""
+"""What the data server needs of a segment, whatever it lies on (DRAM or SSD)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from cenote.api.errors import StaleLocation, Unavailable
+
+from .disk_io import DiskIo
 
 
 class Segment(Protocol):
@@ -35,6 +39,10 @@ class Segment(Protocol):
     def address(self) -> int: ...
     @property
     def fd(self) -> int: ...
+    @property
+    def disk(self) -> DiskIo | None:
+        """How its bytes are read where they are not in memory (then `address` is only a number)."""
+        ...
 
     def seal(
         self,
@@ -66,6 +74,11 @@ class SegmentSet(Protocol):
     def node_id(self) -> int: ...
 
     @property
+    def disk(self) -> DiskIo | None:
+        """Of the SSD, where this daemon has one."""
+        ...
+
+    @property
     def first_grant_id(self) -> int:
         """Nothing may be written under an older grant."""
         ...
@@ -78,3 +91,28 @@ class SegmentSet(Protocol):
         ...
 
     def all(self) -> Sequence[Segment]: ...
+
+
+def seal_rows(
+    segments: SegmentSet,
+    head: tuple[int, int, int],
+    rows: NDArray[np.void],
+    keys: memoryview,
+    key_starts: NDArray[np.int64],
+) -> NDArray[np.uint8]:
+    """`Segment.seal` for rows of any segments; `head`: epoch, namespace and generation."""
+    ids = rows["segment"]
+    found = set(ids.tolist())
+    if not segments.knows(*head[1:]):
+        return np.full(len(rows), Unavailable.code, np.uint8)  # its master will tell it soon
+    if len(found) == 1:
+        segment = segments.by_id(found.pop())
+        if segment is not None:
+            return segment.seal(*head, rows, keys, key_starts)
+    statuses = np.full(len(rows), StaleLocation.code, np.uint8)
+    for segment_id in found:
+        segment = segments.by_id(segment_id)
+        if segment is not None:
+            mine = ids == segment_id
+            statuses[mine] = segment.seal(*head, rows[mine], keys, key_starts[mine])
+    return statuses

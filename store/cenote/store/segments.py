@@ -13,6 +13,7 @@ from cenote.runtime.memory import PAGE_BYTES
 from cenote.runtime.units import format_size
 
 from .claims import ClaimFile, ClaimTable, open_claims, survived
+from .disk_io import DiskIo
 from .dram import (
     SEGMENT_BYTES_MIN,
     DramSegment,
@@ -22,6 +23,7 @@ from .dram import (
 )
 from .node_files import NodeFiles
 from .pool_copy import PoolCopyFile
+from .ssd import SsdFile, SsdSegment
 from .table_file import Survivor
 
 __all__ = ["NO_GRANT", "LocalSegments", "open_segments"]
@@ -48,26 +50,34 @@ class LocalSegments:
     master's answer tells what may still be.
     """
 
-    def __init__(self, segments: Sequence[DramSegment], claims: ClaimTable) -> None:
-        self._segments = tuple(segments)
+    def __init__(
+        self,
+        segments: Sequence[DramSegment],
+        claims: ClaimTable,
+        disks: Sequence[SsdSegment] = (),
+    ) -> None:
+        self._dram = tuple(segments)
+        self._segments: tuple[DramSegment | SsdSegment, ...] = (*segments, *disks)
+        self.disk: DiskIo | None = disks[0].disk if disks else None
+        """Of the SSD, where there is one that works."""
         self.claims = claims
         """What writers over shared memory may be writing into."""
-        for segment in segments:
+        for segment in self._segments:
             segment.table.hold()
         self.first_grant_id = NO_GRANT
         """Writers under older grants are refused."""
         claims.shut(NO_GRANT)
         self._lock = threading.Lock()
-        self.epoch = max((s.header.last_epoch for s in segments), default=0)
+        self.epoch = max((s.header.last_epoch for s in self._segments), default=0)
         """Of the leader that this daemon follows; 0 before the first attach."""
         self.pool = PoolCopyFile()
         """What is kept of the pool that they belong to."""
         self.claim_file: ClaimFile | None = None
         """Where these claims are."""
-        self.node_id = next((s.header.node_id for s in segments if s.header.node_id), 0)
-        self._by_id = {s.segment_id: s for s in segments if s.segment_id}
+        self.node_id = next((s.header.node_id for s in self._segments if s.header.node_id), 0)
+        self._by_id = {s.segment_id: s for s in self._segments if s.segment_id}
 
-    def by_id(self, segment_id: int) -> DramSegment | None:
+    def by_id(self, segment_id: int) -> DramSegment | SsdSegment | None:
         """The segment that the master calls so."""
         return self._by_id.get(segment_id)
 
@@ -75,9 +85,31 @@ class LocalSegments:
         """See `SegmentSet`."""
         return self.pool.knows(namespace_id, generation)
 
-    def all(self) -> Sequence[DramSegment]:
+    def all(self) -> Sequence[DramSegment | SsdSegment]:
         """In the order of their indexes."""
         return self._segments
+
+    def dram(self) -> Sequence[DramSegment]:
+        """Those in memory."""
+        return self._dram
+
+    def ssd(self) -> Sequence[SsdSegment]:
+        """Those on the SSD."""
+        return tuple(s for s in self._segments if isinstance(s, SsdSegment))
+
+    def give_up_failed(self) -> bool:
+        """Leave out SSD segments whose device does not work any more; whether there were any. The
+        daemon must attach anew then."""
+        with self._lock:
+            kept = tuple(
+                s for s in self._segments if not isinstance(s, SsdSegment) or s.check_health()
+            )
+            if len(kept) == len(self._segments):
+                return False
+            self._segments = kept
+            self.disk = next((segment.disk for segment in self.ssd()), None)
+            self._by_id = {s.segment_id: s for s in kept if s.segment_id}
+            return True
 
     def fence(self, epoch: int) -> None:
         """Follow `epoch`: seals of older ones, and writes under their grants, are refused
@@ -117,7 +149,7 @@ class LocalSegments:
     @property
     def ready(self) -> bool:
         """Whether all memory is allocatable."""
-        return all(s.ready_bytes == s.size_bytes for s in self._segments)
+        return all(s.ready_bytes == s.size_bytes for s in self._dram)
 
     def close(self) -> None:
         """Close all; the files stay."""
@@ -128,9 +160,15 @@ class LocalSegments:
 
 
 def open_segments(
-    files: NodeFiles, total_bytes: int, boot_id: bytes, *, allow_less: bool = False
+    files: NodeFiles,
+    total_bytes: int,
+    boot_id: bytes,
+    *,
+    allow_less: bool = False,
+    ssd: SsdFile | None = None,
 ) -> LocalSegments:
-    """The node's segments, of `total_bytes` together with their tables.
+    """The node's segments, of `total_bytes` of memory together with their tables, and those on the
+    SSD where there is one.
 
     Those that survived an earlier life with the planned size are opened, others are made anew, and
     what no plan names is removed. No slot is looked at yet (`DramSegment.recover`), and of new data
@@ -152,9 +190,11 @@ def open_segments(
     if survivors and not survived(files.claims_path):
         # Somebody may be writing into these segments, and it can't be told who.
         survivors = _kept(files, plans, {})
+    on_ssd = [header for header in ssd.survivors if header is not None] if ssd else []
+    known = [*(s.header for s in survivors.values()), *on_ssd]
     files.announce(
-        next((s.header.node_uuid for s in survivors.values()), files.node_uuid),
-        max((s.header.start_number for s in survivors.values()), default=0),
+        next((header.node_uuid for header in known), files.node_uuid),
+        max((header.start_number for header in known), default=0),
     )
     plans = _affordable(files, plans, survivors, total_bytes, granule, allow_less)
     opened: list[DramSegment] = []
@@ -165,6 +205,7 @@ def open_segments(
             opened.append(
                 DramSegment(files, plan, boot_id, survivor=survivor, granule_bytes=granule)
             )
+        disks = ssd.open(files) if ssd else []
     except BaseException:
         claims.close()
         for segment in opened:
@@ -172,7 +213,7 @@ def open_segments(
             if not segment.reopened:
                 files.remove(segment.index)
         raise
-    segments = LocalSegments(opened, claims.table)
+    segments = LocalSegments(opened, claims.table, disks)
     segments.claim_file = claims
     return segments
 

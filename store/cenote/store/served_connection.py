@@ -41,11 +41,13 @@ from cenote.transport.opening import close_all
 from cenote.v1 import store_pb2
 
 from .claims import ClaimFile
+from .disk_reads import send_items
 from .rdma_host import HostedLane, RdmaHost
-from .segment import Segment, SegmentSet
+from .segment import Segment, SegmentSet, seal_rows
 from .served_socket import STEP_BYTES, Gone, ServedSocket
 from .serving import ConnectionCounters, ServingLimits, epoch_error, grant_error, introduction
 from .sessions import SessionTable, open_marked
+from .ssd import DISK_ADDRESS
 
 __all__ = ["ServedConnection"]
 
@@ -177,7 +179,8 @@ class ServedConnection:
         self._io.set_timeouts(self._limits.stall_timeout_s)
         segments = list(self._segments.all())
         if hello.want_descriptors:
-            self._answer_with_descriptors([s for s in segments if s.fd >= 0], hello)
+            offered = [s for s in segments if s.fd >= 0 or s.disk is not None]
+            self._answer_with_descriptors(offered, hello)
         else:
             greeting = introduction(self._segments, segments, self._server_version)
             self._io.send_bytes(wire.encode_hello_reply(greeting))
@@ -187,6 +190,7 @@ class ServedConnection:
     ) -> None:
         greeting = introduction(self._segments, segments, self._server_version)
         descriptors = list[int]()
+        segments = [segment for segment in segments if segment.fd >= 0]
         # Under the lock: whoever cuts this session sees either the descriptors' marks or none.
         with self._changing:
             self._io.stop_if_revoked()
@@ -298,6 +302,10 @@ class ServedConnection:
         if segment is None or status:
             self._answer_one(status)
             return
+        if segment.disk is not None:
+            row = (segment_id, 0, offset, length)
+            self._read(np.array([row], EXTENT))
+            return
         head = wire.REPLY_ONE.pack(
             wire.OP_READ, 0, 0, 1, self._call_id, self._segments.epoch, length + 1, 0
         )
@@ -321,7 +329,12 @@ class ServedConnection:
             self._io.send_bytes(head)
             return
         self._io.send_bytes(head, _MSG_MORE)
-        move_items(self._io.send, self._io.send_views, addresses, lengths, None, STEP_BYTES)
+        disk = self._segments.disk
+        if disk is None or int(addresses.max()) < DISK_ADDRESS:
+            move_items(self._io.send, self._io.send_views, addresses, lengths, None, STEP_BYTES)
+        else:
+            stall_s = self._limits.stall_timeout_s
+            send_items(disk, self._io, addresses.tolist(), lengths.tolist(), stall_s)
         self.counters.read_bytes += total
 
     # ---- changes ----------------------------------------------------------------------------
@@ -348,6 +361,8 @@ class ServedConnection:
         if length != payload:
             raise ProtocolError(f"a write of {length} bytes with a payload of {payload}")
         segment, status = self._judge(segment_id, offset, length)
+        if segment is not None and segment.disk is not None:
+            status = _INVALID  # nobody writes there but the daemon
         self._changing_epoch = min(epoch, self._segments.epoch)
         with self._changing:
             self._io.stop_if_revoked()
@@ -375,6 +390,7 @@ class ServedConnection:
         statuses, addresses, lengths = self._locate(rows)
         if int(lengths.max()) > wire.ITEM_BYTES_MAX or int(lengths.sum()) != payload:
             raise ProtocolError(f"a write whose payload of {payload} bytes is not that of its rows")
+        statuses[addresses >= DISK_ADDRESS] = _INVALID  # nobody writes there but the daemon
         self._changing_epoch = min(epoch, self._segments.epoch)
         with self._changing:
             self._io.stop_if_revoked()
@@ -455,32 +471,9 @@ class ServedConnection:
             stale = epoch < self._segments.epoch
             if not stale:
                 head = (epoch, namespace_id, generation)
-                statuses = self._seal_rows(head, rows, keys, key_starts)
+                statuses = seal_rows(self._segments, head, rows, keys, key_starts)
         if stale:
             self._answer_error(epoch_error(epoch, self._segments.epoch))
             return
         self.counters.seals += count
         self._io.send_bytes(self._reply(0, count, count) + statuses.tobytes())
-
-    def _seal_rows(
-        self,
-        head: tuple[int, int, int],
-        rows: NDArray[np.void],
-        keys: memoryview,
-        key_starts: NDArray[np.int64],
-    ) -> U8Array:
-        ids = rows["segment"]
-        found = set(ids.tolist())
-        if not self._segments.knows(*head[1:]):
-            return np.full(len(rows), Unavailable.code, np.uint8)  # its master will tell it soon
-        if len(found) == 1:
-            segment = self._segments.by_id(found.pop())
-            if segment is not None:
-                return segment.seal(*head, rows, keys, key_starts)
-        statuses = np.full(len(rows), _STALE, np.uint8)
-        for segment_id in found:
-            segment = self._segments.by_id(segment_id)
-            if segment is not None:
-                mine = ids == segment_id
-                statuses[mine] = segment.seal(*head, rows[mine], keys, key_starts[mine])
-        return statuses

@@ -43,12 +43,14 @@ class ConnectionCounters:
 def introduction(
     daemon: SegmentSet, segments: Sequence[Segment], server_version: str
 ) -> store_pb2.DataHelloResponse:
-    """What a hello is answered with; `segments`: those that it is about."""
-    return store_pb2.DataHelloResponse(
-        epoch=daemon.epoch,
-        node_id=daemon.node_id,
-        server_version=server_version,
-        segments=[
+    """What a hello is answered with; `segments`: those that it is about, whose descriptors the
+    client can have, and those on an SSD."""
+    reply = store_pb2.DataHelloResponse(
+        epoch=daemon.epoch, node_id=daemon.node_id, server_version=server_version
+    )
+    for segment in segments:
+        told = reply.segments if segment.disk is None else reply.disk_segments
+        told.append(
             store_pb2.SharedSegment(
                 segment_id=segment.segment_id,
                 size_bytes=segment.size_bytes,
@@ -57,9 +59,8 @@ def introduction(
                 ready_bytes=segment.ready_bytes,
                 index=segment.index,
             )
-            for segment in segments
-        ],
-    )
+        )
+    return reply
 
 
 def epoch_error(epoch: int, followed: int) -> StaleEpoch:

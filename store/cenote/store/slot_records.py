@@ -208,6 +208,15 @@ def build_record(head: bytes, row: bytes, key: memoryview) -> bytes:
     return checked + _CRC.pack(xxh3_64_intdigest(checked))
 
 
+def moved_record(record: bytes, slot: int, offset: int, length: int, replica: int) -> bytes:
+    """The record of a copy, in one piece, of what a sealed record names."""
+    moved = np.frombuffer(bytearray(record), SLOT_RECORD)
+    moved["slot"], moved["offset"], moved["length"] = slot, offset, length
+    moved["replica"], moved["extent_index"], moved["extent_count"] = replica, 0, 1
+    write_checksums(moved.view(RECORD_BLOCKS))
+    return moved.tobytes()
+
+
 def sealed_head(epoch: int, namespace_id: int, generation: int) -> bytes:
     """The head of sealed records."""
     return SLOT_HEAD.pack(SLOT_MAGIC, SLOT_FORMAT, STATE_SEALED, 0, epoch, namespace_id, generation)

@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cenote.api.errors import InvalidArgument, StaleEpoch, StaleLocation, Unavailable
-from cenote.api.rows import KEY_INLINE_BYTES, SLOT_SUM
+from cenote.api.rows import SLOT_SUM
 from cenote.api.slot_sums import slot_hashes, sums_of_columns
 
 from .ranges import RangeSet
@@ -38,6 +37,7 @@ from .slot_format import (
     STATE_FREE,
     STATE_SEALED,
 )
+from .slot_keys import SlotKey, slot_keys
 from .slot_records import (
     SEAL_ROW,
     Bounds,
@@ -53,7 +53,7 @@ from .slot_records import (
     write_checksums,
 )
 
-__all__ = ["SlotKey", "SlotTable"]
+__all__ = ["SlotTable"]
 
 _OK: Final = 0
 _INVALID: Final = InvalidArgument.code
@@ -71,19 +71,6 @@ INVENTORY_ROWS_MAX: Final = 32_768
 _SUM_SLOTS: Final = 8192
 """So many slots are summed up under the lock at once."""
 _SUMMED: Final = ("slot", "epoch", "seq", "offset", "replica")
-
-
-@dataclass(frozen=True, slots=True)
-class SlotKey:
-    """A sealed object (one shard of one replica) as `cenote ls` shows it."""
-
-    key: bytes
-    """Empty where a long key is spread over two extents, of which this segment has the second."""
-    digest: bytes
-    object_size_bytes: int
-    epoch: int
-    seq: int
-    replica: int
 
 
 @final
@@ -307,6 +294,44 @@ class SlotTable:
         self.seals += written
         self._used = max(self._used, highest + 1)
 
+    # ---- copies -------------------------------------------------------------------------------
+
+    def record(self, slot: int, epoch: int, seq: int) -> bytes | None:
+        """The record of a slot that is sealed with just this version, else None."""
+        at = slot * SLOT_BYTES
+        with self._lock:
+            if slot >= self._slots:
+                return None
+            _, state, held_epoch, held_seq = SLOT_VERSION.unpack_from(self._memory, at)
+            if (state, held_epoch, held_seq) != (STATE_SEALED, epoch, seq):
+                return None
+            return bytes(self._memory[at : at + SLOT_BYTES])
+
+    def place(self, record: bytes) -> int:
+        """Write a finished record of a copy, whatever its slot held; returns the slot's number.
+
+        The copy may well be of an older version than what the slot held before: no client seals it,
+        so there is no late repeat that the order of versions would have to keep out. Raises
+        InvalidArgument for a slot that there is not.
+        """
+        slot = int(np.frombuffer(record, SLOT_RECORD)["slot"][0])
+        at = slot * SLOT_BYTES
+        with self._lock:
+            if slot >= self._slots:
+                raise InvalidArgument(f"there is no slot {slot}")
+            fresh = int(self._states[slot] != STATE_SEALED)
+            self._memory[at : at + SLOT_BYTES] = record
+            self._count(fresh, 1, slot)
+        return slot
+
+    def unplace(self, slots: list[int]) -> None:
+        """Take `place` back: these slots hold nothing."""
+        with self._lock:
+            for slot in slots:
+                self.sealed -= int(self._states[slot] == STATE_SEALED)
+                at = slot * SLOT_BYTES
+                self._memory[at : at + SLOT_BYTES] = bytes(SLOT_BYTES)
+
     # ---- clear --------------------------------------------------------------------------------
 
     def clear(self, refs: NDArray[np.void]) -> int:
@@ -414,40 +439,11 @@ class SlotTable:
             block, wanted = self._scan(first)
             wanted &= (block["namespace_id"] == namespace_id) & (block["generation"] == generation)
             wanted &= block["extent_index"] + np.uint16(1) == block["extent_count"]
-            for entry in self._entries(taken(block, wanted), prefix):
+            for entry in slot_keys(taken(block, wanted), self._data, prefix):
                 if limit <= 0:
                     return
                 limit -= 1
                 yield entry
-
-    def _entries(self, records: NDArray[np.void], prefix: bytes) -> Iterator[SlotKey]:
-        ends = (records["offset"] + records["length"]).tolist()
-        columns = zip(
-            records["key"].tolist(),
-            records["key_length"].tolist(),
-            records["length"].tolist(),
-            ends,
-            strict=True,
-        )
-        for i, (inline, length, extent_length, end) in enumerate(columns):
-            if length <= KEY_INLINE_BYTES:
-                key = inline[:length]
-            elif length > extent_length:
-                key = b""
-            else:
-                key = bytes(self._data[end - length : end])
-                if not key.startswith(inline):
-                    continue
-            if key.startswith(prefix):
-                record = records[i]
-                yield SlotKey(
-                    key=key,
-                    digest=record["digest"].tobytes(),
-                    object_size_bytes=int(record["object_size"]),
-                    epoch=int(record["epoch"]),
-                    seq=int(record["seq"]),
-                    replica=int(record["replica"]),
-                )
 
     def _scan(
         self, first: int, end: int | None = None

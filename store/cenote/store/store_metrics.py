@@ -11,6 +11,7 @@ from .agent_core import Stage
 from .dram import DramSegment
 from .segments import LocalSegments
 from .server import DataCounters
+from .ssd import SsdSegment
 from .verifying import Verifier
 
 __all__ = ["register_metrics", "register_verifier"]
@@ -57,7 +58,7 @@ def register_verifier(metrics: Metrics, verifier: Verifier) -> None:
         metrics.gauge(f"cenote_store_{name}", text, counted(name))
 
 
-def _register_segment(metrics: Metrics, segment: DramSegment) -> None:
+def _register_segment(metrics: Metrics, segment: DramSegment | SsdSegment) -> None:
     values: dict[str, tuple[str, Callable[[], float]]] = {
         "size_bytes": ("Of the data area.", lambda: segment.size_bytes),
         "ready_bytes": ("Backed by memory so far.", lambda: segment.ready_bytes),

@@ -83,7 +83,7 @@ class Verifier:
         self._count = threads or max(1, min(4, os.cpu_count() or 1))
         self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._everything = {s.index for s in segments.all() if s.reopened}
+        self._everything = {s.index for s in segments.dram() if s.reopened}
         """Segments of which every slot is to be looked at, however old."""
         self._epoch = 0
         """Of the leader for which everything was looked at."""
@@ -132,7 +132,7 @@ class Verifier:
         """Once all that was found was told the segments count as verified. Under the lock."""
         self._untold = sum(not each.times for each in self._found)
         if not self._untold:
-            for segment in self._segments.all():
+            for segment in self._segments.dram():
                 segment.verified_epoch = max(segment.verified_epoch, self._epoch)
 
     # ---- the work -----------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class Verifier:
     def _due(self, epoch: int) -> Rows:
         """The slots to look at, those of one replica of one object next to each other."""
         found = [np.zeros(0, SLOT)]
-        for segment in self._segments.all():
+        for segment in self._segments.dram():
             for rows in segment.table.inventory(segment.index):
                 if segment.index in self._everything:
                     found.append(rows)
@@ -215,7 +215,7 @@ class Verifier:
     def _damaged(self, rows: Rows) -> NDArray[np.bool_]:
         """Which slots belong to a replica whose payload has another checksum."""
         damaged = np.zeros(len(rows), np.bool_)
-        bases = {s.index: s.address for s in self._segments.all()}
+        bases = {s.index: s.address for s in self._segments.dram()}
         columns = zip(
             rows["segment_index"].tolist(),
             rows["offset"].tolist(),
@@ -271,7 +271,7 @@ class Verifier:
         refs = np.zeros(len(rows), SLOT_REF)
         for name in ("segment_index", "slot", "epoch", "seq"):
             refs[name] = rows[name]
-        for segment in self._segments.all():
+        for segment in self._segments.dram():
             segment.table.clear(refs[refs["segment_index"] == segment.index])
         until_s = time.monotonic() + TOLD_S
         with self._lock:

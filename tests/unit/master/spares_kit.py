@@ -9,7 +9,8 @@ import numpy as np
 from cenote.master import commands as c
 from cenote.master.state import StateConfig
 from unit.master.state_checks import check, pool_of
-from unit.master.state_kit import MIB, Kit, Put, new_node, session_id
+from unit.master.state_kit import MIB, Kit, new_node, session_id
+from unit.master.state_replies import Put
 
 __all__ = [
     "abort",

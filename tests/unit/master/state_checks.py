@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from cenote.master.pool import Pool
+from cenote.master.pool import COPYING, Pool
 from cenote.master.segments import NO_SLOT
 from cenote.master.state import MasterState
 
@@ -23,6 +23,7 @@ def check(state: MasterState) -> None:
     pool = pool_of(state)
     pool.objects.check()
     _check_space(pool)
+    _check_tiers(pool)
     _check_counts(pool)
     _check_leases(pool)
 
@@ -38,6 +39,7 @@ def _spans(pool: Pool) -> NDArray[np.uint32]:
         for several in orphan.extents.values()
         for spans in several
     ]
+    parts += [copy.span for copy in pool.copies.by_id.values()]
     return np.concatenate(parts) if parts else np.zeros((0, 4), np.uint32)
 
 
@@ -60,6 +62,28 @@ def _check_space(pool: Pool) -> None:
         assert segment.slots.used == len(numbers), "slot numbers leaked"
         assert segment.slots.high <= segment.slots.total
         assert segment.retired_units == segment.allocator.retired_units
+
+
+def _check_tiers(pool: Pool) -> None:
+    live = np.flatnonzero(pool.objects.state & 1)
+    counts, spans = pool.spans_of(live)
+    on_ssd = pool.segments.on_ssd[spans[:, 0] & 0xFFFF]
+    owner = np.repeat(np.arange(len(live)), counts)
+    first = np.flatnonzero(np.r_[True, owner[1:] != owner[:-1]]) if len(owner) else owner
+    in_memory = np.zeros(len(live), np.bool_)
+    in_memory[owner[~on_ssd]] = True
+    assert (on_ssd[first] == ~in_memory).all(), "the first extent does not tell the tier"
+    replicas = np.unique(owner * 256 + ((spans[:, 0] >> 16) & 0xFF)) // 256
+    held = [pool.record_of(row)[8] for row in live.tolist()]
+    assert np.bincount(replicas, minlength=len(live)).tolist() == held, "replicas are miscounted"
+    copying = {(copy.low, copy.high) for copy in pool.copies.by_id.values()}
+    marked = live[(pool.state.take(live) & COPYING) != 0]
+    digests = {tuple(d) for d in pool.digests_of(marked).tolist()}
+    assert digests <= copying, "a row is marked as being copied, and is not"
+    units: dict[int, int] = {}
+    for copy in pool.copies.by_id.values():
+        units[copy.node.node_id] = units.get(copy.node.node_id, 0) + copy.units
+    assert units == {n: u for n, u in pool.copies.units_by_node.items() if u}
 
 
 def _check_counts(pool: Pool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,19 +11,18 @@ from numpy.typing import NDArray
 
 from cenote.api.rows import (
     CLAIM,
+    COPIED,
     EXTENT,
-    OBJECT,
-    PUT,
     SLOT,
     SLOT_REF,
     UNIT_BYTES,
     CommitStatus,
-    ObjectStatus,
-    PutStatus,
 )
 from cenote.master import commands as c
 from cenote.master.effects import DURABLE, DurableEffect, Effect, Stored
+from cenote.master.instructions import Instruction
 from cenote.master.state import MasterState, StateConfig
+from unit.master.state_replies import Hit, Put, read_hits, read_put, read_spares
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -60,6 +59,7 @@ class FakeSegment:
     """Slot number -> SLOT row."""
     segment_id: int = 0
     unverified: bool = False
+    tier: int = 1
 
     def report(self, index: int) -> c.SegmentReport:
         retired = np.zeros(len(self.retired), EXTENT)
@@ -67,7 +67,7 @@ class FakeSegment:
             retired[i]["offset"], retired[i]["length"] = offset, length
         return c.SegmentReport(
             index,
-            1,
+            self.tier,
             self.incarnation,
             self.size_bytes,
             self.ready_bytes,
@@ -97,6 +97,11 @@ class FakeNode:
     views: list[tuple[bytes, int, int, int]] = field(default_factory=list)
     """(session id, segment index, offset, length)."""
 
+    copies: list[NDArray[np.void]] = field(default_factory=list)
+    """Ordered, and not carried out: COPY rows of one copy each. See `tiers_kit`."""
+    copied: list[tuple[int, int]] = field(default_factory=list)
+    """(copy id, status) to report in the next heartbeat."""
+
     @property
     def uuid(self) -> bytes:
         return self.number.to_bytes(16, "big")
@@ -112,35 +117,6 @@ def new_node(
     incarnation = f"inc-{number}-1".encode()
     segment = FakeSegment(incarnation, size_bytes, size_bytes, slots=slots)
     return FakeNode(number, [segment], f"host-{number}" if boot_id is None else boot_id)
-
-
-@dataclass
-class Put:
-    """What came of a put_start: rows by key position."""
-
-    reply: c.PutStartReply
-    keys: list[int]
-    sizes: list[int]
-    statuses: list[int]
-    extents: dict[int, list[tuple[int, int, int, int]]]
-    """Position -> (segment, slot, offset, length)."""
-    replicas: dict[int, int]
-
-    @property
-    def granted(self) -> list[int]:
-        return list(self.extents)
-
-
-@dataclass
-class Hit:
-    size: int
-    checksum: int
-    seq: int
-    epoch: int
-    status: int
-    replicas: int
-    extents: list[tuple[int, int, int, int]]
-    """(segment, replica, offset, length)."""
 
 
 class Kit:
@@ -230,8 +206,10 @@ class Kit:
                 list(node.withdrawn),
                 unverified=frozenset(i for i, s in enumerate(node.segments) if s.unverified),
                 damaged=damaged,
+                copied=np.array([(*one, 0) for one in node.copied], COPIED),
             )
         )
+        node.copied.clear()
         node.cut.clear()
         node.withdrawn.clear()
         if obey:
@@ -240,7 +218,7 @@ class Kit:
                 node.done_instruction = instruction.number
         return reply.instructions
 
-    def _obey(self, node: FakeNode, instruction: c.Instruction) -> None:
+    def _obey(self, node: FakeNode, instruction: Instruction) -> None:
         if instruction.cut_sessions:
             node.cut += instruction.cut_sessions
         if instruction.grow_slots:
@@ -249,6 +227,10 @@ class Kit:
             if (offset, length) not in segment.retired:
                 segment.retired.append((offset, length))
             segment.slots = max(segment.slots, slots)
+        if instruction.copies is not None:
+            rows = instruction.copies
+            starts = np.flatnonzero(np.r_[True, rows["copy_id"][1:] != rows["copy_id"][:-1]])
+            node.copies += np.split(rows, starts[1:])
 
     def heartbeats(self) -> None:
         for node in self.nodes.values():
@@ -432,55 +414,6 @@ class Kit:
     def remove(self, *keys: int) -> list[int]:
         removed: NDArray[np.uint8] = self.apply(c.Remove(*self.place, self.digests(*keys)))
         return [int(one) for one in removed]
-
-
-def read_put(reply: c.PutStartReply, keys: list[int], sizes: list[int]) -> Put:
-    puts = np.frombuffer(reply.puts, PUT)
-    extents = np.frombuffer(reply.extents, EXTENT).tolist()
-    assert len(puts) == len(keys)
-    found: dict[int, list[tuple[int, int, int, int]]] = {}
-    at = 0
-    for position, row in enumerate(puts):
-        count = int(row["extents"])
-        assert (count > 0) == (row["status"] == PutStatus.GRANTED)
-        if count:
-            found[position] = extents[at : at + count]
-        at += count
-    assert at == len(extents)
-    replicas = {position: int(puts[position]["replicas"]) for position in found}
-    return Put(reply, keys, sizes, puts["status"].tolist(), found, replicas)
-
-
-def read_spares(reply: c.PutStartReply) -> Put:
-    """The spare extents of a reply, as a grant of keys that are not known yet (-1)."""
-    rows = np.frombuffer(reply.spare_extents, EXTENT).tolist()
-    assert (reply.spare_grant_id > 0) == bool(rows)
-    count = len(rows)
-    return Put(
-        replace(reply, grant_id=reply.spare_grant_id),
-        [-1] * count,
-        [0] * count,
-        [PutStatus.GRANTED] * count,
-        {position: [row] for position, row in enumerate(rows)},
-        dict.fromkeys(range(count), 1),
-    )
-
-
-def read_hits(reply: c.AcquireReply) -> list[Hit | None]:
-    extents = np.frombuffer(reply.extents, EXTENT).tolist()
-    hits: list[Hit | None] = []
-    at = 0
-    for row in np.frombuffer(reply.objects, OBJECT):
-        if row["status"] == ObjectStatus.MISS:
-            assert row["extents"] == 0
-            hits.append(None)
-            continue
-        count = int(row["extents"])
-        size, checksum, seq, epoch, _, replicas, status = row.tolist()
-        hits.append(Hit(size, checksum, seq, epoch, status, replicas, extents[at : at + count]))
-        at += count
-    assert at == len(extents)
-    return hits
 
 
 def restarted(kit: Kit, *, journal: list[DurableEffect] | None = None, **changes: Any) -> Kit:

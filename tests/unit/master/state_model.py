@@ -22,7 +22,8 @@ from cenote.master.effects import (
     SlotsGrown,
     Stored,
 )
-from unit.master.state_kit import Hit, Kit, Put, checksum_of, digests_of
+from unit.master.state_kit import Kit, checksum_of, digests_of
+from unit.master.state_replies import Hit, Put
 
 Unit: TypeAlias = tuple[int, int]
 """(segment id, unit number)."""

@@ -13,6 +13,7 @@ from cenote.api.rows import SLOT, UNIT_BYTES
 from unit.master.state_checks import check, contents
 from unit.master.state_kit import KIB, FakeNode, Kit, digests_of, new_node, restarted
 
+DRAM, SSD = 1, 2
 SIZES = [1, 64, 128, 300]
 ODD: dict[str, list[int]] = {
     "offset": [0, 65_536 - 64, 65_536, 1 << 38, 100],
@@ -73,8 +74,9 @@ def slot_row(kit: Kit, fields: dict[str, int]) -> np.void:
     return row
 
 
-def two_segments(number: int) -> FakeNode:
+def two_segments(number: int, tier: int) -> FakeNode:
     node, other = new_node(number), new_node(number + 100)
+    other.segments[0].tier = tier
     node.segments += other.segments
     return node
 
@@ -104,9 +106,16 @@ def check_all_sealed(daemons: Kit, kit: Kit) -> None:
         assert min(held.values()) >= size
 
 
-@given(found=st.lists(found_rows(), max_size=8), again=st.booleans())
-def test_any_slots_leave_a_sound_master(found: list[list[dict[str, int]]], again: bool) -> None:
-    before = Kit().with_nodes(two_segments(1), two_segments(2)).with_session(1)
+@given(
+    found=st.lists(found_rows(), max_size=8),
+    again=st.booleans(),
+    tier=st.sampled_from([DRAM, SSD]),
+)
+def test_any_slots_leave_a_sound_master(
+    found: list[list[dict[str, int]]], again: bool, tier: int
+) -> None:
+    """`tier`: of the second segment of each node."""
+    before = Kit().with_nodes(two_segments(1, tier), two_segments(2, tier)).with_session(1)
     before.put([1, 2], 64)
     before.put([3], 64, replicas=2)
     kit = restarted(before).with_session(1)
@@ -126,3 +135,49 @@ def test_any_slots_leave_a_sound_master(found: list[list[dict[str, int]]], again
         check(kit.state)
         assert contents(kit.state) == known
     assert kit.put([7], KIB)
+
+
+SEALED = {
+    "seq": 4,
+    "epoch": 1,
+    "key": 4,
+    "slot": 0,
+    "offset": 0,
+    "length": 64,
+    "object_size": 64,
+    "checksum": 4,
+    "namespace_id": 0,
+    "generation": 0,
+    "extent_index": 0,
+    "extent_count": 1,
+    "shard_count": 0,
+    "key_length": 3,
+}
+
+
+def adopted(*places: tuple[int, int, int]) -> list[tuple[int, int]]:
+    """What enters the table of one version that lies in these (node, segment index, replica):
+    (segment id, replica) of each extent."""
+    before = Kit().with_nodes(two_segments(1, SSD), two_segments(2, SSD)).with_session(1)
+    kit = restarted(before).with_session(1)
+    for number, index, replica in places:
+        fields = SEALED | {"segment_index": index, "replica": replica, "slot": replica}
+        segment = before.nodes[number].segments[index]
+        segment.table[replica] = slot_row(before, fields)
+    for node in before.nodes.values():
+        kit.attach(node)
+        check(kit.state)
+    pool = kit.state._pool
+    (row,) = np.flatnonzero(pool.objects.state & 1)
+    words = pool.spans_of(np.array([row]))[1][:, 0].tolist()
+    return [(word & 0xFFFF, word >> 16 & 0xFF) for word in words]
+
+
+def test_of_two_replicas_with_one_number_the_first_is_adopted() -> None:
+    """One of them was evicted, and its number given to a copy on another node's SSD since."""
+    assert adopted((1, 1, 1), (2, 0, 1)) == [(2, 1)]
+
+
+def test_what_is_adopted_in_memory_comes_before_what_is_on_an_ssd() -> None:
+    assert adopted((1, 1, 1), (1, 0, 2)) == [(1, 2), (2, 1)]
+    assert adopted((1, 1, 1), (2, 0, 2)) == [(3, 2), (2, 1)]

@@ -10,7 +10,8 @@ from cenote.api.rows import OBJECT, SLOT, ObjectStatus, PutStatus
 from cenote.master import commands as c
 from cenote.master.nodes import NodeState
 from unit.master.state_checks import check
-from unit.master.state_kit import FakeNode, Kit, new_node, read_hits, session_id
+from unit.master.state_kit import FakeNode, Kit, new_node, session_id
+from unit.master.state_replies import read_hits
 
 LEASED, UNLEASED = ObjectStatus.LEASED, ObjectStatus.UNLEASED
 

@@ -16,6 +16,7 @@ from cenote.api.errors import (
 from cenote.api.rows import PutStatus
 from cenote.master import commands as c
 from cenote.master.effects import DURABLE, NamespaceOpened, Notice, PoolKnown
+from cenote.master.instructions import Instruction
 from cenote.master.state import MasterState
 from cenote.master.state_config import StateConfig
 from unit.master.state_checks import check
@@ -38,7 +39,7 @@ class PoolKit(Kit):
         command.pool = copy
         return command
 
-    def _obey(self, node: FakeNode, instruction: c.Instruction) -> None:
+    def _obey(self, node: FakeNode, instruction: Instruction) -> None:
         super()._obey(node, instruction)
         told = instruction.keep_pool
         if told is None:

@@ -26,15 +26,8 @@ from unit.master.spares_kit import (
     twenty_spares,
 )
 from unit.master.state_checks import check, contents, pool_of
-from unit.master.state_kit import (
-    KIB,
-    MIB,
-    Kit,
-    Put,
-    checksum_of,
-    restarted,
-    session_id,
-)
+from unit.master.state_kit import KIB, MIB, Kit, checksum_of, restarted, session_id
+from unit.master.state_replies import Put
 
 DECIDED, NOT_GRANTED = CommitStatus.DECIDED, CommitStatus.NOT_GRANTED
 SAME, DIFFERENT = CommitStatus.EXISTS_SAME, CommitStatus.EXISTS_DIFFERENT

@@ -11,7 +11,8 @@ from cenote.master import commands as c
 from cenote.master.effects import Gone, GoneReason
 from cenote.master.state import StateConfig
 from unit.master.state_checks import check, pool_of
-from unit.master.state_kit import KIB, Kit, new_node, read_hits, session_id
+from unit.master.state_kit import KIB, Kit, new_node, session_id
+from unit.master.state_replies import read_hits
 
 LEASED, UNLEASED, GRANTED = ObjectStatus.LEASED, ObjectStatus.UNLEASED, PutStatus.GRANTED
 

@@ -20,17 +20,9 @@ from cenote.master import commands as c
 from cenote.master.nodes import NodeState
 from cenote.master.state import MasterState, StateConfig
 from unit.master.state_checks import check, contents, pool_of
-from unit.master.state_kit import (
-    KIB,
-    FakeSegment,
-    Kit,
-    Put,
-    new_node,
-    read_hits,
-    restarted,
-    session_id,
-)
+from unit.master.state_kit import KIB, FakeSegment, Kit, new_node, restarted, session_id
 from unit.master.state_model import Model, ModelObject
+from unit.master.state_replies import Put, read_hits
 
 KEYS = 40
 SESSIONS = (1, 2)

@@ -11,7 +11,8 @@ from cenote.master import commands as c
 from cenote.master.effects import Gone, GoneReason, Stored
 from cenote.master.state import StateConfig
 from unit.master.state_checks import check
-from unit.master.state_kit import KIB, Kit, checksum_of, new_node, read_hits, session_id
+from unit.master.state_kit import KIB, Kit, checksum_of, new_node, session_id
+from unit.master.state_replies import read_hits
 
 GRANTED, EXISTS = PutStatus.GRANTED, PutStatus.EXISTS
 

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from cenote.api.errors import InvalidArgument
-from cenote.api.rows import BLOCK, SLOT, SLOT_SUM
+from cenote.api.rows import BLOCK, SLOT, SLOT_REF, SLOT_SUM
 from cenote.api.slot_sums import slot_hashes
 from cenote.master import commands as c
 from cenote.master.state import MasterState
 from cenote.master.state_config import StateConfig
 from unit.master.state_checks import check, pool_of
 from unit.master.state_kit import KIB, FakeNode, Kit, new_node
+from unit.master.tiers_kit import copy_all, ssd_node
 
 PER_BLOCK = 4
 CHANGES = ("missing", "older", "moved", "newer", "stale", "another replica")
@@ -144,6 +145,73 @@ def test_where_both_agree_nothing_else_is_wanted() -> None:
     reply, wanted = attach_by_sums(state, kit.attach_command(node), node)
     assert (wanted, reply.dropped, reply.adopted) == (0, 0, 0)
     check(state)
+
+
+def tiered_kit() -> Kit:
+    """Objects in memory, in both tiers, and on the SSD alone."""
+    kit = Kit(StateConfig(session_granted_share_max=1.0)).with_nodes(ssd_node(1)).with_session()
+    node = kit.nodes[1]
+    for key in range(80):
+        kit.put([key])
+        kit.tick(0.1)
+        kit.heartbeat(node)
+        copy_all(kit, node)
+        kit.heartbeat(node)
+    return kit
+
+
+def test_sums_cover_ssds() -> None:
+    kit = tiered_kit()
+    node = kit.nodes[1]
+    disk = node.segments[1]
+    assert len(disk.table) > 30
+    by_inventory, by_sums = successors(kit)
+    command = kit.attach_command(node)
+    first, _ = by_sums.apply(summed(command, node, np.zeros(0, BLOCK)), 1000.0)
+    wanted = np.frombuffer(first.wanted_blocks, BLOCK)
+    assert not len(wanted) or set(wanted["segment_index"].tolist()) == {0}  # of what was evicted
+    expected, _ = by_inventory.apply(command, 1000.0)
+    reply, _ = attach_by_sums(by_sums, command, node)
+    assert (reply.dropped, expected.dropped) == (0, 0)
+    assert contents(by_sums) == contents(by_inventory)
+    check(by_sums)
+
+
+@settings(max_examples=20)
+@given(
+    lost=st.lists(st.integers(0, 40), max_size=3),
+    back=st.lists(st.integers(300, 340), max_size=3, unique=True),
+    older=st.lists(st.integers(0, 40), max_size=3),
+)
+def test_sums_and_inventory_of_an_ssd_come_to_the_same(
+    lost: list[int], back: list[int], older: list[int]
+) -> None:
+    """Slots that could not be read, cleared ones that came back, and ones that hold another
+    version."""
+    kit = tiered_kit()
+    node = kit.nodes[1]
+    table = node.segments[1].table
+    some = next(iter(table.values()))
+    for slot in older:
+        if slot in table:
+            table[slot] = table[slot].copy()
+            table[slot]["seq"] -= 1
+    for slot in lost:
+        table.pop(slot, None)
+    for slot in back:
+        table[slot] = some.copy()
+        table[slot]["slot"] = slot
+    by_inventory, by_sums = successors(kit)
+    node.process_id = 7
+    command = kit.attach_command(node)
+    expected, _ = by_inventory.apply(command, 1000.0)
+    reply, _ = attach_by_sums(by_sums, command, node)
+    assert reply.dropped == expected.dropped
+    assert sorted(np.frombuffer(reply.clear_slots, SLOT_REF).tolist()) == sorted(
+        np.frombuffer(expected.clear_slots, SLOT_REF).tolist()
+    )
+    assert contents(by_sums) == contents(by_inventory)
+    check(by_sums)
 
 
 def test_what_changes_between_sums_and_inventory_is_wanted_too() -> None:

@@ -40,7 +40,7 @@ MIB = 1 << 20
 def segments(tmp_path: Path) -> Iterator[LocalSegments]:
     files = NodeFiles(tmp_path, "n1")
     opened = open_segments(files, 4 * MIB, BOOT)
-    for segment in opened.all():
+    for segment in opened.dram():
         while segment.allocate_next(MIB):
             pass
         segment.table.admit(0, 0)  # so that tests can seal what an earlier process did
@@ -84,7 +84,7 @@ class Fixture:
 
     @property
     def segment(self) -> DramSegment:
-        (segment,) = self.segments.all()
+        (segment,) = self.segments.dram()
         return segment
 
     def seal(self, *rows: Sealed, epoch: int = 3) -> None:

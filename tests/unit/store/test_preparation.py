@@ -37,12 +37,12 @@ def no_failure(error: CenoteError) -> None:
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_all_segments_get_all_of_their_memory(segments: LocalSegments, threads: int) -> None:
-    work = Preparation(segments.all(), no_failure, threads=threads, chunk_bytes=MIB)
+    work = Preparation(segments.dram(), no_failure, threads=threads, chunk_bytes=MIB)
     assert work.wait(30)
     assert segments.ready
-    assert all(s.allocated_bytes() >= s.size_bytes for s in segments.all())
+    assert all(s.allocated_bytes() >= s.size_bytes for s in segments.dram())
     work.stop()
-    again = Preparation(segments.all(), no_failure, chunk_bytes=MIB)
+    again = Preparation(segments.dram(), no_failure, chunk_bytes=MIB)
     assert again.wait(30)
 
 
@@ -55,7 +55,7 @@ def test_segments_take_turns(segments: LocalSegments, monkeypatch: pytest.Monkey
         return real(self, chunk_bytes)
 
     monkeypatch.setattr(DramSegment, "allocate_next", noted)
-    assert Preparation(segments.all(), no_failure, threads=1, chunk_bytes=MIB).wait(30)
+    assert Preparation(segments.dram(), no_failure, threads=1, chunk_bytes=MIB).wait(30)
     assert order[:6] == [0, 1, 2, 0, 1, 2]
 
 
@@ -70,14 +70,14 @@ def test_it_can_be_stopped_in_the_middle(
         return real(self, chunk_bytes)
 
     monkeypatch.setattr(DramSegment, "allocate_next", slow)
-    work = Preparation(segments.all(), no_failure, threads=2, chunk_bytes=MIB)
+    work = Preparation(segments.dram(), no_failure, threads=2, chunk_bytes=MIB)
     stopper = threading.Thread(target=work.stop)
     stopper.start()
     wait_until(lambda: work._stopping, what="the stop")
     go_on.set()
     stopper.join(30)
     assert work.done
-    assert sum(s.ready_bytes for s in segments.all()) <= 2 * MIB
+    assert sum(s.ready_bytes for s in segments.dram()) <= 2 * MIB
 
 
 def test_too_little_memory_is_told_once_and_ends_the_allocation(
@@ -93,10 +93,10 @@ def test_too_little_memory_is_told_once_and_ends_the_allocation(
         real(*args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(dram_module, "allocate_file", scarce)
-    work = Preparation(segments.all(), failures.append, threads=3, chunk_bytes=MIB)
+    work = Preparation(segments.dram(), failures.append, threads=3, chunk_bytes=MIB)
     assert work.wait(30)
     assert [str(error) for error in failures] == ["no memory"]
-    assert sum(s.ready_bytes for s in segments.all()) == 2 * MIB
+    assert sum(s.ready_bytes for s in segments.dram()) == 2 * MIB
 
 
 @pytest.mark.parametrize("how", ["unsupported", "failing"])
@@ -112,6 +112,6 @@ def test_memory_that_cannot_be_touched_is_used_all_the_same(
         return False
 
     monkeypatch.setattr(dram_module, "populate", refuse)
-    assert Preparation(segments.all(), no_failure, threads=1, chunk_bytes=MIB).wait(30)
+    assert Preparation(segments.dram(), no_failure, threads=1, chunk_bytes=MIB).wait(30)
     assert segments.ready
     assert len(calls) == 1

@@ -42,14 +42,14 @@ def available(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 def fill(segments: LocalSegments) -> None:
-    for segment in segments.all():
+    for segment in segments.dram():
         while segment.allocate_next(MIB):
             pass
 
 
 def test_new_segments_are_as_large_as_configured(files: NodeFiles) -> None:
     segments = open_segments(files, 8 * MIB, BOOT)
-    (segment,) = segments.all()
+    (segment,) = segments.dram()
     assert (segments.epoch, segments.node_id, segments.ready) == (0, 0, False)
     assert segments.by_id(0) is None
     fill(segments)
@@ -65,8 +65,8 @@ def test_new_segments_are_as_large_as_configured(files: NodeFiles) -> None:
 def test_large_segments_are_split(files: NodeFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dram_module, "SEGMENT_BYTES_MAX", 4 * MIB)
     segments = open_segments(files, 10 * MIB, BOOT)
-    assert [segment.index for segment in segments.all()] == [0, 1, 2]
-    assert len({segment.size_bytes for segment in segments.all()}) == 1
+    assert [segment.index for segment in segments.dram()] == [0, 1, 2]
+    assert len({segment.size_bytes for segment in segments.dram()}) == 1
     segments.close()
 
 
@@ -161,7 +161,7 @@ def test_memory_that_a_survivor_holds_already_is_not_asked_for_again(
     files: NodeFiles, available: Callable[[int], None]
 ) -> None:
     first = open_segments(files, 8 * MIB, BOOT)
-    first.all()[0].allocate_next(6 * MIB)
+    first.dram()[0].allocate_next(6 * MIB)
     first.close()
     available(2 * MIB)
     open_segments(files, 8 * MIB, BOOT).close()

@@ -18,7 +18,8 @@ from cenote.api.slot_sums import slot_hashes
 from cenote.store import slots as slots_module
 from cenote.store.ranges import RangeSet
 from cenote.store.slot_format import KEY_AT, SLOT_BYTES
-from cenote.store.slots import SlotKey, SlotTable
+from cenote.store.slot_keys import SlotKey
+from cenote.store.slots import SlotTable
 from slot_rows import Sealed, refs, seal, seal_arguments, table
 
 INVALID, BEYOND, STALE = InvalidArgument.code, Unavailable.code, StaleLocation.code

@@ -85,7 +85,7 @@ def test_what_was_sealed_is_there_after_a_restart(tmp_path: Path) -> None:
             assert daemon.segments is not None
             segments = daemon.segments
             await wait_until_async(lambda: segments.ready, what="the memory")
-            (segment,) = segments.all()
+            (segment,) = segments.dram()
             rows = [Sealed(i, key=b"key %d" % i) for i in range(600)]
             segment.table.admit(0, 0)  # as its master's answer would
             assert not segment.seal(1, 5, 3, *seal_arguments(rows)).any()

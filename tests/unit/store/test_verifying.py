@@ -31,7 +31,7 @@ def files(tmp_path: Path) -> Iterator[NodeFiles]:
 
 def opened(files: NodeFiles) -> LocalSegments:
     segments = open_segments(files, 8 * MIB, BOOT)
-    for segment in segments.all():
+    for segment in segments.dram():
         segment.recover()
         while segment.allocate_next(MIB):
             pass
@@ -45,7 +45,7 @@ def follow(segments: LocalSegments, epoch: int) -> None:
 
 def seal(segments: LocalSegments, epoch: int, slot: int, extents: list[tuple[int, int]]) -> int:
     """An object in these (offset, length) extents; its slots are `slot` and those behind it."""
-    segment = segments.all()[0]
+    segment = segments.dram()[0]
     size = sum(length for _, length in extents)
     payload = payload_of(f"{epoch}/{slot}", size)
     rows = np.zeros(len(extents), SEAL)
@@ -97,7 +97,7 @@ def test_what_is_damaged_is_found_and_cleared(files: NodeFiles) -> None:
     seal(segments, 1, 50, [(MIB, 1000), (2 * MIB, 64), (3 * MIB, 7)])
     seal(segments, 1, 60, [(4 * MIB, 500), (5 * MIB, 500)])
     segments = restarted(files, segments, 1)
-    (segment,) = segments.all()
+    (segment,) = segments.dram()
     assert segment.info().unverified
     for offset in (3 * 4096, 7 * 4096 + 50, 5 * MIB + 499):
         segment.view[offset] ^= 1
@@ -118,7 +118,7 @@ def test_what_was_found_is_told_several_times(files: NodeFiles) -> None:
     follow(segments, 1)
     seal(segments, 1, 0, [(0, 64)])
     segments = restarted(files, segments, 1)
-    segments.all()[0].view[1] ^= 1
+    segments.dram()[0].view[1] ^= 1
     verifier = verified(segments)
     for _ in range(TOLD_TIMES):
         assert slots_of(verifier.tell()) == [0]
@@ -138,7 +138,7 @@ def test_more_than_one_message_takes_is_told_before_all_counts_as_verified(
     for slot in range(10):
         seal(segments, 1, slot, [(slot * 4096, 64)])
     segments = restarted(files, segments, 1)
-    (segment,) = segments.all()
+    (segment,) = segments.dram()
     for slot in range(10):
         segment.view[slot * 4096] ^= 1
     verifier = verified(segments)
@@ -156,7 +156,7 @@ def test_more_than_one_message_takes_is_told_before_all_counts_as_verified(
 def test_a_fresh_segment_has_nothing_to_verify(files: NodeFiles) -> None:
     segments = opened(files)
     follow(segments, 3)
-    (segment,) = segments.all()
+    (segment,) = segments.dram()
     assert not segment.info().unverified
     seal(segments, 3, 0, [(0, 64)])
     assert not segment.info().unverified
@@ -172,7 +172,7 @@ def test_after_a_change_of_leader_the_last_slots_of_the_old_one_are_verified(
     verifier = verified(segments)
     for slot in range(20):
         seal(segments, 1, slot, [(slot * 4096, 64)])
-    (segment,) = segments.all()
+    (segment,) = segments.dram()
     for slot in (2, 17):
         segment.view[slot * 4096] ^= 1
     follow(segments, 2)
@@ -188,7 +188,7 @@ def test_a_replica_that_lies_elsewhere_in_part_is_left_to_its_readers(files: Nod
     segments = opened(files)
     follow(segments, 1)
     seal(segments, 1, 0, [(0, 640), (MIB, 640)])
-    (segment,) = segments.all()
+    (segment,) = segments.dram()
     refs = np.concatenate(list(segment.table.inventory(0)))[1:]
     ref = np.zeros(1, SLOT_REF)
     for name in ("segment_index", "slot", "epoch", "seq"):

@@ -42,6 +42,8 @@ class Tally:
     requests: int = 0
     blocks: int = 0
     hit_blocks: int = 0
+    ssd_hit_blocks: int = 0
+    """Of these, about as many were read from an SSD."""
     tokens: int = 0
     hit_tokens: int = 0
     read_bytes: int = 0

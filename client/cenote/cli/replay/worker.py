@@ -123,6 +123,7 @@ def _play(job: Job, tickets_fd: int, out: IO[bytes]) -> None:
             if time.monotonic() - reported_s > _REPORT_S:
                 write_message(out, player.tally.requests)
                 reported_s = time.monotonic()
+        player.tally.ssd_hit_blocks = min(client.stats().ssd_hits, player.tally.hit_blocks)
         write_message(out, player.tally)
 
 

@@ -12,6 +12,7 @@ class Counters:
     """Plain counters; see `cenote.api.types.ClientStats`."""
 
     hits: int = 0
+    ssd_hits: int = 0
     misses: int = 0
     stored: int = 0
     existed: int = 0

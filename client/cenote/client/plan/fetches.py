@@ -142,6 +142,11 @@ class Fetch:
         rows: I64 = (self._state == _HIT).nonzero()[0]
         return rows
 
+    def hits_on(self, segments: frozenset[int]) -> int:
+        """How many of the hits lie in one piece in one of these."""
+        _, extents = self.cacheable_hits()
+        return int(np.count_nonzero(np.isin(extents["segment"], list(segments))))
+
     def cacheable_hits(self) -> tuple[I64, NDArray[np.void]]:
         """(rows, the extent of each) of hits that lie in one piece."""
         if self.cacheable is None:

@@ -17,7 +17,7 @@ _DOWN: Final = frozenset({common_pb2.NODE_STATE_DEAD, common_pb2.NODE_STATE_DETA
 class Peers:
     """The cluster view as lookups from segments to nodes. Replaced as a whole, never changed."""
 
-    __slots__ = ("_table", "down", "node_by_segment", "nodes", "view_version")
+    __slots__ = ("_table", "down", "node_by_segment", "nodes", "on_ssd", "view_version")
 
     def __init__(self, view: common_pb2.ClusterView, before: Peers | None = None) -> None:
         """`before`: the view so far. A master that was just restarted knows of nodes, and not yet
@@ -33,6 +33,10 @@ class Peers:
         self.node_by_segment: dict[int, int] = {
             segment.segment_id: segment.node_id for segment in view.segments
         }
+        self.on_ssd = frozenset(
+            segment.segment_id for segment in view.segments if segment.tier == common_pb2.TIER_SSD
+        )
+        """Segments on an SSD."""
         # Segment ids are dense. The last entry stands for all that are higher.
         self._table = np.full(max(self.node_by_segment, default=0) + 2, -1, np.int64)
         for segment_id, node_id in self.node_by_segment.items():

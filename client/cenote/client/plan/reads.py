@@ -232,6 +232,8 @@ class _Reader:
             positions = fetch.positions if everything else fetch.positions[hits]
             sizes = fetch.objects["size"]
             outcome.hit(positions, sizes if everything else sizes[hits])
+            if self.call.state.peers.on_ssd:
+                self.call.state.counters.ssd_hits += fetch.hits_on(self.call.state.peers.on_ssd)
             if outcome.values is not None and fetch.values is not None:
                 for row, position in zip(hits.tolist(), positions.tolist(), strict=True):
                     outcome.values[position] = fetch.values[row]

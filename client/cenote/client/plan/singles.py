@@ -217,6 +217,7 @@ def _read_row(
         return None
     counters = state.counters
     counters.hits += 1
+    counters.ssd_hits += segment in state.peers.on_ssd
     counters.read_bytes += size
     call.space.size_seen = size
     if state.suspects:

@@ -12,6 +12,7 @@ import pytest
 
 from cenote.cli.cmd_demo import SAMPLE
 from cluster import Cluster, run_cenote
+from waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
@@ -98,7 +99,13 @@ def test_mrc_tells_what_more_capacity_would_bring(cluster: Cluster, tmp_path: Pa
     )
     options = ["--block-size", "8KiB", "--limit", 300]
     cenote("replay", SAMPLE, *options, environment=environment)
-    found = json.loads(cenote("mrc", "--json", environment=environment))
+
+    def followed() -> Any:
+        """Samples are followed by ticks, a bounded number at a time."""
+        told = json.loads(cenote("mrc", "--json", environment=environment))
+        return told if told["policies"] and told["curves"][1:] else None
+
+    found = wait_until(followed, what="samples are followed")
     assert found["policy"] == "auto"
     assert set(found["policies"]) == {"lru", "arc", "arc-chain", "s3fifo", "s3fifo-chain"}
     assert 3_000 < found["capacity_objects"] < 5_000

@@ -1,0 +1,193 @@
+"""Reads and writes of a pool's SSD beside fio on the same file: same block size and depth, one run.
+
+    python benchmarks/ssd.py [--directory DIR] [--rounds N]
+
+A pool of its own: one daemon with little memory, so that what is put ends on its SSD. Each object
+is read once, from the SSD; the page cache has nothing of it (direct I/O). Rounds are interleaved,
+and medians are printed with the ratio to fio (or to raw preadv where there is no fio).
+"""
+
+from __future__ import annotations
+
+import argparse
+import mmap
+import os
+import random
+import resource
+import shutil
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from cenote.cli.connect import open_admin
+from cenote.cli.interrupts import Interrupts
+from cenote.cli.local_pool import LocalPool, PoolPlan, running_pool
+from cenote.client import Client
+from cenote.runtime.memory import address_of
+
+MIB = 1 << 20
+BLOCK = 5 * MIB // 2
+BATCH = 64
+SMALL = 64 << 10
+DRAM = 384 * MIB
+
+
+def fio(path: Path, mode: str, block: int, depth: int, seconds: float = 2.0) -> float:
+    """GB/s of random direct I/O."""
+    if shutil.which("fio") is None:
+        return raw_read(path, block, depth, seconds) if "read" in mode else float("nan")
+    command = [
+        "fio", "--name=x", f"--filename={path}", f"--rw={mode}", f"--bs={block}", "--direct=1",
+        "--ioengine=libaio", f"--iodepth={depth}", f"--runtime={seconds}", "--time_based",
+        f"--size={1 << 30}", "--output-format=terse",
+    ]  # fmt: skip
+    fields = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split(";")
+    return int(fields[6 if "read" in mode else 47]) * 1024 / 1e9
+
+
+def raw_read(path: Path, block: int, depth: int, seconds: float) -> float:
+    """GB/s of `depth` threads with preadv."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    end, counts = time.monotonic() + seconds, [0] * depth
+    blocks = path.stat().st_size // block
+
+    def work(number: int) -> None:
+        buffer, dice = mmap.mmap(-1, block), random.Random(number)
+        while time.monotonic() < end:
+            os.preadv(fd, [buffer], dice.randrange(blocks) * block // 4096 * 4096)
+            counts[number] += 1
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(depth)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    os.close(fd)
+    return sum(counts) * block / seconds / 1e9
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time of a process and all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def own_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+class Bench:
+    def __init__(self, pool: LocalPool, client: Client, path: Path) -> None:
+        self.pool, self.client, self.path = pool, client, path
+        self.buffer = client.alloc(BATCH * BLOCK)
+        self.buffer.array[:] = np.random.default_rng(1).integers(0, 255, BATCH * BLOCK, np.uint8)
+        self.rows: dict[str, list[tuple[float, float, float]]] = {}
+        """Name -> (ours, fio's, cpu seconds per GB)."""
+
+    def note(self, name: str, ours: float, other: float, cpu: float) -> None:
+        self.rows.setdefault(name, []).append((ours, other, cpu))
+        print(f"  {name}: {ours:.2f} beside {other:.2f} GB/s, {cpu:.2f} cpu s/GB", flush=True)
+
+    def put(self, keys: list[str], size: int) -> None:
+        start = address_of(self.buffer.array)
+        addresses = np.arange(len(keys), dtype=np.uint64) * np.uint64(size) + np.uint64(start)
+        results = self.client.put_from_batch(keys, addresses=addresses, lengths=size)
+        results.raise_for_errors()
+
+    def get(self, keys: list[str], size: int) -> int:
+        start = address_of(self.buffer.array)
+        addresses = np.arange(len(keys), dtype=np.uint64) * np.uint64(size) + np.uint64(start)
+        results = self.client.get_into_batch(keys, addresses=addresses, lengths=size)
+        results.raise_for_errors()
+        return int(np.count_nonzero(results.hits))
+
+    def write(self, number: int, count: int, size: int) -> Iterator[str]:
+        """Put so much that all of it is copied; the keys that are on the SSD."""
+        keys = [f"{size}-{number}-{i}" for i in range(count)]
+        daemon = self.pool.stores[0].pid
+        with open_admin(self.pool.lane, self.pool.grpc, 10.0) as admin:
+            before, cpu = admin.status().demoted_bytes, cpu_s(daemon)
+            began_s = time.monotonic()
+            per_call = max(1, 32 * MIB // size)
+            for first in range(0, count, per_call):
+                self.put(keys[first : first + per_call], size)
+                goal = before + max(0, (first + per_call) * size - DRAM * 7 // 10)
+                while admin.status().demoted_bytes < goal:
+                    time.sleep(0.002)
+            written = admin.status().demoted_bytes - before
+            took_s = time.monotonic() - began_s
+            name = f"write-back {size >> 10} KiB"
+            other = fio(self.path.with_name("fio"), "randwrite", size, 16)
+            self.note(name, written / took_s / 1e9, other, (cpu_s(daemon) - cpu) / written * 1e9)
+            self.evict_memory()
+        yield from keys
+
+    def evict_memory(self) -> None:
+        """Fill memory with something else, so that what was put is on the SSD alone."""
+        for number in range(2 * DRAM // (8 * BLOCK)):
+            self.put([f"filler-{time.monotonic_ns()}-{number}-{i}" for i in range(8)], BLOCK)
+            time.sleep(0.03)
+
+    def read(self, name: str, keys: list[str], size: int, batch: int, depth: int) -> None:
+        daemon = self.pool.stores[0].pid
+        other = fio(self.path.with_name("fio"), "randread", size, depth)
+        hits = self.client.stats().ssd_hits
+        cpu, began_s, got = cpu_s(daemon) + own_cpu_s(), time.monotonic(), 0
+        for first in range(0, len(keys), batch):
+            got += self.get(keys[first : first + batch], size)
+        took_s = time.monotonic() - began_s
+        spent = cpu_s(daemon) + own_cpu_s() - cpu
+        on_ssd = self.client.stats().ssd_hits - hits
+        # What was put faster than it was copied may have been evicted: what is there counts.
+        assert on_ssd > 0.9 * got > 0.5 * len(keys), f"{got} were there, {on_ssd} on the SSD"
+        self.note(name, got * size / took_s / 1e9, other, spent / (got * size) * 1e9)
+
+    def print(self) -> None:
+        print(f"{'':26} {'pool':>10} {'fio':>10} {'ratio':>7} {'cpu s/GB':>9}")
+        for name, rows in self.rows.items():
+            ours, other, cpu = (statistics.median(column) for column in zip(*rows, strict=True))
+            ratio = statistics.median(a / b for a, b, _ in rows)
+            print(f"{name:26} {ours:7.2f} GB/s {other:5.2f} GB/s {ratio:6.2f} {cpu:9.2f}")
+
+
+def run(directory: Path, rounds: int) -> None:
+    plan = PoolPlan(
+        nodes=1, dram_bytes=DRAM, ssd_directory=directory, ssd_bytes=6 << 30, ssd_object_bytes=SMALL
+    )
+    with running_pool(plan, Interrupts()) as pool:
+        assert pool.ssd_directory is not None
+        path = pool.ssd_directory / "node0.ssd"
+        # Written once: what was only allocated is read without the device.
+        with path.with_name("fio").open("wb") as file:
+            for _ in range(64):
+                file.write(os.urandom(16 * MIB))
+        for transports in (("shm",), ("tcp",)):
+            with Client(pool.lane, transports=transports, deadline_s=60.0) as client:
+                bench = Bench(pool, client, path)
+                kind = transports[0]
+                for number in range(rounds):
+                    keys = list(bench.write(number, 4 * BATCH, BLOCK))
+                    bench.read(f"{kind}, 2.5 MiB x 64", keys[: 3 * BATCH], BLOCK, BATCH, 16)
+                    bench.read(f"{kind}, 2.5 MiB, one by one", keys[3 * BATCH :], BLOCK, 1, 1)
+                    small = list(bench.write(number, 8192, SMALL))
+                    random.Random(number).shuffle(small)
+                    bench.read(f"{kind}, 64 KiB x 256, shuffled", small, SMALL, 256, 16)
+                bench.print()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--directory", type=Path, default=Path("/var/tmp"))
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    run(options.directory, options.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""What the master remembers of tiers: copies under way, and whose turn it is next. Data alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .nodes import Node
+from .segments import Segment
+from .spans import Spans
+
+__all__ = ["Copies", "Copy", "Tiers"]
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(slots=True, eq=False)
+class Copy:
+    copy_id: int
+    node: Node
+    low: int
+    high: int
+    """The two words of the object's digest."""
+    epoch: int
+    seq: int
+    target: Segment
+    span: Spans
+    is_promotion: bool
+
+    @property
+    def units(self) -> int:
+        return int(self.span[0, 3])
+
+    @property
+    def replica(self) -> int:
+        return int(self.span[0, 0]) >> 16 & 0xFF
+
+
+@final
+class Copies:
+    """Those under way."""
+
+    __slots__ = ("_next_id", "by_id", "retry_at_s", "units_by_node")
+
+    def __init__(self, epoch: int) -> None:
+        self.by_id: dict[int, Copy] = {}
+        self.units_by_node: dict[int, int] = {}
+        self.retry_at_s: dict[int, float] = {}
+        """Node id -> when its device is tried again after a failure."""
+        self._next_id = (epoch & 0xFFFFFF) << 40 | 1
+
+    def new_id(self) -> int:
+        copy_id = self._next_id
+        self._next_id += 1
+        return copy_id
+
+    def add(self, one: Copy) -> None:
+        self.by_id[one.copy_id] = one
+        node_id = one.node.node_id
+        self.units_by_node[node_id] = self.units_by_node.get(node_id, 0) + one.units
+
+    def pop(self, copy_id: int) -> Copy | None:
+        one = self.by_id.pop(copy_id, None)
+        if one is not None:
+            self.units_by_node[one.node.node_id] -= one.units
+        return one
+
+    @property
+    def units(self) -> int:
+        """Space that is held for them."""
+        return sum(self.units_by_node.values())
+
+
+@final
+class Tiers:
+    """Whose turn it is next; checked again when it comes."""
+
+    __slots__ = ("at", "looked_at_s", "rows", "stamps", "victims", "wanted")
+
+    def __init__(self) -> None:
+        self.rows: Rows = np.zeros(0, np.int64)
+        """To be demoted, coldest first."""
+        self.stamps: NDArray[np.uint64] = np.zeros(0, np.uint64)
+        self.at = 0
+        self.looked_at_s = -1.0
+        self.victims: dict[int, tuple[Rows, NDArray[np.uint64]]] = {}
+        """SSD segment id -> what is to be evicted there next, and its stamps."""
+        self.wanted: list[tuple[int, int]] = []
+        """To be promoted: (row, seq)."""

@@ -1,0 +1,172 @@
+"""A file or block device that is read and written past the page cache, at aligned places.
+
+Memory is named by raw addresses, as everywhere on the data path. Whatever goes wrong is an OSError,
+a read or write that ends short included: that is what a truncated file gives. `Device` is also the
+seam at which tests let it fail.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from pathlib import Path
+from typing import Final, Protocol, final
+
+from cenote.api.errors import InvalidArgument, ResourceUnavailable
+from cenote.runtime.log import get_logger
+from cenote.runtime.units import format_size
+from cenote.transport.memory_access import MEMORY
+
+__all__ = ["BLOCK_BYTES", "Device", "FileDevice", "open_device"]
+
+BLOCK_BYTES: Final = 4096
+"""Addresses, offsets and lengths are multiples of it: no device asks for more."""
+
+_log = get_logger(__name__)
+
+
+class Device(Protocol):
+    """Safe from several threads. All methods but `close` raise OSError."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def size_bytes(self) -> int: ...
+
+    def read(self, address: int, length: int, offset: int) -> None:
+        """Fill memory from the device; all of it, or it is an error."""
+        ...
+
+    def write(self, address: int, length: int, offset: int) -> None: ...
+
+    def flush(self) -> None:
+        """What was written before survives a power cut when this returns."""
+        ...
+
+    def is_there(self) -> bool:
+        """Whether a restart would find it where it is, in its full size."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@final
+class FileDevice:
+    """See `Device`."""
+
+    def __init__(self, path: Path, fd: int, size_bytes: int) -> None:
+        self.path = path
+        self.name = str(path)
+        self.size_bytes = size_bytes
+        self._fd = fd
+
+    def read(self, address: int, length: int, offset: int) -> None:
+        got = os.preadv(self._fd, [MEMORY[address : address + length]], offset)
+        if got != length:
+            raise OSError(errno.EIO, f"{got} bytes of {length} could be read at {offset}")
+
+    def write(self, address: int, length: int, offset: int) -> None:
+        done = os.pwritev(self._fd, [MEMORY[address : address + length]], offset)
+        if done != length:
+            raise OSError(errno.ENOSPC, f"{done} bytes of {length} could be written at {offset}")
+
+    def flush(self) -> None:
+        os.fdatasync(self._fd)
+
+    def is_there(self) -> bool:
+        try:
+            mine, named = os.fstat(self._fd), os.stat(self.path)
+        except OSError:
+            return False
+        if stat.S_ISBLK(mine.st_mode):
+            return True
+        return os.path.samestat(mine, named) and mine.st_size >= self.size_bytes
+
+    def close(self) -> None:
+        """Unlocks it, too. Harmless when done twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def open_device(path: Path, size_bytes: int) -> FileDevice:
+    """Open the block device, or the file, which is made where there is none.
+
+    `size_bytes` of it are used, of a block device all of it where that is 0. A file gets its space
+    now: a full disk is an error here and not when something is written. Raises ResourceUnavailable
+    (no space, no such place, another daemon has it), InvalidArgument (a file without a size).
+    """
+    try:
+        fd = _open_direct(path)
+    except OSError as error:
+        raise ResourceUnavailable(
+            f"can't open {path}: {error.strerror}",
+            remedy="name a file in an existing directory, or a block device, that this user may"
+            " write to (--ssd)",
+        ) from error
+    try:
+        _lock(fd, path)
+        return FileDevice(path, fd, _sized(fd, path, size_bytes))
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _open_direct(path: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    if path.is_block_device():
+        flags = os.O_RDWR | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_DIRECT, 0o600)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    _log.warning(
+        "this file system has no direct I/O: what is kept on it takes memory a second time",
+        path=str(path),
+    )
+    return os.open(path, flags, 0o600)
+
+
+def _lock(fd: int, path: Path) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise ResourceUnavailable(
+            f"another process has {path}",
+            remedy="stop that store daemon, or give this one another file (--ssd)",
+        ) from error
+
+
+def _sized(fd: int, path: Path, size_bytes: int) -> int:
+    found = os.fstat(fd)
+    if stat.S_ISBLK(found.st_mode):
+        whole = os.lseek(fd, 0, os.SEEK_END)
+        if size_bytes > whole:
+            raise ResourceUnavailable(
+                f"{path} has {format_size(whole)}, {format_size(size_bytes)} were asked for",
+                remedy="ask for less with --ssd-size, or leave it out for all of the device",
+            )
+        return (size_bytes or whole) // BLOCK_BYTES * BLOCK_BYTES
+    if not stat.S_ISREG(found.st_mode):
+        raise InvalidArgument(f"{path} is neither a file nor a block device")
+    size_bytes = size_bytes // BLOCK_BYTES * BLOCK_BYTES
+    if not size_bytes:
+        raise InvalidArgument(
+            f"how large {path} is to be is not said", remedy="say it with --ssd-size"
+        )
+    try:
+        os.posix_fallocate(fd, 0, size_bytes)
+    except OSError as error:
+        room = os.statvfs(path)
+        available = room.f_bavail * room.f_frsize
+        if not found.st_size:
+            path.unlink(missing_ok=True)  # it was made just now, and half of it is of no use
+        raise ResourceUnavailable(
+            f"can't get {format_size(size_bytes)} for {path}: {error.strerror};"
+            f" {format_size(available)} are free there",
+            remedy="ask for less with --ssd-size, or make room on that disk",
+        ) from error
+    return size_bytes

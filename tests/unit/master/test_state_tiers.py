@@ -1,0 +1,343 @@
+"""Copies between memory and SSD: what is planned, what comes of it, and what it never costs."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from cenote.api.errors import InvalidArgument
+from cenote.api.rows import EXTENT, CopyStatus, ObjectStatus, PutStatus
+from cenote.master import commands as c
+from cenote.master.effects import Gone, ReplicasChanged, SegmentGone
+from cenote.master.state import StateConfig
+from unit.master.state_checks import check, contents, pool_of
+from unit.master.state_kit import KIB, Kit, new_node, restarted
+from unit.master.state_replies import Hit
+from unit.master.tiers_kit import copy_all, ssd_node
+
+GRANTED = PutStatus.GRANTED
+DRAM_ID, SSD_ID = 1, 2
+
+
+def kit_with_ssd(keys: int = 0, *, ssd_bytes: int = 1 << 20, **config: float) -> Kit:
+    """64 KiB of memory, as many objects of 1 KiB as said."""
+    config.setdefault("session_granted_share_max", 1.0)
+    kit = Kit(StateConfig(**config))  # type: ignore[arg-type]
+    kit.with_nodes(ssd_node(1, ssd_bytes=ssd_bytes)).with_session()
+    for key in range(keys):
+        assert kit.put([key]) == [GRANTED]
+    return kit
+
+
+def settle(kit: Kit, status: int = CopyStatus.DONE) -> int:
+    """Plan, carry out and report copies until none is left; how many there were."""
+    node, count = kit.nodes[1], 0
+    for _ in range(100):
+        kit.tick(0.1)
+        kit.heartbeat(node)
+        done = copy_all(kit, node, status)
+        kit.heartbeat(node)
+        check(kit.state)
+        count += done
+        if not done:
+            return count
+    raise AssertionError("copies go on for ever")
+
+
+def places(kit: Kit, key: int) -> list[int]:
+    """Segments that a reader is told of."""
+    (hit,) = kit.get(key)
+    return [] if hit is None else [extent[0] for extent in hit.extents]
+
+
+def where(kit: Kit, key: int) -> set[int]:
+    """Segments that it lies in, without a touch."""
+    stats = kit.state.stat_objects(*kit.place, kit.digests(key), kit.now_s)
+    return set(np.frombuffer(stats.extents, EXTENT)["segment"].tolist())
+
+
+def hit_of(kit: Kit, key: int, **options: bool) -> Hit:
+    (hit,) = kit.get(key, **options)
+    assert hit is not None
+    return hit
+
+
+def test_the_coldest_half_of_memory_gets_copies() -> None:
+    kit = kit_with_ssd(60)
+    kit.get(*range(10))
+    assert 25 <= settle(kit) <= 32
+    copied = {int(row["seq"]) - 1 for row in kit.segments[SSD_ID].table.values()}
+    assert copied == set(range(10, 10 + len(copied)))
+    assert sum(len(e.digests) for e in kit.new(ReplicasChanged)) == len(copied)
+    assert kit.state.status(kit.now_s).ssd_used_bytes == len(copied) * 4 * KIB
+    assert settle(kit) == 0
+
+
+def test_memory_that_is_half_empty_is_not_copied() -> None:
+    kit = kit_with_ssd(30)
+    assert settle(kit) == 0
+
+
+def test_what_has_a_copy_leaves_memory_and_is_read_from_the_ssd() -> None:
+    kit = kit_with_ssd(60)
+    settle(kit)
+    assert where(kit, 0) == {DRAM_ID, SSD_ID}
+    for key in range(100, 140):
+        assert kit.put([key]) == [GRANTED]
+        settle(kit)
+    assert kit.exists(*range(60)) == [1] * 60
+    assert not kit.new(Gone)
+    assert where(kit, 0) == {SSD_ID}
+    assert places(kit, 0) == [SSD_ID]
+    assert kit.state.status(kit.now_s).counters.evicted_to_ssd > 0
+
+
+def test_only_what_is_in_memory_is_leased() -> None:
+    kit = kit_with_ssd(60)
+    settle(kit)
+    for key in range(100, 130):
+        kit.put([key])
+    hits = kit.get(0, 100, lease=True)
+    assert [h and h.status for h in hits] == [ObjectStatus.UNLEASED, ObjectStatus.LEASED]
+    assert hit_of(kit, 0, lease=True).status == ObjectStatus.UNLEASED
+    assert hit_of(kit, 129, lease=True).status == ObjectStatus.LEASED
+    check(kit.state)
+
+
+def test_a_put_never_waits_for_a_copy() -> None:
+    kit = kit_with_ssd(60)
+    for key in range(100, 300):  # copies are ordered, and none is ever reported
+        assert kit.put([key]) == [GRANTED]
+        kit.tick(0.01)
+        kit.heartbeat(kit.nodes[1])
+        check(kit.state)
+    pool = pool_of(kit.state)
+    assert 0 < pool.copies.units * 64 <= 16 * KIB
+    assert kit.new(Gone)
+    # What they were about is gone by now.
+    copy_all(kit, kit.nodes[1])
+    kit.heartbeat(kit.nodes[1])
+    check(kit.state)
+
+
+def test_the_second_touch_brings_it_back() -> None:
+    kit = kit_with_ssd(60)
+    settle(kit)
+    for key in range(100, 130):
+        kit.put([key])
+    settle(kit)
+    assert places(kit, 0) == [SSD_ID]
+    settle(kit)
+    assert places(kit, 0) == [SSD_ID]
+    assert settle(kit) >= 1
+    assert places(kit, 0) == [DRAM_ID]
+    assert kit.state.status(kit.now_s).counters.promoted == 1
+    # It has both: what leaves memory again costs nothing.
+    assert where(kit, 0) == {DRAM_ID, SSD_ID}
+    assert hit_of(kit, 0, lease=True).status == ObjectStatus.LEASED
+
+
+def test_a_promotion_costs_no_object() -> None:
+    kit = kit_with_ssd(60)
+    settle(kit)
+    for key in range(100, 140):
+        kit.put([key])
+        settle(kit)
+    keys = [*range(60), *range(100, 140)]
+    for _ in range(4):
+        kit.get(*keys)
+        settle(kit)
+    assert kit.exists(*keys) == [1] * len(keys)
+
+
+def test_a_full_ssd_evicts_what_is_coldest_there() -> None:
+    kit = kit_with_ssd(60, ssd_bytes=256 * KIB)  # 64 objects
+    settle(kit)
+    for key in range(100, 200):
+        kit.put([key])
+        settle(kit)
+    kit.get(100)
+    there = [key for key in range(60) if kit.exists(key)[0]]
+    assert not there
+    assert kit.exists(*range(140, 200)) == [1] * 60
+    assert kit.state.status(kit.now_s).ssd_used_bytes <= 256 * KIB
+
+
+@pytest.mark.parametrize("status", [CopyStatus.FAILED, CopyStatus.SOURCE_CHANGED])
+def test_a_copy_that_came_to_nothing_leaves_nothing(status: int) -> None:
+    kit = kit_with_ssd(60)
+    kit.tick(0.1)
+    kit.heartbeat(kit.nodes[1])
+    count = copy_all(kit, kit.nodes[1], status)
+    kit.heartbeat(kit.nodes[1])
+    check(kit.state)
+    assert kit.state.status(kit.now_s).counters.copies_failed == count > 0
+    assert not pool_of(kit.state).copies.units
+    # A device that fails rests for a second; bytes that are wrong are not copied again.
+    if status == CopyStatus.SOURCE_CHANGED:
+        settle(kit, status)
+    kit.tick(0.1)
+    assert not pool_of(kit.state).copies.units
+    kit.tick(2.0)
+    assert bool(pool_of(kit.state).copies.units) == (status == CopyStatus.FAILED)
+
+
+def test_a_damaged_copy_is_dropped_when_it_is_to_be_promoted() -> None:
+    kit = kit_with_ssd(60)
+    settle(kit)
+    for key in range(100, 130):
+        kit.put([key])
+    settle(kit)
+    for _ in range(2):
+        assert places(kit, 0) == [SSD_ID]
+    settle(kit, CopyStatus.SOURCE_CHANGED)
+    assert kit.exists(0) == [0]
+    assert kit.state.status(kit.now_s).counters.damaged == 1
+
+
+def test_removed_and_replaced_objects_do_not_come_back_with_their_copies() -> None:
+    kit = kit_with_ssd(60)
+    kit.tick(0.1)
+    node = kit.nodes[1]
+    kit.heartbeat(node)
+    assert kit.remove(0, 1) == [1, 1]
+    kit.put([1])
+    copy_all(kit, node)
+    kit.heartbeat(node)
+    check(kit.state)
+    assert kit.exists(0, 1) == [0, 1]
+    assert places(kit, 1) == [DRAM_ID]
+
+
+def test_another_process_of_the_daemon_frees_what_its_copies_held() -> None:
+    kit = kit_with_ssd(60)
+    node = kit.nodes[1]
+    kit.tick(0.1)
+    kit.heartbeat(node)
+    copy_all(kit, node)  # some were carried out, and never reported
+    node.copied.clear()
+    assert pool_of(kit.state).copies.units
+    kit.restart_node(node)
+    check(kit.state)
+    assert not pool_of(kit.state).copies.units
+    assert not kit.segments[SSD_ID].table  # told to be cleared
+    settle(kit)
+    assert len(kit.segments[SSD_ID].table) > 20
+
+
+def test_an_ssd_that_is_not_brought_back_costs_what_was_on_it_alone() -> None:
+    kit = kit_with_ssd(60)
+    settle(kit)
+    for key in range(100, 120):
+        kit.put([key])
+    node = kit.nodes[1]
+    kit.tick(0.1)
+    on_ssd = [key for key in range(60) if where(kit, key) == {SSD_ID}]
+    assert on_ssd
+    node.segments.pop()
+    kit.attach(node)
+    check(kit.state)
+    assert [effect.segment_id for effect in kit.new(SegmentGone)] == [SSD_ID]
+    left = [key for key in range(60) if kit.exists(key)[0]]
+    assert set(left) == set(range(60)) - set(on_ssd)
+    kit.tick(1.0)
+    check(kit.state)
+
+
+def test_a_new_leader_finds_the_copies() -> None:
+    kit = kit_with_ssd(60)
+    settle(kit)
+    for key in range(100, 130):
+        kit.put([key])
+    kit.tick(0.1)
+    kit.heartbeat(kit.nodes[1])  # copies are under way when it ends
+    before = contents(kit.state)
+    node = kit.nodes[1]
+    node.copies, node.copied, node.done_instruction = [], [], 0
+    new = restarted(kit, session_granted_share_max=1.0)
+    new.attach(node)
+    new.with_session()
+    check(new.state)
+    assert contents(new.state) == before
+    assert places(new, 0) == [SSD_ID]
+    settle(new)
+
+
+def test_nobody_puts_to_an_ssd() -> None:
+    kit = kit_with_ssd()
+    with pytest.raises(InvalidArgument):
+        kit.start([1], tier=2)
+    with pytest.raises(InvalidArgument):
+        kit.start([1, 2], tier=2)
+
+
+def test_nodes_without_an_ssd_keep_to_themselves() -> None:
+    kit = Kit(StateConfig(session_granted_share_max=1.0))
+    kit.with_nodes(new_node(2), ssd_node(1)).with_session()
+    for key in range(100):
+        kit.put([key])
+    settle(kit)
+    rows = kit.segments[3].table.values()
+    on_node = {int(row["seq"]) for row in kit.segments[2].table.values()}
+    assert rows
+    assert {int(row["seq"]) for row in rows} <= on_node
+
+
+def test_an_object_in_two_replicas_gets_one_copy() -> None:
+    kit = Kit(StateConfig(session_granted_share_max=1.0))
+    kit.with_nodes(ssd_node(1), ssd_node(2)).with_session()
+    for key in range(60):
+        assert kit.put([key], replicas=2) == [GRANTED]
+    kit.tick(0.1)
+    for node in kit.nodes.values():
+        kit.heartbeat(node)
+        copy_all(kit, node)
+        kit.heartbeat(node)
+    check(kit.state)
+    hit = hit_of(kit, 0)
+    assert (hit.replicas, len(hit.extents)) == (2, 2)
+    pool = pool_of(kit.state)
+    assert int(pool.objects.replicas[1:].max()) == 3
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_whatever_comes_space_adds_up_and_readers_find_what_was_sealed(number: int) -> None:
+    dice = random.Random(number)
+    kit = kit_with_ssd(ssd_bytes=(128 + 64 * number) * KIB)
+    node = kit.nodes[1]
+    for _ in range(250):
+        key = dice.randrange(120)
+        what = dice.random()
+        if what < 0.4:
+            kit.put([key], dice.choice([100, KIB, 3 * KIB, 9 * KIB]))
+        elif what < 0.6:
+            kit.get(*dice.sample(range(120), 8), lease=dice.random() < 0.5)
+        elif what < 0.65:
+            kit.remove(key)
+        elif what < 0.7:
+            kit.tick(dice.choice([0.0, 0.1, 2.0]))
+        elif what < 0.8:
+            copy_all(kit, node, dice.choice([0, 0, 0, 1, 2]))
+        elif what < 0.95:
+            kit.heartbeat(node)
+        elif what < 0.97:
+            node.copies, node.copied, node.done_instruction = [], [], 0
+            kit.restart_node(node)
+        elif what < 0.98:
+            node.copies, node.copied, node.done_instruction = [], [], 0
+            kit = restarted(kit, session_granted_share_max=1.0)
+            kit.attach(node)
+            kit.with_session()
+        else:
+            kit.apply(c.Touch(*kit.place, kit.digests(key), False))
+        check(kit.state)
+        for hit in kit.get(*range(0, 120, 7)):
+            if hit is None:
+                continue
+            for segment_id, _, offset, length in hit.extents:
+                slots = kit.segments[segment_id].table.values()
+                found = [s for s in slots if s["offset"] == offset and s["seq"] == hit.seq]
+                assert found
+                assert all(int(s["length"]) >= length for s in found)

@@ -1,0 +1,53 @@
+"""Pretended daemons with an SSD: they copy when they are told to."""
+
+from __future__ import annotations
+
+from cenote.api.rows import CopyStatus
+from unit.master.state_kit import KIB, MIB, FakeNode, FakeSegment, Kit, new_node
+
+__all__ = ["copy_all", "ssd_node"]
+
+
+def ssd_node(
+    number: int, size_bytes: int = 64 * KIB, ssd_bytes: int = MIB, *, ssd_slots: int = 512
+) -> FakeNode:
+    """One with a segment in memory and one on an SSD."""
+    node = new_node(number, size_bytes)
+    incarnation = f"inc-{number}-ssd".encode()
+    node.segments.append(
+        FakeSegment(incarnation, ssd_bytes, ssd_bytes, unit_bytes=4096, slots=ssd_slots, tier=2)
+    )
+    return node
+
+
+def copy_all(kit: Kit, node: FakeNode, status: int = CopyStatus.DONE) -> int:
+    """Have the daemon carry out what it was told to copy, with this outcome; how much it was.
+
+    The next heartbeat reports it. A source that is not there any more is told as changed.
+    """
+    for rows in node.copies:
+        source = [
+            kit.segments[int(row["source_segment"])].table.get(int(row["source_slot"]))
+            for row in rows
+        ]
+        there = all(
+            slot is not None
+            and (slot["seq"], slot["epoch"]) == (row["source_seq"], row["source_epoch"])
+            for slot, row in zip(source, rows, strict=True)
+        )
+        first = rows[0]
+        outcome = status if there else CopyStatus.SOURCE_CHANGED
+        if outcome == CopyStatus.DONE:
+            assert source[0] is not None
+            moved = source[0].copy()
+            target = kit.segments[int(first["target_segment"])]
+            moved["segment_index"] = node.segments.index(target)
+            moved["slot"], moved["offset"] = first["target_slot"], first["target_offset"]
+            moved["length"] = sum(int(slot["length"]) for slot in source if slot is not None)
+            moved["replica"] = first["target_replica"]
+            moved["extent_index"], moved["extent_count"] = 0, 1
+            target.table[int(first["target_slot"])] = moved
+        node.copied.append((int(first["copy_id"]), outcome))
+    count = len(node.copies)
+    node.copies = []
+    return count

@@ -1,0 +1,343 @@
+"""SSD segments: copies, reads, restarts, and what a device can do to them."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cenote.api.errors import InvalidArgument, ResourceUnavailable
+from cenote.api.rows import EXTENT, CopyStatus
+from cenote.api.slot_sums import add_sums, slot_hashes
+from cenote.runtime.memory import address_of
+from cenote.store.device import BLOCK_BYTES, open_device
+from cenote.store.disk_io import BUFFER_BYTES
+from cenote.store.disk_reads import plan_groups
+from cenote.store.ssd import DISK_ADDRESS, FAILURES_MAX, plan_ssd
+from faulty_device import io_error, no_fault
+from ssd_node import SSD_ID, SsdNode, payload_of
+from waiting import wait_until
+
+MIB = 1 << 20
+LONG_KEY = bytes(range(200))
+
+
+def rows_of(*places: tuple[int, int]) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+    rows = np.zeros(len(places), EXTENT)
+    rows["segment"] = SSD_ID
+    for i, (offset, length) in enumerate(places):
+        rows["offset"][i], rows["length"][i] = offset, length
+    return rows
+
+
+def read(node: SsdNode, places: list[tuple[int, int]], *, shm: bool) -> list[bytes]:
+    channel = node.channel(shm=shm)
+    buffers = [bytearray(length) for _, length in places]
+    addresses = np.array([address_of(b) for b in buffers], np.uint64)
+    statuses = channel.read(rows_of(*places), addresses, 10.0)
+    assert not statuses.any()
+    one = bytearray(places[0][1])
+    status, _ = channel.read_one(SSD_ID, *places[0], address_of(one), 10.0, checksum=False)
+    assert (status, one) == (0, buffers[0])
+    return [bytes(buffer) for buffer in buffers]
+
+
+SIZES = [1, 4096, 5000, MIB, MIB + 5, 5 * MIB // 2, 100]
+
+
+def fill(node: SsdNode) -> list[tuple[bytes, int]]:
+    """Objects of all sizes, copied to the SSD: (bytes, offset there)."""
+    at, target, made = 0, 0, []
+    for slot, size in enumerate(SIZES):
+        data = payload_of(slot, size)
+        key = LONG_KEY if slot % 2 else b"key"
+        whole = size + (len(key) if slot % 2 else 0)
+        node.put(slot, data, [(at, whole)], key=key)
+        node.copy([slot], 100 - slot, target, -(-whole // BLOCK_BYTES) * BLOCK_BYTES)
+        made.append((data, target))
+        at += -(-whole // 64) * 64
+        target += -(-whole // BLOCK_BYTES) * BLOCK_BYTES
+    assert set(node.results(len(SIZES)).values()) == {CopyStatus.DONE}
+    return made
+
+
+@pytest.mark.parametrize("shm", [False, True])
+def test_copies_are_read_back(tmp_path: Path, shm: bool) -> None:
+    with SsdNode(tmp_path) as node:
+        made = fill(node)
+        assert read(node, [(at, len(data)) for data, at in made], shm=shm) == [d for d, _ in made]
+        # Parts of an object, too, that begin and end anywhere.
+        big, at = made[5]
+        parts = [(7, 4096), (4000, 200), (MIB - 3, MIB), (0, len(big))]
+        got = read(node, [(at + start, length) for start, length in parts], shm=shm)
+        assert got == [big[start : start + length] for start, length in parts]
+
+
+def test_a_restart_finds_the_copies_and_reads_no_payload(tmp_path: Path) -> None:
+    with SsdNode(tmp_path) as node:
+        made = fill(node)
+        slots, incarnation = node.table_slots, node.ssd.incarnation
+    looked_at: list[int] = []
+    with SsdNode(tmp_path) as again:
+        again.device.on_read = lambda offset, length: looked_at.append(offset)
+        assert again.ssd.reopened
+        assert (again.table_slots, again.ssd.incarnation) == (slots, incarnation)
+        assert not looked_at
+        again.device.on_read = no_fault
+        assert read(again, [(at, len(d)) for d, at in made], shm=False) == [d for d, _ in made]
+
+
+def test_sums_are_of_what_is_on_the_ssd_also_after_a_restart(tmp_path: Path) -> None:
+    with SsdNode(tmp_path) as node:
+        fill(node)
+        sums = node.ssd.table.sums(4)
+        (rows,) = node.ssd.table.inventory(node.ssd.index)
+        names = ("slot", "epoch", "seq", "offset", "replica")
+        hashes = slot_hashes(*(rows[name].astype(np.uint64) for name in names))
+        expected, counts = np.zeros(len(sums), np.uint64), np.zeros(len(sums), np.uint64)
+        add_sums(expected, counts, rows["slot"].astype(np.int64) // 4, hashes)
+        assert sums["sum"].tolist() == expected.tolist()
+        assert sums["count"].tolist() == counts.tolist()
+        assert int(counts.sum()) == len(SIZES)
+    with SsdNode(tmp_path) as again:
+        assert again.ssd.table.sums(4).tolist() == sums.tolist()
+
+
+def test_another_size_begins_anew(tmp_path: Path) -> None:
+    with SsdNode(tmp_path) as node:
+        fill(node)
+        incarnation = node.ssd.incarnation
+    with SsdNode(tmp_path, ssd_bytes=32 * MIB) as again:
+        assert not again.table_slots
+        assert again.ssd.incarnation != incarnation
+
+
+def test_an_object_in_pieces_becomes_one_extent(tmp_path: Path) -> None:
+    data = payload_of(1, 3 * MIB)
+    with SsdNode(tmp_path) as node:
+        node.put(4, data, [(0, MIB), (8 * MIB, MIB), (4 * MIB, MIB)])
+        node.copy([4, 5, 6], 9, MIB, 3 * MIB)
+        assert node.results(1) == {1: CopyStatus.DONE}
+        assert read(node, [(MIB, len(data))], shm=True) == [data]
+
+
+def test_a_payload_is_flushed_before_its_slot(tmp_path: Path) -> None:
+    with SsdNode(tmp_path) as node:
+        payload_at = node.ssd.plan.data_at
+        seen: list[bool] = []
+
+        def on_write(offset: int, length: int) -> OSError | None:
+            if offset < payload_at:
+                flushed = [o for o, _ in node.device.flushed_before]
+                seen.append(any(o >= payload_at for o in flushed))
+            return None
+
+        node.device.on_write = on_write
+        fill(node)
+        assert seen
+        assert all(seen)
+
+
+@pytest.mark.parametrize("torn_bytes", [0, 512, 1000])
+def test_a_torn_slot_is_no_slot_and_harms_no_other(tmp_path: Path, torn_bytes: int) -> None:
+    with SsdNode(tmp_path) as node:
+        fill(node)
+        before = node.table_slots
+        node.device.torn_bytes = torn_bytes
+        table_end = node.ssd.plan.data_at
+        node.device.on_write = lambda offset, length: (
+            OSError(errno.EIO, "power cut") if offset < table_end else None
+        )
+        data = payload_of(50, 10_000)
+        node.put(50, data, [(12 * MIB, 10_000)])
+        copy_id = node.copy([50], 93, 12 * MIB, 12_288)  # a page with others around it
+        assert node.results(1) == {copy_id: CopyStatus.FAILED}
+        assert node.table_slots == before
+    with SsdNode(tmp_path) as again:
+        assert set(again.table_slots) - {93} == set(before)
+
+
+def test_a_device_that_fails_makes_no_copy(tmp_path: Path) -> None:
+    with SsdNode(tmp_path) as node:
+        node.put(0, payload_of(1, MIB), [(0, MIB)])
+        node.device.on_write = io_error
+        first = node.copy([0], 0, 0, MIB)
+        assert node.results(1) == {first: CopyStatus.FAILED}
+        node.device.on_write = no_fault
+        node.device.flush_error = OSError(errno.EIO, "injected")
+        second = node.copy([0], 0, 0, MIB)
+        assert node.results(1) == {second: CopyStatus.FAILED}
+        assert not node.table_slots
+        node.device.flush_error = None
+        third = node.copy([0], 0, 0, MIB)
+        assert node.results(1) == {third: CopyStatus.DONE}
+
+
+def test_a_source_that_changed_makes_no_copy(tmp_path: Path) -> None:
+    with SsdNode(tmp_path) as node:
+        node.put(0, payload_of(1, 5 * MIB // 2), [(0, 5 * MIB // 2)])
+        node.put(1, payload_of(2, 4096), [(4 * MIB, 4096)])
+        node.dram.view[2 * MIB] ^= 1  # given to somebody else meanwhile
+        stale = node.copy([0], 0, 0, 3 * MIB)
+        other = node.copy([1], 1, 4 * MIB, 4096)
+        unknown = node.copy([1], 2, 8 * MIB, 4096, seq=77)
+        assert node.results(3) == {
+            stale: CopyStatus.SOURCE_CHANGED,
+            other: CopyStatus.DONE,
+            unknown: CopyStatus.SOURCE_CHANGED,
+        }
+        assert node.table_slots == [1]
+
+
+def test_promotion_brings_the_bytes_back(tmp_path: Path) -> None:
+    data = payload_of(3, 5 * MIB // 2)
+    with SsdNode(tmp_path) as node:
+        node.put(0, data, [(0, len(data))])
+        node.copy([0], 7, MIB, 3 * MIB)
+        assert node.results(1) == {1: CopyStatus.DONE}
+        back = node.copy([7], 3, 8 * MIB, len(data), seq=1, promote=True)
+        assert node.results(1) == {back: CopyStatus.DONE}
+        assert node.dram.view[8 * MIB : 8 * MIB + len(data)] == data
+        assert node.dram.table.record(3, 3, 1) is not None
+        # A bit that flipped on the device: found, and no slot made.
+        with node.path.open("r+b") as file:
+            file.seek(node.ssd.plan.data_at + MIB + 1000)
+            file.write(b"X")
+        node.device.on_read = no_fault
+        damaged = node.copy([7], 4, 12 * MIB, len(data), seq=1, promote=True)
+        assert node.results(1) == {damaged: CopyStatus.SOURCE_CHANGED}
+        assert node.dram.table.record(4, 3, 1) is None
+
+
+def test_copies_of_an_earlier_leader_do_not_land(tmp_path: Path) -> None:
+    with SsdNode(tmp_path) as node:
+        node.put(0, payload_of(1, MIB), [(0, MIB)])
+        node.device.hang.clear()
+        node.copy([0], 0, 0, MIB)
+        wait_until(lambda: node.copier._under_way == 1, what="a copy to begin")
+        node.copy([0], 1, MIB, MIB)
+        node.copier.fence(4)
+        node.device.hang.set()
+        last = node.copy([0], 2, 2 * MIB, MIB, epoch=4)
+        assert node.results(1) == {last: CopyStatus.DONE}
+        assert node.table_slots == [2]
+
+
+def test_what_can_not_be_read_comes_as_zeros_and_others_as_they_are(tmp_path: Path) -> None:
+    with SsdNode(tmp_path) as node:
+        made = fill(node)
+        bad = node.ssd.plan.data_at + made[3][1]
+        node.device.on_read = lambda offset, length: (
+            OSError(errno.EIO, "injected") if offset <= bad < offset + length else None
+        )
+        places = [made[3], made[5]]
+        got = read(node, [(at, len(data)) for data, at in places], shm=False)
+        assert got[0] != made[3][0]
+        assert not any(got[0][:4096])
+        assert node.ssd.disk.counters.errors > 0
+
+
+def test_nobody_writes_there_but_the_daemon(tmp_path: Path) -> None:
+    with SsdNode(tmp_path) as node:
+        channel = node.channel(shm=False)
+        data = bytearray(4096)
+        places = rows_of((0, 2048), (4096, 2048))
+        addresses = np.array([address_of(data), address_of(data) + 2048], np.uint64)
+        grant_id = 1 << 62
+        statuses = channel.write(places, addresses, grant_id, 5.0)
+        assert statuses.tolist() == [InvalidArgument.code] * 2
+        one = channel.write_one(SSD_ID, 0, 4096, address_of(data), grant_id, 5.0, checksum=False)
+        assert one[0] == InvalidArgument.code
+
+
+def test_a_truncated_file_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    with SsdNode(tmp_path) as node:
+        made = fill(node)
+        data, at = made[0]
+        with node.path.open("r+b") as file:
+            file.truncate(node.ssd.plan.data_at + at + BLOCK_BYTES)
+        got = read(node, [(at, 1), (made[5][1], 5 * MIB // 2)], shm=True)
+        assert got[0] == data
+        assert not any(got[1])
+        assert not node.device.is_there()
+
+
+def test_a_dead_device_is_given_up(tmp_path: Path) -> None:
+    with SsdNode(tmp_path) as node:
+        fill(node)
+        node.device.on_read = io_error
+        while node.ssd.disk.failures < FAILURES_MAX:
+            assert not node.segments.give_up_failed()
+            read(node, [(0, 1)], shm=False)
+        assert node.segments.give_up_failed()
+        assert node.segments.ssd() == ()
+        assert node.segments.by_id(SSD_ID) is None
+        assert not node.segments.give_up_failed()
+
+
+def test_a_disk_without_room_is_an_error_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ResourceUnavailable, match="are free there"):
+        open_device(tmp_path / "ssd", 1 << 50)
+    assert not (tmp_path / "ssd").exists()
+    with pytest.raises(InvalidArgument):
+        open_device(tmp_path / "other", 0)
+    with pytest.raises(ResourceUnavailable, match="can't open"):
+        open_device(tmp_path / "none" / "ssd", MIB)
+    with pytest.raises(InvalidArgument):
+        plan_ssd(MIB)
+
+
+def test_two_daemons_do_not_share_a_file(tmp_path: Path) -> None:
+    first = open_device(tmp_path / "ssd", MIB)
+    with pytest.raises(ResourceUnavailable, match="another process"):
+        open_device(tmp_path / "ssd", MIB)
+    first.close()
+    open_device(tmp_path / "ssd", MIB).close()
+
+
+PLACES = st.lists(
+    st.tuples(st.integers(0, 4 * MIB), st.integers(1, 3 * MIB), st.booleans()), max_size=20
+)
+
+
+@given(PLACES, st.integers(1, 16))
+def test_groups_have_every_byte_once_and_in_order(
+    items: list[tuple[int, int, bool]], threads: int
+) -> None:
+    addresses = [offset + DISK_ADDRESS if disk else 64 + offset for offset, _, disk in items]
+    lengths = [length for _, length, _ in items]
+    groups = plan_groups(addresses, lengths, threads)
+    sent: list[tuple[int, int]] = []
+    for group in groups:
+        if group.memory is not None:
+            sent.append(group.memory)
+            continue
+        end = 0
+        for offset, length, at in group.pieces:
+            assert offset % BLOCK_BYTES == length % BLOCK_BYTES == 0
+            assert (at, length > 0) == (end, True)
+            end = at + length
+        assert end <= BUFFER_BYTES
+        for start, length in group.sends:
+            while length:
+                piece = next(p for p in group.pieces if p[2] <= start < p[2] + p[1])
+                step = min(length, piece[2] + piece[1] - start)
+                sent.append((DISK_ADDRESS + piece[0] + start - piece[2], step))
+                start, length = start + step, length - step
+    joined: list[list[int]] = []
+    for address, length in sent:
+        if joined and sum(joined[-1]) == address:
+            joined[-1][1] += length
+        else:
+            joined.append([address, length])
+    wanted: list[list[int]] = []
+    for address, length in zip(addresses, lengths, strict=True):
+        if wanted and sum(wanted[-1]) == address:
+            wanted[-1][1] += length
+        else:
+            wanted.append([address, length])
+    assert joined == wanted
