@@ -49,7 +49,7 @@ NOTICED_AT = {
     "second commit wins": 1,
     "sums are not compared": 21,
     "tombstones are forgotten": 23,
-    "unfenced is forgotten": 12,
+    "unfenced is forgotten": 13,
     "views are overlooked": 109,
     "void grants are used": 175,
 }
