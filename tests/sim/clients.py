@@ -92,6 +92,7 @@ class ClientProcess:
         if world.loop.dice.random() < 0.8:
             transports.insert(0, SimShm(world, party, self._boot))
         client = Client.__new__(Client)
+        world.oracle.following.begins_anew(party)
 
         def master(hello: Any, greeted: Any) -> Any:
             if world.kv is None:

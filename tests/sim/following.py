@@ -19,9 +19,14 @@ class Following:
     def __init__(self, world: World) -> None:
         self._world = world
         self._heard: dict[Party, int] = {}
-        """Epochs of leaders that a client knows of."""
+        """Epochs of leaders that a process's client knows of."""
         self._unproven_s: dict[Party, float] = {}
         """When a client was last answered by a leader that was past its tenure."""
+
+    def begins_anew(self, party: Party) -> None:
+        """It opens a client, after one that could not be opened maybe: what that was told went
+        with it."""
+        self._heard.pop(party, None)
 
     def heard(self, party: Party, epoch: int) -> None:
         """A master has told that this epoch has begun."""

@@ -59,8 +59,6 @@ class Oracle:
         self._placed: dict[Version, list[tuple[SegmentFile, int, int]]] = {}
         """Version -> (file, slot, replica) of each extent."""
         self.gone: dict[Version, GoneReason] = {}
-        self._again: set[Version] = set()
-        """Evicted, and taken in from a slot once more: bugs.md, known weaknesses."""
         self._lost_unsealed: set[Version] = set()
         """What the master dropped for want of slots: they must not be written any more."""
         self._versions_of: dict[tuple[bytes, int], Version] = {}
@@ -180,7 +178,6 @@ class Oracle:
         removed = self._last_removal(put.key) > number
         others = [v for other in self.puts.values() if other.key == put.key for v in other.versions]
         put_again = any(self._numbers[v] > number for v in others)
-        away = away or version in self._again
         overwritten = away and not is_intact(put.value, self._placed[version], version)
         return striped or removed or put_again or overwritten
 
@@ -240,8 +237,7 @@ class Oracle:
             if digest.tobytes() not in self.digests.get(put.key, ()):
                 raise Violation(f"version {version} has the digest of another key")
             self._decisions += 1
-            if self.gone.pop(version, None) is not None:
-                self._again.add(version)
+            self.gone.pop(version, None)  # a master died before it wrote that down
             files = self._world.files
             self._placed[version] = [
                 (files[pool.segments.by_id[segment].incarnation], slot, replica)

@@ -53,8 +53,7 @@ def adopt(
     Returns (how many objects, which of the slots are to be cleared).
     """
     clear = np.ones(len(slots), np.bool_)
-    newer = _newer(pool, slots)
-    newer &= np.isin(slots["segment_index"], [segment.index for segment in segments])
+    newer = _newer(pool, segments, slots)
     at = np.flatnonzero(newer)
     if not len(at):
         return 0, clear
@@ -75,8 +74,9 @@ def adopt(
     return adopted, clear
 
 
-def _newer(pool: Pool, slots: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Which slots are above the last seq that the journal has of their epoch."""
+def _newer(pool: Pool, segments: list[Segment], slots: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Which slots of these segments are above the last seq that the journal has of their epoch,
+    and were not there to be taken in before."""
     newer = np.zeros(len(slots), np.bool_)
     if not pool.adoption_open:
         return newer
@@ -84,7 +84,11 @@ def _newer(pool: Pool, slots: NDArray[np.void]) -> NDArray[np.bool_]:
         newest = pool.adoption.newest_of(epoch)
         if pool.adoption.floor <= epoch < pool.epoch:
             newer |= (slots["epoch"] == epoch) & (slots["seq"].astype(np.int64) > newest)
-    return newer
+    unmet = np.zeros(len(slots), np.bool_)
+    for segment in segments:
+        here = slots["segment_index"] == segment.index
+        unmet |= here & (slots["epoch"] >= segment.met_epoch)
+    return newer & unmet
 
 
 def _adopt_one(work: _Adoption, found: Found) -> list[int]:

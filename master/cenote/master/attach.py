@@ -16,7 +16,7 @@ from cenote.api.rows import CLAIM, SLOT, SLOT_REF, UNIT_BYTES
 from .adopting import adopt
 from .commands import Attach, AttachReply, PoolCopy, SegmentReport
 from .copies import abandon_copies
-from .effects import GoneReason, NodeKnown, NodeServes, SegmentKnown, SlotsGrown
+from .effects import GoneReason, NodeKnown, NodeServes, SegmentKnown, SegmentMet, SlotsGrown
 from .inventory import confirm
 from .node_ops import lose_segment
 from .nodes import Node, NodeState
@@ -73,6 +73,11 @@ def attach(pool: Pool, command: Attach, now_s: float) -> AttachReply:
         _make_usable(pool, segment, report)
     unknown = inventory[~known]
     adopted, stale = adopt(pool, fresh, unknown)
+    # After what was adopted, and before all that becomes of it: a journal that has lost this, has
+    # lost who was given the space of what was evicted, too, so that nobody was.
+    for segment in fresh:
+        segment.met_epoch = pool.epoch
+        pool.effects.append(SegmentMet(segment.segment_id, pool.epoch))
     _withhold(pool, node, fresh, command)
     node.attached = True
     if not same_process:

@@ -130,6 +130,15 @@ class SlotsGrown:
 
 
 @dataclass(slots=True)
+class SegmentMet:
+    """Its daemon attached to this epoch for the first time, and what its slots had of earlier ones
+    was taken in or refused (durable)."""
+
+    segment_id: int
+    epoch: int
+
+
+@dataclass(slots=True)
 class SegmentGone:
     """Its contents are lost; objects that lost all replicas went before as Gone (durable)."""
 
@@ -204,6 +213,7 @@ DurableEffect = (
     | NodeServes
     | SegmentKnown
     | SlotsGrown
+    | SegmentMet
     | SegmentGone
     | Pinned
     | EpochStarted
@@ -220,6 +230,7 @@ DURABLE = (
     NodeServes,
     SegmentKnown,
     SlotsGrown,
+    SegmentMet,
     SegmentGone,
     Pinned,
     EpochStarted,

@@ -24,6 +24,7 @@ from .effects import (
     ReplicasChanged,
     SegmentGone,
     SegmentKnown,
+    SegmentMet,
     SlotsGrown,
     Stored,
 )
@@ -46,6 +47,7 @@ from .journal_layout import (
     KIND_REPLICAS,
     KIND_SEGMENT,
     KIND_SEGMENT_GONE,
+    KIND_SEGMENT_MET,
     KIND_SERVES,
     KIND_SNAPSHOT_END,
     KIND_STORED,
@@ -60,6 +62,7 @@ from .journal_layout import (
     REPLICAS_ROW_BYTES,
     SEGMENT,
     SEGMENT_GONE,
+    SEGMENT_MET,
     SERVES,
     STORED,
     STORED_ROW_BYTES,
@@ -242,6 +245,10 @@ def _encode_grown(effect: SlotsGrown) -> _Parts:
     return (GROWN.pack(effect.segment_id, effect.offset_units, effect.length_units, effect.slots),)
 
 
+def _encode_segment_met(effect: SegmentMet) -> _Parts:
+    return (SEGMENT_MET.pack(effect.segment_id, effect.epoch),)
+
+
 def _encode_segment_gone(effect: SegmentGone) -> _Parts:
     return (SEGMENT_GONE.pack(effect.segment_id),)
 
@@ -271,6 +278,7 @@ _ENCODERS: Final[dict[type[Entry], tuple[int, Callable[..., _Parts]]]] = {
     NodeServes: (KIND_SERVES, _encode_serves),
     SegmentKnown: (KIND_SEGMENT, _encode_segment),
     SlotsGrown: (KIND_GROWN, _encode_grown),
+    SegmentMet: (KIND_SEGMENT_MET, _encode_segment_met),
     SegmentGone: (KIND_SEGMENT_GONE, _encode_segment_gone),
     Pinned: (KIND_PINNED, _encode_pinned),
     EpochStarted: (KIND_EPOCH, _encode_epoch),

@@ -59,6 +59,7 @@ KIND_PINNED: Final = 9
 KIND_EPOCH: Final = 10
 KIND_SERVES: Final = 12
 KIND_POOL: Final = 14
+KIND_SEGMENT_MET: Final = 15
 KIND_SNAPSHOT_END: Final = 255
 
 STORED: Final = Struct("<IIIII")  # namespace, generation, epoch, objects, extents
@@ -72,6 +73,7 @@ ENDPOINT: Final = Struct("<III")  # kind, lengths of 2 texts
 SEGMENT: Final = Struct("<IIIIQIII")  # id, node, index, tier, size, unit, slots, length of a text
 GROWN: Final = Struct("<IIII")  # segment, offset, length, slots
 SEGMENT_GONE: Final = Struct("<I")
+SEGMENT_MET: Final = Struct("<II")  # segment, epoch
 EPOCH: Final = Struct("<IIQ")  # epoch, 0, last seq
 POOL: Final = Struct("<IIII")  # rebuilt epoch, adopt below, length of id, ancestors
 POOL_ID_BYTES: Final = 16

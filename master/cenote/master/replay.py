@@ -28,6 +28,7 @@ from .effects import (
     ReplicasChanged,
     SegmentGone,
     SegmentKnown,
+    SegmentMet,
     SlotsGrown,
     Stored,
 )
@@ -164,6 +165,12 @@ def _grown(pool: Pool, effect: SlotsGrown) -> None:
         segment.note_growth(effect)
 
 
+def _segment_met(pool: Pool, effect: SegmentMet) -> None:
+    segment = pool.segments.by_id.get(effect.segment_id)
+    if segment is not None:
+        segment.met_epoch = max(segment.met_epoch, effect.epoch)
+
+
 def _segment_gone(pool: Pool, effect: SegmentGone) -> None:
     pool.segments.drop(effect.segment_id)
 
@@ -202,6 +209,7 @@ _REPLAY: dict[type[DurableEffect], Callable[[Pool, Any], None]] = {
     NodeServes: _serves,
     SegmentKnown: _segment,
     SlotsGrown: _grown,
+    SegmentMet: _segment_met,
     SegmentGone: _segment_gone,
     Pinned: _pinned,
     EpochStarted: _epoch,
@@ -281,6 +289,8 @@ def _parts(pool: Pool) -> Iterator[DurableEffect]:
         yield segment.known()
         for offset, length in segment.retired:
             yield SlotsGrown(segment.segment_id, offset, length, segment.slots.total)
+        if segment.met_epoch:
+            yield SegmentMet(segment.segment_id, segment.met_epoch)
     rows = pool.objects.live_rows(0, pool.objects.high_water)[0]
     rows = rows[pool.namespaces.alive[pool.incarnations_of(rows)]]
     rows = rows[np.argsort(pool.stamp.take(rows), kind="stable")]

@@ -44,6 +44,7 @@ class Segment:
         "incarnation",
         "index",
         "is_new",
+        "met_epoch",
         "node",
         "ready_units",
         "retired",
@@ -72,6 +73,9 @@ class Segment:
         self.grow_bytes = grow_bytes
         self.grow_below = GROW_ALWAYS
         """Growing is of use only when fewer slots than this are free: there was no room before."""
+        self.met_epoch = 0
+        """The last one that its daemon attached to. What it has of earlier ones and the table does
+        not was refused then, or has gone since: its space may be another's."""
         self.is_new = False
         """Met first in this epoch: no lease of an earlier one can be on it."""
 

@@ -2,8 +2,8 @@
 
 Contents that outlived a daemon are believed only so far: until their checksums were taken anew, the
 master gives nobody a lease on them, so that every reader takes the checksum itself. The same goes,
-after a change of leader, for the slots that were sealed last in the old one's time, since the new
-one may adopt them.
+after a change of leader, for the slots that were sealed last in the time of the old one, or of
+several, since the new one may adopt them.
 
 Threads take the work in pieces, at low priority, and rest after each: who reads or writes goes
 first. A slot whose payload is not what it was is cleared and told to the master with the next
@@ -187,11 +187,7 @@ class Verifier:
                 if segment.index in self._everything:
                     found.append(rows)
                     continue
-                older = rows[rows["epoch"] < epoch]
-                if len(older):
-                    last = older["epoch"] == older["epoch"].max()
-                    newest = int(older["seq"][last].max())
-                    found.append(older[last & (older["seq"] + np.uint64(LATE_SEQS) > newest)])
+                found += _late(rows[rows["epoch"] < epoch], self._epoch)
         rows = np.concatenate(found)
         order = np.lexsort((rows["extent_index"], rows["replica"], rows["seq"], rows["epoch"]))
         return rows[order]
@@ -277,6 +273,15 @@ class Verifier:
         with self._lock:
             self.damaged_slots += len(rows)
             self._found.extend(_Told(rows[i].tobytes(), until_s) for i in range(len(rows)))
+
+
+def _late(older: Rows, verified_epoch: int) -> Iterator[Rows]:
+    """The last slots of each epoch that has ended since all was verified for `verified_epoch`: the
+    leaders between may have come and gone before that was done again."""
+    epochs = np.unique(older["epoch"])
+    for epoch in epochs[epochs >= np.minimum(epochs[-1:], verified_epoch)].tolist():
+        part = older[older["epoch"] == epoch]
+        yield part[part["seq"] + np.uint64(LATE_SEQS) > int(part["seq"].max())]
 
 
 def _pieces(rows: Rows) -> Iterator[Rows]:

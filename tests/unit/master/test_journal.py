@@ -28,6 +28,7 @@ from cenote.master.effects import (
     ReplicasChanged,
     SegmentGone,
     SegmentKnown,
+    SegmentMet,
     SlotsGrown,
     Stored,
 )
@@ -108,6 +109,7 @@ PLAIN = st.one_of(
     ),
     st.builds(SegmentKnown, U32, U32, U32, U32, st.binary(max_size=16), U64, U32, U32),
     st.builds(SlotsGrown, U32, U32, U32, U32),
+    st.builds(SegmentMet, U32, U32),
     st.builds(SegmentGone, U32),
     st.builds(EpochStarted, U32, U64),
     st.builds(SnapshotEnd, U64, U32),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cenote.api.errors import InternalError, StaleEpoch
-from cenote.api.rows import PutStatus
+from cenote.api.rows import SLOT_REF, PutStatus
 from cenote.master import commands as c
 from cenote.master.adoption import AdoptionLog
 from cenote.master.effects import (
@@ -175,6 +175,40 @@ def test_what_one_daemon_brought_back_says_nothing_of_another(kit: Kit, snapshot
     again = restarted(fresh, journal=list(fresh.state.snapshot()) if snapshot else None)
     attached(kit, again, 1, 2)
     assert again.exists(10, 11) == [1, 1]
+    check(again.state)
+
+
+@pytest.mark.parametrize("snapshot", [False, True], ids=["journal", "snapshot"])
+def test_what_was_adopted_and_evicted_is_not_adopted_again(snapshot: bool) -> None:
+    """Its slot is still there, its space was given to a writer that died before it sealed anything:
+    a third master must not take that slot for one that the journal missed."""
+    kit = Kit().with_nodes(new_node(1, 32 * KIB)).with_session()
+    journaled = len(kit.durable())
+    kit.put([10], 700)
+    fresh = crashed(kit, journaled)
+    attached(kit, fresh, 1)
+    assert fresh.exists(10) == [1]
+    for key in range(100, 120):
+        fresh.commit(fresh.start([key], 4 * KIB), seal=False)
+    assert fresh.exists(10) == [0]
+    again = restarted(fresh, journal=list(fresh.state.snapshot()) if snapshot else None)
+    reply = again.attach(kit.nodes[1])
+    assert (reply.adopted, len(reply.clear_slots)) == (0, SLOT_REF.itemsize)
+    assert again.exists(10) == [0]
+    check(again.state)
+
+
+@pytest.mark.parametrize("snapshot", [False, True], ids=["journal", "snapshot"])
+def test_what_was_put_since_the_last_attach_is_adopted(snapshot: bool) -> None:
+    """That a daemon's slots were gone through before says nothing of those that came later."""
+    kit = Kit().with_nodes(new_node(1), new_node(2)).with_session()
+    fresh = restarted(kit, journal=list(kit.state.snapshot()) if snapshot else None)
+    attached(kit, fresh)
+    journaled = len(fresh.durable())
+    fresh.put([10], 700)
+    again = restarted(fresh, journal=fresh.durable()[:journaled])
+    attached(kit, again)
+    assert again.exists(10) == [1]
     check(again.state)
 
 

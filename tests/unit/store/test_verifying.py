@@ -184,6 +184,29 @@ def test_after_a_change_of_leader_the_last_slots_of_the_old_one_are_verified(
     segments.close()
 
 
+def test_the_slots_of_all_leaders_are_verified_that_came_and_went_meanwhile(
+    files: NodeFiles,
+) -> None:
+    """A leader that loses its place before its daemons are done: the next one may adopt what was
+    sealed in both their times."""
+    segments = opened(files)
+    follow(segments, 1)
+    verifier = Verifier(segments, lambda: Stage.ATTACHED)
+    seal(segments, 1, 0, [(0, 64)])
+    follow(segments, 2)
+    seal(segments, 2, 1, [(4096, 64)])
+    follow(segments, 3)
+    seal(segments, 3, 2, [(8192, 64)])
+    assert verifier._due(3)["slot"].tolist() == [0, 1]
+    verifier._epoch = 2  # done in the second one's time
+    assert verifier._due(3)["slot"].tolist() == [1]
+    verifier._epoch = 3
+    assert verifier._due(5)["slot"].tolist() == [2]
+    verifier._epoch = 4
+    assert verifier._due(5)["slot"].tolist() == [2]
+    segments.close()
+
+
 def test_a_replica_that_lies_elsewhere_in_part_is_left_to_its_readers(files: NodeFiles) -> None:
     segments = opened(files)
     follow(segments, 1)
