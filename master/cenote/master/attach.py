@@ -98,10 +98,7 @@ def attach(pool: Pool, command: Attach, now_s: float) -> AttachReply:
     node.unverified = frozenset(report.index for report in command.segments if report.unverified)
     pool.segments.refresh_readable()
     pool.view_changed()
-    to_clear = unknown[stale]
-    refs = np.zeros(len(to_clear), SLOT_REF)
-    for name in ("segment_index", "slot", "epoch", "seq"):
-        refs[name] = to_clear[name]
+    refs = _refs_of(unknown[stale])
     pool.counters.adopted += adopted
     pool.counters.lost += dropped
     if not same_process:
@@ -118,6 +115,14 @@ def attach(pool: Pool, command: Attach, now_s: float) -> AttachReply:
         node.first_grant_id,
         PoolCopy(pool.pool_id, list(pool.ancestors), []) if pool.pool_id else None,
     )
+
+
+def _refs_of(slots: NDArray[np.void]) -> NDArray[np.void]:
+    """What the daemon is to clear, as SLOT_REF."""
+    refs = np.zeros(len(slots), SLOT_REF)
+    for name in ("segment_index", "slot", "epoch", "seq"):
+        refs[name] = slots[name]
+    return refs
 
 
 def _check(pool: Pool, command: Attach) -> None:
