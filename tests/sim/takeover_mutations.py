@@ -69,9 +69,14 @@ def _clients_stay_behind() -> Iterator[None]:
         yield
 
 
-def _evictions_are_not_awaited() -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def _evictions_are_not_awaited() -> Iterator[None]:
     """Space is given away that a successor takes for an object's."""
-    return replaced(Decider, "unsettled_entry", property(lambda decider: 0))
+    with (
+        replaced(Decider, "unsettled_entry", property(lambda decider: 0)),
+        replaced(Decider, "unsettled_under", lambda decider, digests, *grants: 0),
+    ):
+        yield
 
 
 def _seeds_are_not_awaited() -> contextlib.AbstractContextManager[None]:

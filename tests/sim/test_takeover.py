@@ -12,7 +12,7 @@ from sim.world import Options, simulate
 CLEAN_SEEDS = 60
 NOTICED_AT = {
     "clients stay behind": 3,
-    "evictions are not awaited": 48,
+    "evictions are not awaited": 43,
     "nothing is adopted": 1,
     "removals are not awaited": 7,
     "seeds are not awaited": 104,
