@@ -56,7 +56,9 @@ def _space_before_attach() -> contextlib.AbstractContextManager[None]:
 
 def _nothing_is_adopted() -> contextlib.AbstractContextManager[None]:
     """A new leader believes its journal: what slots tell beyond it is cleared."""
-    return replaced(adopting, "_newer", lambda pool, slots: np.zeros(len(slots), np.bool_))
+    return replaced(
+        adopting, "_newer", lambda pool, segments, slots: np.zeros(len(slots), np.bool_)
+    )
 
 
 @contextlib.contextmanager
