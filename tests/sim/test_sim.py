@@ -48,7 +48,7 @@ NOTICED_AT = {
     "seals of what was dropped": 23,
     "second commit wins": 1,
     "sums are not compared": 21,
-    "tombstones are forgotten": 23,
+    "tombstones are forgotten": 40,
     "unfenced is forgotten": 13,
     "views are overlooked": 109,
     "void grants are used": 175,
