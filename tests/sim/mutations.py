@@ -245,7 +245,7 @@ def _acknowledged_unsealed() -> contextlib.AbstractContextManager[None]:
 def _adopt_everything() -> Iterator[None]:
     """A master takes over every slot that it does not know, however old, removed or not."""
 
-    def everything(at: Any, slots: Any) -> Any:
+    def everything(at: Any, segments: Any, slots: Any) -> Any:
         return np.ones(len(slots), np.bool_)
 
     with (

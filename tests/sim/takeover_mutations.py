@@ -56,7 +56,9 @@ def _space_before_attach() -> contextlib.AbstractContextManager[None]:
 
 def _nothing_is_adopted() -> contextlib.AbstractContextManager[None]:
     """A new leader believes its journal: what slots tell beyond it is cleared."""
-    return replaced(adopting, "_newer", lambda pool, slots: np.zeros(len(slots), np.bool_))
+    return replaced(
+        adopting, "_newer", lambda pool, segments, slots: np.zeros(len(slots), np.bool_)
+    )
 
 
 @contextlib.contextmanager
@@ -69,9 +71,14 @@ def _clients_stay_behind() -> Iterator[None]:
         yield
 
 
-def _evictions_are_not_awaited() -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def _evictions_are_not_awaited() -> Iterator[None]:
     """Space is given away that a successor takes for an object's."""
-    return replaced(Decider, "unsettled_entry", property(lambda decider: 0))
+    with (
+        replaced(Decider, "unsettled_entry", property(lambda decider: 0)),
+        replaced(Decider, "unsettled_under", lambda decider, digests, *grants: 0),
+    ):
+        yield
 
 
 def _seeds_are_not_awaited() -> contextlib.AbstractContextManager[None]:

@@ -48,7 +48,7 @@ NOTICED_AT = {
     "seals of what was dropped": 23,
     "second commit wins": 1,
     "sums are not compared": 21,
-    "tombstones are forgotten": 23,
+    "tombstones are forgotten": 40,
     "unfenced is forgotten": 13,
     "views are overlooked": 109,
     "void grants are used": 175,
@@ -57,8 +57,14 @@ NOTICED_AT = {
 changes what a seed does may have to look for new ones: the test says where it found it."""
 POWER = {"sums are not compared", "tombstones are forgotten"}
 """Only to be noticed where the journal's end is lost."""
-RARE = {"mappings are overlooked", "leases are believed for ever"}
-"""Not looked for here: no seed (or one in hundreds) has noticed them, as the simulator is now."""
+RARE = {
+    "attaches are for anybody",
+    "leases are believed for ever",
+    "mappings are overlooked",
+}
+"""Not looked for here: no seed (or one in hundreds) has noticed them, as the simulator is now.
+Attaches that are for anybody were noticed where metadata were lost, by seeds 6078, 6490 and 7108;
+these don't notice them any more, nor do seeds 0 to 499 where none are lost."""
 BROKEN = re.compile(r"\b(TypeError|AttributeError|NameError|ImportError)\b")
 """Such an error says that the mutation does not fit the code any more."""
 
