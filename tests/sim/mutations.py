@@ -245,8 +245,8 @@ def _acknowledged_unsealed() -> contextlib.AbstractContextManager[None]:
 def _adopt_everything() -> Iterator[None]:
     """A master takes over every slot that it does not know, however old, removed or not."""
 
-    def everything(at: Any, slots: Any) -> Any:
-        return np.ones(len(slots), np.bool_)
+    def everything(pool: Any, segments: Any, slots: Any) -> Any:
+        return np.isin(slots["segment_index"], [segment.index for segment in segments])
 
     with (
         replaced(adopting, "_newer", everything),
