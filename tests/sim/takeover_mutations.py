@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from cenote.client.masters import Masters
-from cenote.master import adopting
+from cenote.master import adopting, replay
 from cenote.master.attach import _make_usable
 from cenote.master.decider import Decider
+from cenote.master.effects import SegmentMet
 from cenote.master.kv_keeper import Keeper
 from cenote.master.operations import Operations
 from cenote.master.state import MasterState
@@ -61,6 +62,12 @@ def _nothing_is_adopted() -> contextlib.AbstractContextManager[None]:
     )
 
 
+def _evicted_comes_back() -> contextlib.AbstractContextManager[None]:
+    """What a daemon brought before, and was evicted since, is taken for what the journal missed."""
+    forgetful = {**replay._REPLAY, SegmentMet: lambda pool, effect: None}
+    return replaced(replay, "_REPLAY", forgetful)
+
+
 @contextlib.contextmanager
 def _clients_stay_behind() -> Iterator[None]:
     """Clients ask whoever says that it leads, of whatever epoch, and past its tenure, too."""
@@ -100,6 +107,7 @@ TAKEOVER_MUTATIONS: dict[str, Mutation] = {
     "tenures never end": _tenures_never_end,
     "space before the attach": _space_before_attach,
     "nothing is adopted": _nothing_is_adopted,
+    "what was evicted comes back": _evicted_comes_back,
     "clients stay behind": _clients_stay_behind,
     "evictions are not awaited": _evictions_are_not_awaited,
     "seeds are not awaited": _seeds_are_not_awaited,

@@ -18,6 +18,7 @@ NOTICED_AT = {
     "seeds are not awaited": 104,
     "standbys are impatient": 195,
     "tenures never end": 3,
+    "what was evicted comes back": 230,
 }
 """As in `test_sim.py`: where to begin, to save time."""
 
