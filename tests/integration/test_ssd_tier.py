@@ -89,11 +89,12 @@ def check(client: Client, keys: list[str] = KEYS) -> int:
     return sum(value is not None for value in values)
 
 
-def comes_back(client: Client, count: int) -> int:
+def comes_back(client: Client, count: int, keys: list[str] = KEYS) -> int:
     """Until so many are there: what is asked of a daemon that was just restarted may be a miss, for
-    as long as this client has not noticed."""
+    as long as this client has not noticed, or where others said just now that it does not answer.
+    """
     return wait_until(
-        lambda: there if (there := check(client)) >= count else 0, 10.0, what=f"{count} objects"
+        lambda: there if (there := check(client, keys)) >= count else 0, what=f"{count} objects"
     )
 
 
@@ -272,8 +273,7 @@ def test_killed_while_it_copies_it_never_gives_wrong_bytes(tmp_path: Path, seed:
             stop.set()
             thread.join()
         assert not trouble, trouble
-        keys = [f"load-{number}" for number in range(2000)]
-        assert check(client, keys) > 60
+        comes_back(client, 60, [f"load-{number}" for number in range(2000)])
 
 
 def test_a_disk_without_room_is_told_at_the_start(tmp_path: Path) -> None:
