@@ -327,7 +327,7 @@ def test_a_replica_that_is_not_suspected_comes_first(
 def test_a_newer_view_that_came_while_a_node_failed_is_looked_at(
     client: Client, master: FakeMaster, count: int
 ) -> None:
-    """A daemon was restarted. Where it is now has been learned in the background, between the call's
+    """A daemon was restarted. Where it is now was learned in the background, between the call's
     failure at the old place and its look for news: then nothing speaks of news any more."""
     node = master.nodes[1]
 
