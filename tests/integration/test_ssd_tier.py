@@ -20,7 +20,7 @@ from cenote.client import Client
 from cenote.v1 import admin_pb2
 from cluster import Cluster
 from payloads import payload_of
-from promptness import ends_within
+from promptness import ends_within, stopwatch
 from waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -162,14 +162,15 @@ def test_puts_do_not_wait_for_a_slow_ssd(tmp_path: Path) -> None:
     """It takes 1 MiB/s: nearly everything is evicted without a copy."""
     with ssd_pool(tmp_path, **{"ssd-write-limit": MIB}) as cluster, cluster.client() as client:
         longest_s = 0.0
-        for key in KEYS * 2:
-            client.remove(key)
-            began_s = time.monotonic()
-            client.put(key, payload_of(key, SIZE))
-            longest_s = max(longest_s, time.monotonic() - began_s)
+        with stopwatch() as watch:
+            for key in KEYS * 2:
+                client.remove(key)
+                began_s = time.monotonic()
+                client.put(key, payload_of(key, SIZE))
+                longest_s = max(longest_s, time.monotonic() - began_s)
         status = status_of(cluster)
         assert status.evicted_objects > 100
-        assert longest_s < 2.0
+        assert longest_s < 2.0 + watch.delayed_s
         assert check(client) > 100
 
 
