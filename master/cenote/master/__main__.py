@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from cenote.api.errors import CenoteError
 from cenote.runtime.config import add_boolean_flag, help_of, load_config
-from cenote.runtime.harness import exit_code_of, run_daemon
+from cenote.runtime.harness import begin_program, exit_code_of, run_daemon
 from cenote.runtime.log import setup_logging
 
 from .config import ENV_PREFIX, MasterConfig
@@ -58,6 +58,8 @@ def _flags(name: str) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a master until it is told to stop; returns the exit code."""
+    if arguments is None:  # it is this process's own program, not somebody's call
+        begin_program()
     options = vars(_parser().parse_args(arguments))
     file = options.pop("config")
     try:

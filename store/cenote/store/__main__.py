@@ -11,7 +11,7 @@ from typing import Any
 
 from cenote.api.errors import CenoteError
 from cenote.runtime.config import add_boolean_flag, help_of, load_config
-from cenote.runtime.harness import exit_code_of, run_daemon
+from cenote.runtime.harness import begin_program, exit_code_of, run_daemon
 from cenote.runtime.log import setup_logging
 
 from .config import ENV_PREFIX, StoreConfig
@@ -58,6 +58,8 @@ def _shown_default(field: dataclasses.Field[Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a store daemon until it is told to stop; returns the exit code."""
+    if arguments is None:  # it is this process's own program, not somebody's call
+        begin_program()
     options = vars(_parser().parse_args(arguments))
     file = options.pop("config")
     try:

@@ -309,6 +309,7 @@ class Call:
         "last_tries",
         "namespace_id",
         "now",
+        "peers",
         "space",
         "stalled",
         "state",
@@ -325,6 +326,8 @@ class Call:
         """Nodes not to be used by this call."""
         self.failed: set[int] = set()
         """Those of them that failed in this very call."""
+        self.peers = state.peers
+        """By what view of the cluster they failed."""
         self.stalled: set[int] = set()
         """Those of them that did not answer in time, and were not tried once more."""
         self.last_tries: set[int] = set()
@@ -396,6 +399,8 @@ class Call:
             return
         self.avoid.add(node_id)
         self.failed.add(node_id)
+        if self.state.peers is not self.peers:  # by a newer view it is somewhere else, maybe
+            return
         tried_before = node_id in self.last_tries or node_id in self.chances
         if isinstance(error, DeadlineExceeded) and not tried_before:
             self.stalled.add(node_id)
@@ -403,8 +408,15 @@ class Call:
                 return
         self.state.suspect(node_id, str(error))
 
+    @property
+    def knows_newer_view(self) -> bool:
+        """Whether there is a newer view than the one by which nodes failed in this call: a reply
+        spoke of it, or the background, another thread, has it already."""
+        return self.state.knows_newer_view or self.state.peers is not self.peers
+
     def look_again(self) -> None:
         """A newer view has come: whoever failed may be somewhere else by now."""
+        self.peers = self.state.peers
         self.avoid = self.state.avoided()
         self.failed.clear()
         self.stalled.clear()

@@ -236,7 +236,7 @@ class _Writer:
             if attempt:
                 self.call.state.counters.retries += 1
                 yield Pause(min(backoff_s(attempt + 4), max(0.0, self.call.remaining_s())))
-            if attempt and self.call.state.knows_newer_view:
+            if (attempt or self.call.failed) and self.call.knows_newer_view:
                 yield RefreshView(max(0.001, self.call.remaining_s()))
                 self.call.look_again()
             if self.versions:
