@@ -60,7 +60,6 @@ class View:
 
     def __enter__(self) -> list[memoryview | None]:
         call = self._calls.begin(self._deadline_s)
-        self._views = [None] * len(self._keys)
         if self._keys:
             try:
                 self._driver.run(call, reopening(call, lambda: self._open(call)))
@@ -70,6 +69,9 @@ class View:
         return self._views
 
     def _open(self, call: Call) -> Plan[None]:
+        self._close()  # what an attempt of the generation before held, and saw
+        self._views = [None] * len(self._keys)
+        self.copied_count = 0
         space, session = self._calls.space, self._calls.session
         digests = digest_keys(self._keys, space.seed)
         ttl_ms = int(call.state.limits.session_ttl_s * 1000)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from cenote.api.errors import Unavailable
+from cenote.api.errors import StaleLocation, Unavailable
 from cenote.client import Client
 from cenote.client.plan.budgets import lease_ttl_ms
 from fake_pool import FakeMaster
+from waiting import wait_until
 
 
 def test_a_location_read_under_a_lease_is_not_remembered(
@@ -45,3 +46,25 @@ def test_a_digest_is_never_sent_as_one_of_another(
     node.on_copy = reset_behind_its_back
     assert client.put("key", b"value").stored
     assert client.get("key") == b"value"
+
+
+def test_a_view_that_begins_anew_keeps_nothing_of_the_generation_before(
+    client: Client, master: FakeMaster
+) -> None:
+    """What the first attempt held was held for as long as the session lived, and what it saw was
+    shown though it had ended with its generation."""
+    client.put("seen", b"value")
+    master.extent_bytes_max = 64
+    client.put("copied", b"v" * 100)  # in pieces, which can't be seen
+    node = master.nodes[1]
+
+    def reset_meanwhile() -> None:
+        node.on_copy = lambda: None
+        node.statuses.append(StaleLocation.code)
+        master.reset()
+
+    node.on_copy = reset_meanwhile
+    with client.view(["seen", "copied"]) as views:
+        assert master.calls["acquire"] == 3  # a hold, the copy's second look, a hold
+        assert views == [None, None]
+    wait_until(lambda: not master.leases, what="all holds to end")
