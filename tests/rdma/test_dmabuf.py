@@ -1,6 +1,6 @@
 """A real dma-buf up to the NIC's driver: what stands for a GPU is the kernel's `vgem`, whose
-buffers are host memory. A driver that takes dma-bufs moves bytes there; one that doesn't (soft-RoCE)
-gives an error that says so, and what would help.
+buffers are host memory. A driver that takes dma-bufs moves bytes there; one that doesn't
+(soft-RoCE) gives an error that says so, and what would help.
 """
 
 from __future__ import annotations
