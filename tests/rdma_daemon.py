@@ -76,6 +76,10 @@ class RdmaFarEnd:
     def set_epoch(self, epoch: int) -> None:
         assert self.daemon.ask("epoch", epoch)
 
+    def silence(self) -> None:
+        """Its queue pairs answer no more, and nothing tells its clients."""
+        assert all(self.daemon.ask("silence"))
+
     def cut(self, session_id: bytes) -> None:
         assert self.daemon.ask("cut", session_id) == ([session_id], [])
 

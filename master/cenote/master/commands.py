@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from .node_counters import NodeCounters
+
 if TYPE_CHECKING:
     from .effects import NamespaceOpened
     from .instructions import Instruction
@@ -386,17 +388,6 @@ class AttachReply:
 
 
 @dataclass(slots=True)
-class NodeCounters:
-    read_bytes: int = 0
-    written_bytes: int = 0
-    seals: int = 0
-    sessions: int = 0
-    connections: int = 0
-    broken_slots: int = 0
-    unverified_slots: int = 0
-
-
-@dataclass(slots=True)
 class Heartbeat:
     node_id: int
     epoch: int
@@ -418,6 +409,8 @@ class Heartbeat:
     """rows.COPIED: what became of copies between tiers."""
     held: bool = False
     """One that was taken down before and held open since: it says nothing of its sender now."""
+    endpoints: list[EndpointInfo] | None = None
+    """Where it is served now; None: as it was told last."""
 
 
 @dataclass(slots=True)

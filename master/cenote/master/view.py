@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,6 +74,8 @@ class PoolStatus:
     policy_wanted: str
     policy: str
     policy_switches: int
+    rdma_trouble: str
+    """Of a node whose memory goes over TCP though it has RDMA, why; empty where there is none."""
     notice: str
     """What people should know; empty where there is nothing to say."""
     counters: Counters
@@ -98,6 +101,11 @@ class NodeStatus:
     sessions: int
     process_id: int
     server_version: str
+    rdma_registered_bytes: int
+    rdma_queue_pairs: int
+    rdma_received_bytes: int
+    rdma_sent_bytes: int
+    rdma_trouble: str
     quarantined_session_ids: list[bytes]
 
 
@@ -198,9 +206,19 @@ def status(pool: Pool, now_s: float) -> PoolStatus:
         policy_wanted=pool.config.policy,
         policy=pool.policy.name,
         policy_switches=pool.advisor.switches,
+        rdma_trouble=_rdma_trouble(nodes_),
         notice=notice(pool),
         counters=pool.counters,
     )
+
+
+def _rdma_trouble(nodes_: Iterable[Node]) -> str:
+    """The first of them, and how many there are besides."""
+    found = [n for n in nodes_ if n.attached and n.is_readable and n.counters.rdma_trouble]
+    if not found:
+        return ""
+    others = f" (and {len(found) - 1} more nodes)" if len(found) > 1 else ""
+    return f"{found[0].name}: {found[0].counters.rdma_trouble}{others}"
 
 
 def _node(node: Node, parts: list[Segment], now_s: float) -> NodeStatus:
@@ -223,6 +241,11 @@ def _node(node: Node, parts: list[Segment], now_s: float) -> NodeStatus:
         sessions=node.counters.sessions,
         process_id=node.process_id,
         server_version=node.server_version,
+        rdma_registered_bytes=node.counters.rdma_registered_bytes,
+        rdma_queue_pairs=node.counters.rdma_queue_pairs,
+        rdma_received_bytes=node.counters.rdma_received_bytes,
+        rdma_sent_bytes=node.counters.rdma_sent_bytes,
+        rdma_trouble=node.counters.rdma_trouble,
         quarantined_session_ids=list(node.quarantined_session_ids),
     )
 
