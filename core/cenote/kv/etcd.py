@@ -50,7 +50,7 @@ T = TypeVar("T")
 ATTEMPT_S_MAX: Final = 1.0
 ATTEMPT_S_MIN: Final = 0.05
 _OPTIONS: Final = (
-    ("grpc.max_receive_message_length", -1),  # a watch that catches up: 1000 revisions at once
+    ("grpc.max_receive_message_length", -1),  # what a range returns is bounded by its limit
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", 10_000),  # etcd hangs up on those who ask more often than each 5 s
     ("grpc.keepalive_timeout_ms", 3_000),
@@ -60,6 +60,9 @@ _OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
+_FRAGMENT: Final = b"\x40\x01"
+"""`fragment=True` of a watch, which the stubs do not know: else a watch that catches up is answered
+with 1000 revisions at once, which may be 250 MB."""
 _TRY_ELSEWHERE: Final = frozenset(
     (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 )
@@ -335,6 +338,7 @@ class EtcdKv:
     def watch(self, key: bytes, end: bytes, *, revision: int) -> EtcdWatch:
         rpc = self._rpc
         create = rpc.WatchCreateRequest(key=key, range_end=end, start_revision=revision)
+        create.MergeFromString(_FRAGMENT)
         watch = EtcdWatch(self, rpc.WatchRequest(create_request=create))
         with self._lock:
             self._watches.add(watch)
