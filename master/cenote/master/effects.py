@@ -156,6 +156,17 @@ class Pinned:
 
 
 @dataclass(slots=True)
+class Expires:
+    """Objects that go by themselves at a time of the wall clock (durable)."""
+
+    until_unix_ms: int
+    ttl_ms: int
+    """What they were given at first."""
+    digests: NDArray[np.uint64]
+    seqs: NDArray[np.uint64]
+
+
+@dataclass(slots=True)
 class EpochStarted:
     """(durable) Replay continues versions above all that were decided before."""
 
@@ -216,6 +227,7 @@ DurableEffect = (
     | SegmentMet
     | SegmentGone
     | Pinned
+    | Expires
     | EpochStarted
     | PoolKnown
 )
@@ -233,6 +245,7 @@ DURABLE = (
     SegmentMet,
     SegmentGone,
     Pinned,
+    Expires,
     EpochStarted,
     PoolKnown,
 )

@@ -16,6 +16,7 @@ from .effects import (
     PLACED,
     DurableEffect,
     EpochStarted,
+    Expires,
     Gone,
     GoneReason,
     NamespaceOpened,
@@ -34,11 +35,14 @@ from .journal_layout import (
     END,
     ENDPOINT,
     EPOCH,
+    EXPIRES,
+    EXPIRES_WIDTHS,
     EXTENT_BYTES,
     GONE,
     GONE_WIDTHS,
     GROWN,
     KIND_EPOCH,
+    KIND_EXPIRES,
     KIND_GONE,
     KIND_GROWN,
     KIND_NAMESPACE,
@@ -135,11 +139,16 @@ def _build_pinned(key: list[int], columns: list[bytes]) -> Pinned:
     )
 
 
+def _build_expires(key: list[int], columns: list[bytes]) -> Expires:
+    return Expires(key[0], key[1], _digests(columns[0]), np.frombuffer(columns[1], "<u8"))
+
+
 _TABLES: Final = {
     KIND_STORED: _Table(STORED, STORED_WIDTHS, True, _build_stored),
     KIND_GONE: _Table(GONE, GONE_WIDTHS, False, _build_gone),
     KIND_REPLICAS: _Table(REPLICAS, REPLICAS_WIDTHS, True, _build_replicas),
     KIND_PINNED: _Table(PINNED, PINNED_WIDTHS, False, _build_pinned),
+    KIND_EXPIRES: _Table(EXPIRES, EXPIRES_WIDTHS, False, _build_expires),
 }
 
 

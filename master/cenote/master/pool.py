@@ -114,6 +114,8 @@ class Pool(ObjectRows):
         self.tiers = Tiers()
         self.adoption = AdoptionLog(config.tombstones_max)
         self.expiries = ObjectTimers()
+        self.unix_offset_s = 0.0
+        """From monotonic time to the wall clock's, since the epoch started; see `lifetimes`."""
         self.unpins = ObjectTimers()
         self.counters = Counters()
         self.effects: list[Effect] = []
@@ -142,7 +144,6 @@ class Pool(ObjectRows):
         self.sweep_at = 0
         """Where the sweep of dead generations goes on; 0 = nothing to sweep."""
         self.replayed_epoch = 0
-        self.replayed_pins: list[tuple[float, NDArray[np.uint64], NDArray[np.uint64], int]] = []
         self.adoption_open = True
         self.adoption_until_s = 0.0
         self.pin_tag = 1

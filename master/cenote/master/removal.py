@@ -9,6 +9,7 @@ from cenote.api.errors import QuotaExceeded
 
 from .commands import NamespaceReply, OpenNamespace, Pin, Remove, ResetNamespace, Unpin
 from .effects import Gone, GoneReason, NamespaceOpened, Pinned
+from .lifetimes import set_pins
 from .lookups import check_digests
 from .namespaces import Namespace
 from .pool import Pool, Rows
@@ -18,18 +19,13 @@ from .spans import distinct
 from .tenure import check_tenure
 
 __all__ = [
-    "PIN_FOREVER",
     "namespace_reply",
     "open_namespace",
     "pin",
     "remove",
     "reset_namespace",
-    "set_pins",
     "unpin",
 ]
-
-PIN_FOREVER = 1
-"""In the pin column. Other values are pins that end, by the batch they were set in."""
 
 
 def _rows_of(
@@ -109,21 +105,6 @@ def pin(pool: Pool, command: Pin, now_s: float) -> NDArray[np.uint8]:
         if command.ttl_ms:
             pool.unpins.add(now_s + command.ttl_ms / 1000, digests, pool.seqs_of(rows), tag)
     return found.view(np.uint8)
-
-
-def set_pins(pool: Pool, rows: Rows, *, timed: bool) -> int:
-    """Pin rows. Returns the tag in their pin column: PIN_FOREVER, or one that a timer can name.
-
-    A later pin replaces an earlier one and its time: the earlier one's timer finds another tag.
-    """
-    fresh = rows[pool.pin.take(rows) == 0]
-    pool.pinned_objects += len(fresh)
-    pool.pinned_bytes += int(pool.sizes_of(fresh).sum())
-    tag = PIN_FOREVER
-    if timed:
-        pool.pin_tag = tag = pool.pin_tag + 1 if pool.pin_tag < 255 else PIN_FOREVER + 1
-    pool.pin[rows] = tag
-    return tag
 
 
 def unpin(pool: Pool, command: Unpin, now_s: float) -> NDArray[np.uint8]:

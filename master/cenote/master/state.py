@@ -183,9 +183,12 @@ class MasterState:
         self.epoch = epoch
         self._pool.take_up(config, epoch)
 
-    def start(self, now_s: float) -> list[Effect]:
-        """Begin the epoch: EpochStarted is the first effect. Raises StaleEpoch."""
-        replay.start_epoch(self._pool, now_s)
+    def start(self, now_s: float, unix_s: float | None = None) -> list[Effect]:
+        """Begin the epoch: EpochStarted is the first effect. Raises StaleEpoch.
+
+        `unix_s`: what the wall clock says now, for what must end at its time whoever leads then.
+        """
+        replay.start_epoch(self._pool, now_s, unix_s)
         return self.take_effects()
 
     def snapshot(self) -> Iterator[DurableEffect]:
