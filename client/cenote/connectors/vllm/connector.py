@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -18,6 +18,8 @@ from vllm.distributed.parallel_state import (
     get_tensor_model_parallel_rank,
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from cenote.runtime.log import log_if_nobody_listens
 
 from .blocks import BlockMemory
 from .counters import Counters
@@ -66,11 +68,15 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         """Raises ConfigError: an option or a model that is not supported."""
+        log_if_nobody_listens()
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = self._kv_transfer_config
-        options = make_options(transfer.kv_connector_extra_config)
-        self._loads = options.load and transfer.is_kv_consumer
-        self._saves = options.save and transfer.is_kv_producer
+        given = make_options(transfer.kv_connector_extra_config)
+        options = replace(
+            given,
+            load=given.load and transfer.is_kv_consumer,
+            save=given.save and transfer.is_kv_producer,
+        )
         self._grouping = grouping_of(vllm_config, kv_cache_config)
         self._shards = shards_of_engine(vllm_config, kv_cache_config)
         self._options = options
@@ -141,18 +147,16 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        if not self._loads or request.skip_reading_prefix_cache:
+        if request.skip_reading_prefix_cache:
             return 0, False
         tokens = self._planner.matched_tokens(request, num_computed_tokens)
         return tokens, bool(tokens)
 
-    def update_state_after_alloc(
-        self, request: Any, blocks: Any, num_external_tokens: int
-    ) -> None:
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         self._planner.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> StepOrders:
-        if self._saves:
+        if self._options.save:
             self._plan_saves(scheduler_output)
         return StepOrders(self._planner.take_orders())
 
@@ -237,9 +241,7 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
         if self._worker is not None:
             self._worker.save(self._orders())
 
-    def get_finished(
-        self, finished_req_ids: set[str]
-    ) -> tuple[set[str] | None, set[str] | None]:
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         if self._worker is None:
             return None, None
         return None, self._worker.take_loaded() or None

@@ -129,6 +129,5 @@ class Grouping:
     ) -> bool:
         first = max(group.first_needed(tokens), have_tokens // group.block_tokens)
         return all(
-            present((group.number, index))
-            for index in range(first, tokens // group.block_tokens)
+            present((group.number, index)) for index in range(first, tokens // group.block_tokens)
         )

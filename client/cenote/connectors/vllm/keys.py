@@ -39,19 +39,17 @@ def shards_of(tp_size: int, pp_size: int, tp_replicas: int) -> list[RankShard]:
         raise ValueError(f"{tp_replicas} ranks with equal KV do not divide {tp_size} ranks")
     shards_per_stage = tp_size // tp_replicas
     return [
-        RankShard(
-            stage * shards_per_stage + rank // tp_replicas, rank % tp_replicas, tp_replicas
-        )
+        RankShard(stage * shards_per_stage + rank // tp_replicas, rank % tp_replicas, tp_replicas)
         for stage in range(pp_size)
         for rank in range(tp_size)
     ]
 
 
-def object_keys(hashes: Sequence[bytes], groups: Sequence[int], shards: Sequence[int]) -> list[bytes]:
+def object_keys(
+    hashes: Sequence[bytes], groups: Sequence[int], shards: Sequence[int]
+) -> list[bytes]:
     """Keys of blocks: block by block, and of each block all `shards`."""
-    suffixes = {
-        group: [_SUFFIX.pack(group, shard) for shard in shards] for group in set(groups)
-    }
+    suffixes = {group: [_SUFFIX.pack(group, shard) for shard in shards] for group in set(groups)}
     return [
         block_hash + suffix
         for block_hash, group in zip(hashes, groups, strict=True)

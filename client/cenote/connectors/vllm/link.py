@@ -24,13 +24,15 @@ _CLOSE_S: Final = 3.0
 
 @final
 class PoolLink:
-    """Nobody waits for it: until there is a client, `space` says Unavailable at once."""
+    """Nobody waits for a pool that isn't there: `space` says Unavailable at once then."""
 
     def __init__(self, options: ConnectorOptions, name: str) -> None:
         self._options = options
         self._name = name
         self._client: Client | None = None
         self._ended = threading.Event()
+        self._tried = threading.Event()
+        """The first attempt to connect has ended."""
         self._thread = threading.Thread(target=self._connect, name=f"{name}-link", daemon=True)
 
     def start(self) -> None:
@@ -41,15 +43,24 @@ class PoolLink:
         """The client, once there is one; it finds its way back to the pool by itself."""
         return self._client
 
+    @property
+    def hopeful(self) -> bool:
+        """There is a client, or the first attempt to make one is under way."""
+        return self._client is not None or not self._tried.is_set()
+
     def space(self, space: SpaceName, deadline_s: float) -> Namespace:
         """The namespace, opened (at the first time, a round trip).
 
         Raises Unavailable where no pool was met yet, FingerprintMismatch, what a call raises.
         """
+        until_s = time.monotonic() + deadline_s
+        self._tried.wait(deadline_s)
         client = self._client
         if client is None:
             raise Unavailable("no pool was reached yet", remedy="start one, or check `master`")
-        return client.namespace(space.name, fingerprint=space.fingerprint, deadline_s=deadline_s)
+        return client.namespace(
+            space.name, fingerprint=space.fingerprint, deadline_s=remaining_s(until_s)
+        )
 
     def close(self) -> None:
         """End the client and the thread, within about the time of one attempt to connect."""
@@ -68,6 +79,7 @@ class PoolLink:
                 client = self._make_client()
             except ConfigError as error:
                 _log.error("the pool can't be used", why=error)
+                self._tried.set()
                 return
             except CenoteError as error:
                 if not told:
@@ -75,6 +87,7 @@ class PoolLink:
                     _log.warning(
                         "no pool yet, looking for it", master=self._options.master, why=error
                     )
+                self._tried.set()
                 self._ended.wait(pause_s)
                 pause_s = min(2 * pause_s, _PAUSE_MAX_S)
                 continue
@@ -82,6 +95,7 @@ class PoolLink:
                 client.close()
                 return
             self._client = client
+            self._tried.set()
             _log.info("connected to the pool", master=self._options.master, who=self._name)
             return
 

@@ -10,6 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cenote.api.errors import CenoteError
 from cenote.api.types import AcquiredLease
 from cenote.client import Namespace
@@ -65,8 +68,7 @@ def find(
     if not grouping.single:
         keys = _keys_of(grouping, blocks, shards, lookup.hashes)
         present = space.match(keys, deadline_s=lookup.until_s - began_s).present
-        whole = present.reshape(len(blocks), len(shards)).all(axis=1)
-        there = {block for block, is_there in zip(blocks, whole.tolist(), strict=True) if is_there}
+        there = _whole(blocks, present, len(shards))
         blocks = grouping.needed(grouping.usable_tokens(tokens, there.__contains__))
         if not blocks:
             return Found(0, None, 0.0)
@@ -74,13 +76,18 @@ def find(
     lease = space.acquire(
         keys, lease_ttl_s, chain=grouping.single, deadline_s=lookup.until_s - time.monotonic()
     )
-    whole = lease.present.reshape(len(blocks), len(shards)).all(axis=1)
-    there = {block for block, is_there in zip(blocks, whole.tolist(), strict=True) if is_there}
+    there = _whole(blocks, lease.present, len(shards))
     found = grouping.usable_tokens(tokens, there.__contains__)
     if not lease.lease_id:
         return Found(found, None, began_s + _UNLEASED_S)
     margin_s = min(_LEASE_MARGIN_S, lease.ttl_s / 2)
     return Found(found, lease, began_s + lease.ttl_s - margin_s)
+
+
+def _whole(blocks: list[Block], present: NDArray[np.bool_], shards: int) -> set[Block]:
+    """The blocks of which all shards are there."""
+    rows = present.reshape(len(blocks), shards)
+    return {blocks[i] for i in np.flatnonzero(np.all(rows, axis=1)).tolist()}
 
 
 def _keys_of(

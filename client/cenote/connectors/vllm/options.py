@@ -23,8 +23,9 @@ class ConnectorOptions:
     )
     namespace: str = field(
         default="vllm",
-        metadata=option(help="what the namespace's name begins with: instances that differ in it "
-                             "share nothing"),
+        metadata=option(
+            help="what the namespace's name begins with: instances that differ in it share nothing"
+        ),
     )
     weights_id: str = field(
         default="",
@@ -42,7 +43,9 @@ class ConnectorOptions:
     load_deadline_s: float = field(
         default=1.0,
         metadata=option(
-            unit="duration", minimum=0.01, maximum=600,
+            unit="duration",
+            minimum=0.01,
+            maximum=600,
             help="for bytes to arrive, beside a second for each 200 MB; what is late is a miss",
         ),
     )
@@ -57,7 +60,9 @@ class ConnectorOptions:
     staging_bytes: int = field(
         default=1 << 30,
         metadata=option(
-            unit="size", minimum=1 << 20, maximum=1 << 42,
+            unit="size",
+            minimum=1 << 20,
+            maximum=1 << 42,
             help="host memory of each worker for bytes on their way; bounds what one request loads",
         ),
     )

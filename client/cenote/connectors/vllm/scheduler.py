@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, final
 
-from cenote.api.errors import CenoteError, Unavailable
+from cenote.api.errors import Unavailable
 from cenote.api.types import AcquiredLease
 from cenote.runtime.log import get_logger
 
 from .breaker import CircuitBreaker
 from .counters import Counters
-from .fetches import Fetch, FetchLimits, Found, Outcome, Phase, Want
+from .fetches import Fetch, FetchLimits, Found, Phase, Want
 from .groups import Block, Grouping
-from .link import PoolLink, REFUSALS
+from .link import REFUSALS, PoolLink
 from .lookups import Lookup, LookupThread, find
 from .options import ConnectorOptions
 from .orders import LoadOrder, Orders, Reports, SpaceName, StageOrder, StageReport
@@ -291,10 +291,8 @@ class StoreScheduler:
         if not limit_tokens or not request.block_hashes:
             fetch.looked_up(Found(0, None, 0.0))
             return
-        if self._space is None or self._link.client is None or self._refused:
-            fetch.looked_up(None)
-            return
-        if not self._breaker.admit(now_s):
+        reachable = self._space is not None and self._link.hopeful and not self._refused
+        if not reachable or not self._breaker.admit(now_s):
             fetch.looked_up(None)
             return
         hashes = list(request.block_hashes[: limit_tokens // self._grouping.hash_tokens])
@@ -367,5 +365,3 @@ class StoreScheduler:
             self._link.space(space, self._options.lookup_deadline_s).release(lease)
 
         self._lookups.submit(release)
-
-

@@ -35,7 +35,9 @@ def answer(**values: Any) -> None:
 def generate(llm: Any, command: dict[str, Any]) -> None:
     from vllm import SamplingParams
 
-    sampling = SamplingParams(temperature=0, max_tokens=command.get("max_tokens", 16), ignore_eos=True)
+    sampling = SamplingParams(
+        temperature=0, max_tokens=command.get("max_tokens", 16), ignore_eos=True
+    )
     prompts = [{"prompt_token_ids": prompt} for prompt in command["prompts"]]
     began_s = time.monotonic()
     outputs = llm.generate(prompts, sampling, use_tqdm=False)
