@@ -1,8 +1,8 @@
 """A vLLM engine as a process that a test talks to. Runs in vLLM's environment: no pytest here.
 
 The one argument is JSON: `model`, `llm` (more of `LLM(...)`), and `transfer` (of KVTransferConfig;
-absent: no connector). Commands are lines of JSON on standard input, answers lines on standard output
-that begin with `ANSWER `:
+absent: no connector). Commands are lines of JSON on standard input, answers lines on standard
+output that begin with `ANSWER `:
 
     {"do": "generate", "prompts": [[token, ...], ...], "max_tokens": 16}
     {"do": "reset"}       forget the engine's own prefix cache

@@ -1,4 +1,4 @@
-"""The connector as vLLM sees it: its calls, handed to the two halves. No decisions are made here."""
+"""The connector as vLLM sees it: its calls, handed to the two halves. Nothing is decided here."""
 
 from __future__ import annotations
 

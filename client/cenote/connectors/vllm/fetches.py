@@ -6,8 +6,8 @@
 
 The engine is promised only what is in its workers' own memory (READY): from there nothing can fail
 any more, so a node that dies costs a miss and never a failed load, under either of vLLM's policies
-for those. Until then the answer is "ask again", for no longer than the deadlines; OVER answers 0 for
-good, so that no request is fetched for twice (but anew after a preemption).
+for those. Until then the answer is "ask again", for no longer than the deadlines; OVER answers 0
+for good, so that no request is fetched for twice (but anew after a preemption).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Found(Generic[L]):
 
 
 class Fetch(Generic[L]):
-    """See the module's docstring. `wants` fills up with what is to be done; the owner empties it."""
+    """See the module's docstring. `wants` fills with what is to be done; the owner empties it."""
 
     def __init__(self, ticket: int, now_s: float, limits: FetchLimits) -> None:
         self.ticket = ticket

@@ -1,8 +1,8 @@
 """KV groups, and how much of a prompt can be resumed from the blocks that are present.
 
 vLLM divides a model's layers into groups with one block table each. To resume after `n` tokens, a
-group of full attention needs all blocks before `n`, one of a sliding window those that the window of
-the next token reaches, and one of recurrent states (Mamba) the state at exactly `n`.
+group of full attention needs all blocks before `n`, one of a sliding window those that the window
+of the next token reaches, and one of recurrent states (Mamba) the state at exactly `n`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A connection to a pool that may not be there yet: made in the background, as often as it takes."""
+"""A connection to a pool that may not be there yet: made in the background, sooner or later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scheduler's half tells the workers' with each step, and what they report: plain values."""
+"""What the scheduler's half tells the workers with each step, and what they report."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The half that lives beside vLLM's scheduler: finds prefixes, decides what workers do. Never waits.
+"""The half that lives beside vLLM's scheduler: finds prefixes, says what workers do. Never waits.
 
-It knows vLLM's requests only by what it reads of them (`RequestLike`), so that it is tested without.
+It knows vLLM's requests by what it reads of them (`RequestLike`), so that it is tested without.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What weights a model has: a digest of its files' contents, kept so that it is made once.
 
-All bytes count, since a model that was trained on, merged or pruned may differ from the original in
-few places, and to take one's blocks for the other's gives wrong tokens silently. The engine has read
-the files when this runs, so that they mostly come from the page cache, at several GB/s.
+All bytes count, since a model that was trained on, merged or pruned may differ from the original
+in few places, and to take one's blocks for the other's gives wrong tokens silently. The engine has
+read the files when this runs, so that they mostly come from the page cache, at several GB/s.
 """
 
 from __future__ import annotations
