@@ -97,10 +97,7 @@ def test_a_row_that_is_anothers_by_now_is_left_alone(kit: Kit) -> None:
 @pytest.mark.parametrize(("replicas", "pieces"), [(1, 1), (2, 1), (1, 2)])
 def test_the_next_writer_gets_what_it_takes_to_seal(kit: Kit, replicas: int, pieces: int) -> None:
     """Just what the first one had sealed, though that went by what it was granted."""
-    size = 30 * KIB + 7
-    if pieces > 1:  # holes of 16 KiB are all that there is
-        kit.put(list(range(10, 18)), 15 * KIB)
-        kit.remove(10, 11, 14, 15)
+    size = 28 * KIB + 7 if pieces == 1 else 90 * KIB + 7
     keys = [1] if pieces > 1 else [1, 2]
     tails = np.array([70, 0][: len(keys)], np.uint16)
     assert set(kit.put(keys, size, replicas=replicas, tail_lengths=tails)) == {GRANTED}
