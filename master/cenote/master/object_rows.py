@@ -43,6 +43,7 @@ class ObjectRows:
         self.pin = objects._pin
         self.stamp_words = memoryview(self.stamp.data)
         self.lease_words = memoryview(self.lease_count.data)
+        self.state_bytes = memoryview(self.state.data)
         self.record_of = objects.record_of_one
         self._extent_bytes = objects._extent_view
 

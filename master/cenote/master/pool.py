@@ -66,11 +66,12 @@ from .state_config import StateConfig
 from .tier_tables import Copies, Tiers
 from .timers import ObjectTimers
 
-__all__ = ["COPYING", "RECORD_WORDS", "TOUCHED", "UNCOPYABLE", "Pool", "Rows"]
+__all__ = ["COPYING", "RECORD_WORDS", "TOUCHED", "UNCOPYABLE", "UNSEALED", "Pool", "Rows"]
 
-COPYING, TOUCHED, UNCOPYABLE = 0x04, 0x08, 0x10
+COPYING, TOUCHED, UNCOPYABLE, UNSEALED = 0x04, 0x08, 0x10, 0x20
 """Bits of a row's state: a copy to another tier is under way; it was asked for since it left
-memory; the bytes that were to be copied were not what was sealed."""
+memory; the bytes that were to be copied were not what was sealed; nobody has said that it is
+sealed (`sealing`)."""
 NO_SEGMENT = 0
 """No segment has this number: extents there are forgotten when they are freed."""
 _STAMP_TIMES_MAX = 4096
@@ -248,6 +249,8 @@ class Pool(ObjectRows):
         spans: Spans,
         units: int,
         vacancies: Vacancies | None = None,
+        *,
+        flags: int = 0,
     ) -> Rows:
         """granted -> LIVE: decided objects (absent, distinct) enter the table.
 
@@ -268,6 +271,7 @@ class Pool(ObjectRows):
             counts=None if simple else counts.astype(np.int64),
             tail_bytes=effect.tails,
             replicas=effect.replicas,
+            flags=flags,
             vacancies=vacancies,
         )
         self.namespaces.objects[namespace.incarnation] += len(rows)

@@ -25,6 +25,7 @@ from .placement import Wanted
 from .placing import Placed, place
 from .pool import Pool, Rows
 from .sampling import note, note_one
+from .sealing import is_unsealed, seals_of, unsealed_rows
 from .segments import DRAM
 from .sessions import Session
 from .slot_growth import grow_slots
@@ -105,7 +106,11 @@ def _put_start_one(
     low, high = command.digests[0].tolist()
     row = pool.objects.lookup_one(low, high)
     if row > 0:
-        if pool.record_of(row)[5] != namespace.incarnation or not pool.is_settled(row):
+        if (
+            pool.record_of(row)[5] != namespace.incarnation
+            or not pool.is_settled(row)
+            or is_unsealed(pool, row)
+        ):
             return None
         pool.policy.touch_one(pool.stamp_words, row)
         pool.counters.put_keys += 1
@@ -185,8 +190,9 @@ def _put_start_many(
     rows = pool.objects.lookup(command.digests)
     present = hits(pool, rows, namespace.incarnation)
     todo = _touch_present(pool, command, rows, present)
-    if not pool.segments.all_attached:
-        _withhold_unsettled(pool, rows, present, puts)
+    unsealed = b""
+    if todo is not None:
+        unsealed = _withhold(pool, rows, present, puts)
     left = rows if todo is None else rows.take(todo)
     if len(left) and int(left.max()) >= 0:
         links = -1  # hidden objects stand where these will: commit has to look again
@@ -199,7 +205,7 @@ def _put_start_many(
         keys = _Keys(command, todo)
     if not len(keys.units):
         _count(pool, n, 0, present, puts)
-        return PutStartReply(puts.tobytes(), b"", 0, pool.view_version)
+        return PutStartReply(puts.tobytes(), b"", 0, pool.view_version, unsealed=unsealed)
     placed = place(
         pool,
         keys.units,
@@ -216,13 +222,15 @@ def _put_start_many(
     _fill_puts(puts, todo, placed)
     _count(pool, n, granted, present, puts)
     if not granted:
-        return PutStartReply(puts.tobytes(), b"", 0, pool.view_version)
+        return PutStartReply(puts.tobytes(), b"", 0, pool.view_version, unsealed=unsealed)
     grant = _grant(pool, command, session, namespace, todo, keys, placed, links)
     for segment in placed.segments:
         if segment.wants_slots():
             grow_slots(pool, segment)
     extents = extent_rows(placed.spans, keys.lengths, placed.counts, placed.replicas)
-    return PutStartReply(puts.tobytes(), extents, grant.grant_id, pool.view_version)
+    return PutStartReply(
+        puts.tobytes(), extents, grant.grant_id, pool.view_version, unsealed=unsealed
+    )
 
 
 class _Keys:
@@ -260,14 +268,24 @@ def _touch_present(
     return (~present).nonzero()[0]
 
 
-def _withhold_unsettled(
-    pool: Pool, rows: Rows, present: NDArray[np.bool_], puts: NDArray[np.void]
-) -> None:
-    """What is known from the journal alone may be dropped when its daemon attaches, in a moment: to
-    say that it exists would acknowledge it. Its writer is to ask again."""
+def _withhold(pool: Pool, rows: Rows, present: NDArray[np.bool_], puts: NDArray[np.void]) -> bytes:
+    """Say of nothing that it exists that may be lost in a moment, since that would acknowledge it:
+    what its writer decided and may not have lived to seal, and what is known from the journal alone
+    and may be dropped when its daemon attaches. The SEAL rows of the former; of the latter the
+    writer is to ask again.
+    """
     at = np.flatnonzero(present)
-    unsettled = at[~pool.settled_rows(rows[at])]
-    puts["status"][unsettled] = PutStatus.NOT_YET
+    if not pool.segments.all_attached:
+        settled = pool.settled_rows(rows[at])
+        puts["status"][at[~settled]] = PutStatus.NOT_YET
+        at = at[settled]
+    at = at[unsealed_rows(pool, rows[at])]
+    if not len(at):
+        return b""
+    counts, seals = seals_of(pool, rows[at])
+    puts["status"][at] = PutStatus.UNSEALED
+    puts["extents"][at] = counts
+    return seals.tobytes()
 
 
 def _refusals(pool: Pool, session: Session, keys: _Keys) -> NDArray[np.uint8] | None:

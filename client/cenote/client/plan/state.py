@@ -22,6 +22,7 @@ from cenote.api.rows import DIGEST_BYTES
 from cenote.v1 import common_pb2, master_pb2
 
 from .budgets import OVERSLEPT_S, PROBE_WAIT_S, attempt_budget_s
+from .commits import Commits
 from .counters import Counters
 from .grants import Grant, LeaseHold
 from .peers import Peers
@@ -124,6 +125,7 @@ class ClientState:
         self.failures: deque[tuple[int, str]] = deque(maxlen=64)
         """Failures to report: (node, what)."""
         self.request_ids = itertools.count(1)
+        self.commits = Commits(session_id, self.request_ids)
         # Of more than so many the oldest keep what they were given until the session ends.
         self.cancelled: deque[int] = deque(maxlen=_CANCELLED_MAX)
         """Requests whose answers were never seen: the master takes back what it granted."""
@@ -142,6 +144,7 @@ class ClientState:
         self.released_holds.clear()
         self.holds.clear()
         self.cancelled.clear()
+        self.commits = Commits(session_id, self.request_ids)
 
     # ---- news for the master -----------------------------------------------------------------
 
@@ -298,8 +301,10 @@ class Call:
     """One call of a user: its deadline, its namespace, and what must be cleaned up after it."""
 
     __slots__ = (
+        "_commits",
         "avoid",
         "chances",
+        "committing",
         "deadline_s",
         "end_s",
         "failed",
@@ -340,9 +345,32 @@ class Call:
         self.unanswered = 0
         """A request that gives something that no time takes back; whoever drives the plan cancels
         what is left here when it ended."""
+        self._commits = state.commits
+        self.committing = 0
+        """A commit that is not known to be sealed: lost, if it is left here when the plan ended."""
         self.namespace_id = space.namespace_id
         self.generation = space.generation
         self.key_head = space.key_head
+
+    def commits(self, session_id: bytes) -> tuple[int, int]:
+        """(the id of a commit that is sent next, for this session, what is told with it; see
+        `Commits`). `sealed` is to be called when all that it decided is sealed."""
+        self.lose_commit()
+        commits = self._commits = self.state.commits
+        self.committing, through = commits.begin()
+        return self.committing, through if session_id == commits.session_id else 0
+
+    def sealed(self) -> None:
+        """What the commit decided, if anything."""
+        self._commits.end(self.committing)
+        self.committing = 0
+
+    def lose_commit(self) -> None:
+        """Nobody will say of it that it is sealed."""
+        if self.committing:
+            self._commits.lose(self.committing)
+            self.committing = 0
+            self.state.wake()
 
     def asks(self) -> int:
         """The id of a request that is sent next, which grants or holds something. `unanswered` is
