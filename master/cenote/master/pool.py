@@ -133,8 +133,6 @@ class Pool(ObjectRows):
         self.lease_cap_bytes = 0
         self.session_cap_units = 0
         self.leased_bytes = 0
-        self.pinned_bytes = 0
-        self.pinned_objects = 0
         self.ahead_units = 0
         """To be kept free ahead of need, where that is more than the configured reserve."""
         self.condemned_units = 0
@@ -412,14 +410,6 @@ class Pool(ObjectRows):
         self.objects.set_extents(rows, counts, to_extents(spans).view(EXTENT), replicas)
         self.namespaces.add_units(owners, self.units_of_rows(rows) - before)
 
-    def _ssd_units(self, counts: NDArray[np.int64], spans: Spans) -> NDArray[np.int64]:
-        """Units on SSDs of each of some objects, of which these are all extents."""
-        lengths = np.where(self.segments.on_ssd[segments_of(spans)], spans[:, 3], 0)
-        sums: NDArray[np.int64] = np.add.reduceat(
-            lengths.astype(np.int64), np.cumsum(counts) - counts
-        )
-        return sums
-
     def lose_segment(self, segment: Segment) -> int:
         """A segment's contents are gone, and so is it. Returns how many objects were lost."""
         rows, spans = self.rows_in_segment(segment.segment_id)
@@ -502,12 +492,3 @@ class Pool(ObjectRows):
         self.condemned_units -= units_of(spans)
         self.segments.give(spans)
         self.objects.free(rows)
-
-    def clear_pins(self, rows: Rows) -> Rows:
-        """Take the pins off rows; returns those that had one."""
-        pinned: Rows = rows[self.pin.take(rows) != 0]
-        if len(pinned):
-            self.pin[pinned] = 0
-            self.pinned_objects -= len(pinned)
-            self.pinned_bytes -= int(self.sizes_of(pinned).sum())
-        return pinned

@@ -123,11 +123,9 @@ def _put_start_one(
         or len(session.grants) >= pool.config.session_grants_max
     ):
         return None
-    size = int(command.sizes[0])
-    tails = command.tail_lengths
+    size, tails, placement = int(command.sizes[0]), command.tail_lengths, pool.placement
     length = size + (int(tails[0]) if tails is not None else 0)
     units = (length + UNIT_BYTES - 1) // UNIT_BYTES
-    placement = pool.placement
     if (
         not 0 < size < _SIZE_MAX
         or pool.placement_dirty
@@ -137,12 +135,10 @@ def _put_start_one(
     ):
         return None
     entry = placement.first(command.tier or 1)
-    if entry is None:
+    taken = None if entry is None else entry.segment.take_one(units)
+    if entry is None or taken is None:
         return None
     segment = entry.segment
-    taken = segment.take_one(units)
-    if taken is None:
-        return None
     offset, slot, units = taken
     placement.charge_first(entry, units)
     if segment.wants_slots():

@@ -25,6 +25,7 @@ from .budgets import OVERSLEPT_S, PROBE_WAIT_S, attempt_budget_s
 from .commits import Commits
 from .counters import Counters
 from .grants import Grant, LeaseHold
+from .options import PutOptions
 from .peers import Peers
 from .space import Space
 from .spares import SpareGrant
@@ -33,7 +34,6 @@ __all__ = [
     "Call",
     "ClientState",
     "Limits",
-    "PutOptions",
     "pick_digests",
 ]
 
@@ -43,41 +43,6 @@ _TAILS_MAX: Final = 64
 _CANCELLED_MAX: Final = 1024
 _SUSPECT_FIRST_S: Final = 0.5
 _SUSPECT_MAX_S: Final = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class PutOptions:
-    """What a put asks for; see `Namespace.put_batch`."""
-
-    replicas: int = 1
-    min_replicas: int = 1
-    durability: int = 0
-    local_first: bool = False
-    chain: bool = False
-    ttl_ms: int = 0
-    pin: bool = False
-
-    def takes_spares(self) -> bool:
-        """Whether it is content with what spare extents are."""
-        return (
-            self.replicas <= 1
-            and self.min_replicas <= 1
-            and not (self.durability or self.local_first or self.ttl_ms or self.pin)
-        )
-
-    def message(self, avoid_node_ids: bytes = b"") -> master_pb2.PutOptions:
-        """As it is sent."""
-        return master_pb2.PutOptions(
-            replicas=self.replicas,
-            min_replicas=self.min_replicas,
-            durability=self.durability,  # type: ignore[arg-type]
-            tier=common_pb2.TIER_DRAM,
-            local_first=self.local_first,
-            ttl_ms=self.ttl_ms,
-            pin=self.pin,
-            chain=self.chain,
-            avoid_node_ids=avoid_node_ids,
-        )
 
 
 @dataclass(slots=True)
