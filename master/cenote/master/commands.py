@@ -87,6 +87,17 @@ class OpenNamespace:
 
 
 @dataclass(slots=True)
+class SetQuota:
+    """None: as it is. Reply: a QuotaSet effect."""
+
+    name: str
+    dram_bytes: int | None = None
+    ssd_bytes: int | None = None
+    objects: int | None = None
+    priority: int | None = None
+
+
+@dataclass(slots=True)
 class ResetNamespace:
     name: str
     seed_if_new: int
@@ -465,6 +476,7 @@ Command = (
     | CloseSession
     | OpenNamespace
     | ResetNamespace
+    | SetQuota
     | Exists
     | Acquire
     | Release

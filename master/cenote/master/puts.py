@@ -191,22 +191,23 @@ def _put_start_many(
     if len(left) and int(left.max()) >= 0:
         links = -1  # hidden objects stand where these will: commit has to look again
     keys = _Keys(command, todo)
-    refused = _refusals(pool, session, keys)
-    if refused is not None:
-        at = np.arange(n) if todo is None else todo
-        puts["status"][at] = refused
-        todo = at[refused == 0]
-        keys = _Keys(command, todo)
-    if not len(keys.units):
-        _count(pool, n, 0, present, puts)
-        return PutStartReply(puts.tobytes(), b"", 0, pool.view_version)
-    placed = place(
-        pool,
-        keys.units,
-        max(1, command.replicas),
-        max(1, command.min_replicas),
-        _wanted(pool, command, session, now_s),
-    )
+    if pool.quotas.active:
+        units = int(keys.units.sum()) * max(1, command.replicas)
+        pool.quotas.begin_claim(namespace.incarnation, units, len(keys.units))
+    try:
+        refused = _refusals(pool, session, keys)
+        if refused is not None:
+            at = np.arange(n) if todo is None else todo
+            puts["status"][at] = refused
+            todo = at[refused == 0]
+            keys = _Keys(command, todo)
+        if not len(keys.units):
+            _count(pool, n, 0, present, puts)
+            return PutStartReply(puts.tobytes(), b"", 0, pool.view_version)
+        replicas = max(1, command.replicas), max(1, command.min_replicas)
+        placed = place(pool, keys.units, *replicas, _wanted(pool, command, session, now_s))
+    finally:
+        pool.quotas.end_claim()
     if placed.status is not None:
         at = np.arange(n) if todo is None else todo
         puts["status"][at] = placed.status
