@@ -152,3 +152,10 @@ class ObjectRows:
         ends = np.cumsum(counts)
         sums: NDArray[np.int64] = np.add.reduceat(spans[:, 3].astype(np.int64), ends - counts)
         return sums
+
+    def ssd_units_of(self, counts: NDArray[np.int64], spans: Spans) -> NDArray[np.int64]:
+        """Units on SSDs of each of some objects, of which these are all extents."""
+        lengths = np.where(self.segments.on_ssd[segments_of(spans)], spans[:, 3], 0)
+        starts = np.cumsum(counts) - counts
+        sums: NDArray[np.int64] = np.add.reduceat(lengths.astype(np.int64), starts)
+        return sums
