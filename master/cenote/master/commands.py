@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .node_counters import NodeCounters
+from .task_commands import Drain
 
 if TYPE_CHECKING:
     from .effects import NamespaceOpened
@@ -479,6 +480,7 @@ Command = (
     | Attach
     | Heartbeat
     | Detach
+    | Drain
     | ReportFailure
     | NodeProbed
     | ExtendTenure

@@ -106,6 +106,14 @@ class NodeServes:
 
 
 @dataclass(slots=True)
+class NodeDrains:
+    """A node is to be left, or is taken up again (durable)."""
+
+    node_id: int
+    drains: bool
+
+
+@dataclass(slots=True)
 class SegmentKnown:
     """(durable)"""
 
@@ -222,6 +230,7 @@ DurableEffect = (
     | NamespaceOpened
     | NodeKnown
     | NodeServes
+    | NodeDrains
     | SegmentKnown
     | SlotsGrown
     | SegmentMet
@@ -240,6 +249,7 @@ DURABLE = (
     NamespaceOpened,
     NodeKnown,
     NodeServes,
+    NodeDrains,
     SegmentKnown,
     SlotsGrown,
     SegmentMet,
