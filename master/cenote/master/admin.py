@@ -20,7 +20,9 @@ from .metadata import ALONE
 from .quota_requests import quota_command
 from .requests import check_text
 from .service import MasterService
-from .views import namespace_message, node_message, segment_message
+from .task_commands import Rebalance
+from .task_view import moving_text
+from .views import namespace_message, node_message, segment_message, task_message
 
 __all__ = ["ADMIN_SERVICE", "AdminGrpc"]
 
@@ -129,6 +131,7 @@ class AdminGrpc:
             failed_copies=counters.copies_failed,
             evicted_to_ssd=counters.evicted_to_ssd,
             copying_bytes=status.copying_bytes,
+            moving=moving_text(service.state.tasks(self._now_s())),
             eviction_policy_wanted=status.policy_wanted,
             eviction_policy=status.policy,
             eviction_policy_switches=status.policy_switches,
@@ -198,6 +201,17 @@ class AdminGrpc:
         decider.apply(quota_command(request))
         await self._service.make_durable(deadline_of(context))
         return pb.SetNamespaceQuotaResponse(namespace=self._namespace(request.name))
+
+    async def ListTasks(self, request: pb.ListTasksRequest, context: Any) -> pb.ListTasksResponse:
+        tasks = self._service.state.tasks(self._now_s())
+        return pb.ListTasksResponse(tasks=map(task_message, tasks))
+
+    async def Rebalance(self, request: pb.RebalanceRequest, context: Any) -> pb.RebalanceResponse:
+        """Raises InvalidArgument."""
+        decider = self._service.decider
+        decider.refuse_unless_writable()
+        decider.apply(Rebalance(request.cancel, request.bandwidth))
+        return pb.RebalanceResponse()
 
     async def GetMissRatioCurves(
         self, request: pb.GetMissRatioCurvesRequest, context: Any

@@ -18,6 +18,7 @@ from .namespace_commands import OpenNamespace as OpenNamespace
 from .namespace_commands import ResetNamespace as ResetNamespace
 from .namespace_commands import SetQuota as SetQuota
 from .node_counters import NodeCounters
+from .task_commands import Drain, Rebalance
 
 if TYPE_CHECKING:
     from .effects import NamespaceOpened, QuotaSet
@@ -460,6 +461,8 @@ Command = (
     | Attach
     | Heartbeat
     | Detach
+    | Drain
+    | Rebalance
     | ReportFailure
     | NodeProbed
     | ExtendTenure

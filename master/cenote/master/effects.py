@@ -119,6 +119,16 @@ class NodeServes:
 
 
 @dataclass(slots=True)
+class NodeDrains:
+    """A node is to be left, or is taken up again (durable)."""
+
+    node_id: int
+    drains: bool
+    bandwidth: int
+    """Bytes a second at most; 0 = no limit."""
+
+
+@dataclass(slots=True)
 class SegmentKnown:
     """(durable)"""
 
@@ -236,6 +246,7 @@ DurableEffect = (
     | QuotaSet
     | NodeKnown
     | NodeServes
+    | NodeDrains
     | SegmentKnown
     | SlotsGrown
     | SegmentMet
@@ -255,6 +266,7 @@ DURABLE = (
     QuotaSet,
     NodeKnown,
     NodeServes,
+    NodeDrains,
     SegmentKnown,
     SlotsGrown,
     SegmentMet,

@@ -47,6 +47,7 @@ from .grants import Grant, GrantTable
 from .index import Vacancies
 from .instructions import Instruction
 from .leases import Lease, LeaseTable
+from .move_tables import Moves
 from .namespaces import Namespace, Namespaces
 from .nodes import Node, Nodes
 from .object_rows import RECORD_WORDS, ObjectRows, Rows
@@ -116,6 +117,7 @@ class Pool(ObjectRows):
         self.orphans = Orphans()
         self._begin(epoch)
         self.tiers = Tiers()
+        self.moves = Moves()
         self.adoption = AdoptionLog(config.tombstones_max)
         self.expiries = ObjectTimers()
         self.unix_offset_s = 0.0
@@ -225,7 +227,11 @@ class Pool(ObjectRows):
         self.placement.refresh(usable, now_s)
         self.placement_dirty = False
         config = self.config
-        units = sum(s.capacity_units for s in self.segments.by_id.values() if s.tier == DRAM)
+        units = sum(
+            s.capacity_units
+            for s in self.segments.by_id.values()
+            if s.tier == DRAM and not s.node.drained
+        )
         self.capacity_bytes = units * UNIT_BYTES
         self.lease_cap_bytes = int(self.capacity_bytes * config.leased_share_max)
         self.session_cap_units = int(units * config.session_granted_share_max)
@@ -416,6 +422,8 @@ class Pool(ObjectRows):
         lost = self.drop_replicas(
             rows[live], spans[live], GoneReason.LOST, vanishing=segment.segment_id
         )
+        left = rows[live & ((self.state.take(rows) & LIVE) != 0)]
+        self.moves.note_short(self.digests_of(left), self.seqs_of(left))
         self.segments.drop(segment.segment_id)
         for hold in self.orphans.forget_segment(segment.segment_id, segment.node):
             self.drop_lease(hold)

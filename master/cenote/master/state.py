@@ -32,15 +32,19 @@ from cenote.policy.base import EvictionPolicy
 from . import (
     attach,
     commits,
+    evacuation,
     eviction,
     housekeeping,
     lookups,
     node_ops,
     put_calls,
+    rebalancing,
     removal,
     replay,
     session_ops,
+    task_view,
     tenure,
+    tier_reads,
     view,
 )
 from . import commands as c
@@ -48,6 +52,7 @@ from .effects import DurableEffect, Effect
 from .pool import Pool
 from .spans import Spans
 from .state_config import StateConfig
+from .task_commands import Drain, Rebalance
 
 __all__ = ["MasterState", "StateConfig"]
 
@@ -92,6 +97,8 @@ class MasterState:
             c.Attach: attach.attach,
             c.Heartbeat: node_ops.heartbeat,
             c.Detach: node_ops.detach,
+            Drain: evacuation.drain,
+            Rebalance: rebalancing.rebalance,
             c.ReportFailure: node_ops.report_failure,
             c.NodeProbed: node_ops.node_probed,
             c.Tick: housekeeping.tick,
@@ -154,6 +161,10 @@ class MasterState:
 
     def exists(self, command: c.Exists, now_s: float) -> NDArray[np.uint8]:
         return lookups.exists(self._pool, command, now_s)
+
+    def prefetch(self, command: c.Exists) -> None:
+        """These keys will be read soon."""
+        tier_reads.prefetch(self._pool, command)
 
     def acquire(self, command: c.Acquire, now_s: float) -> c.AcquireReply:
         return lookups.acquire(self._pool, command, now_s)
@@ -253,6 +264,10 @@ class MasterState:
 
     def namespaces(self) -> list[view.NamespaceStatus]:
         return view.namespaces(self._pool)
+
+    def tasks(self, now_s: float) -> list[task_view.TaskStatus]:
+        """What is in hand that takes longer."""
+        return list(task_view.tasks(self._pool, now_s))
 
     def miss_ratios(self) -> view.MissRatios:
         return view.curves(self._pool)

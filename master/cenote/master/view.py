@@ -98,6 +98,8 @@ class NodeStatus:
     state: NodeState
     """SUSPECT where some host suspects it."""
     attached: bool
+    drained: bool
+    """It holds nothing more, since that was asked for."""
     capacity_bytes: int
     used_bytes: int
     heartbeat_age_s: float
@@ -200,7 +202,10 @@ def status(pool: Pool, now_s: float) -> PoolStatus:
         last_seq=pool.last_seq,
         view_version=pool.view_version,
         objects=pool.objects.live_count,
-        capacity_bytes=sum(s.capacity_units for s in segments_ if s.tier == DRAM) * UNIT_BYTES,
+        capacity_bytes=sum(
+            s.capacity_units for s in segments_ if s.tier == DRAM and not s.node.drained
+        )
+        * UNIT_BYTES,
         used_bytes=(int(namespaces_.units.sum()) - on_ssd) * UNIT_BYTES,
         ssd_capacity_bytes=sum(s.capacity_units for s in segments_ if s.tier != DRAM) * UNIT_BYTES,
         ssd_used_bytes=on_ssd * UNIT_BYTES,
@@ -253,6 +258,7 @@ def _node(node: Node, parts: list[Segment], now_s: float) -> NodeStatus:
         segment_ids=list(node.segment_ids),
         state=NodeState.SUSPECT if suspect else node.state,
         attached=node.attached,
+        drained=node.drained,
         capacity_bytes=sum(s.capacity_units for s in parts) * UNIT_BYTES,
         used_bytes=sum(s.used_units for s in parts) * UNIT_BYTES,
         heartbeat_age_s=max(0.0, now_s - node.heard_s),

@@ -11,7 +11,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("cluster_name", "epoch", "role", "metadata_backend", "uptime_s", "objects", "capacity_bytes", "used_bytes", "granted_bytes", "condemned_bytes", "quarantined_bytes", "leases", "leased_bytes", "sessions", "grants", "evicted_objects", "evicted_bytes", "nodes_alive", "nodes_total", "metadata_memory_bytes", "journal_bytes", "last_seq", "pinned_objects", "server_version", "acquired_keys", "acquired_hits", "lost_objects", "damaged_replicas", "broken_slots", "unverified_slots", "masters", "backlog_entries", "backlog_bytes", "backlog_age_s", "tenure_left_s", "writes_refused", "last_entry", "notice", "eviction_policy_wanted", "eviction_policy", "eviction_policy_switches", "ssd_capacity_bytes", "ssd_used_bytes", "acquired_hits_ssd", "demoted_objects", "demoted_bytes", "promoted_objects", "promoted_bytes", "failed_copies", "evicted_to_ssd", "copying_bytes", "rdma_trouble", "pinned_bytes", "pinned_bytes_max", "expired_objects", "dram_quota_bytes", "ssd_quota_bytes")
+    __slots__ = ("cluster_name", "epoch", "role", "metadata_backend", "uptime_s", "objects", "capacity_bytes", "used_bytes", "granted_bytes", "condemned_bytes", "quarantined_bytes", "leases", "leased_bytes", "sessions", "grants", "evicted_objects", "evicted_bytes", "nodes_alive", "nodes_total", "metadata_memory_bytes", "journal_bytes", "last_seq", "pinned_objects", "server_version", "acquired_keys", "acquired_hits", "lost_objects", "damaged_replicas", "broken_slots", "unverified_slots", "masters", "backlog_entries", "backlog_bytes", "backlog_age_s", "tenure_left_s", "writes_refused", "last_entry", "notice", "eviction_policy_wanted", "eviction_policy", "eviction_policy_switches", "ssd_capacity_bytes", "ssd_used_bytes", "acquired_hits_ssd", "demoted_objects", "demoted_bytes", "promoted_objects", "promoted_bytes", "failed_copies", "evicted_to_ssd", "copying_bytes", "rdma_trouble", "pinned_bytes", "pinned_bytes_max", "expired_objects", "dram_quota_bytes", "ssd_quota_bytes", "moving")
     CLUSTER_NAME_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +69,7 @@ class GetStatusResponse(_message.Message):
     EXPIRED_OBJECTS_FIELD_NUMBER: _ClassVar[int]
     DRAM_QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
     SSD_QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MOVING_FIELD_NUMBER: _ClassVar[int]
     cluster_name: str
     epoch: int
     role: str
@@ -126,7 +127,8 @@ class GetStatusResponse(_message.Message):
     expired_objects: int
     dram_quota_bytes: int
     ssd_quota_bytes: int
-    def __init__(self, cluster_name: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[str] = ..., metadata_backend: _Optional[str] = ..., uptime_s: _Optional[float] = ..., objects: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., condemned_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., sessions: _Optional[int] = ..., grants: _Optional[int] = ..., evicted_objects: _Optional[int] = ..., evicted_bytes: _Optional[int] = ..., nodes_alive: _Optional[int] = ..., nodes_total: _Optional[int] = ..., metadata_memory_bytes: _Optional[int] = ..., journal_bytes: _Optional[int] = ..., last_seq: _Optional[int] = ..., pinned_objects: _Optional[int] = ..., server_version: _Optional[str] = ..., acquired_keys: _Optional[int] = ..., acquired_hits: _Optional[int] = ..., lost_objects: _Optional[int] = ..., damaged_replicas: _Optional[int] = ..., broken_slots: _Optional[int] = ..., unverified_slots: _Optional[int] = ..., masters: _Optional[_Iterable[_Union[MasterInfo, _Mapping]]] = ..., backlog_entries: _Optional[int] = ..., backlog_bytes: _Optional[int] = ..., backlog_age_s: _Optional[float] = ..., tenure_left_s: _Optional[float] = ..., writes_refused: _Optional[str] = ..., last_entry: _Optional[int] = ..., notice: _Optional[str] = ..., eviction_policy_wanted: _Optional[str] = ..., eviction_policy: _Optional[str] = ..., eviction_policy_switches: _Optional[int] = ..., ssd_capacity_bytes: _Optional[int] = ..., ssd_used_bytes: _Optional[int] = ..., acquired_hits_ssd: _Optional[int] = ..., demoted_objects: _Optional[int] = ..., demoted_bytes: _Optional[int] = ..., promoted_objects: _Optional[int] = ..., promoted_bytes: _Optional[int] = ..., failed_copies: _Optional[int] = ..., evicted_to_ssd: _Optional[int] = ..., copying_bytes: _Optional[int] = ..., rdma_trouble: _Optional[str] = ..., pinned_bytes: _Optional[int] = ..., pinned_bytes_max: _Optional[int] = ..., expired_objects: _Optional[int] = ..., dram_quota_bytes: _Optional[int] = ..., ssd_quota_bytes: _Optional[int] = ...) -> None: ...
+    moving: str
+    def __init__(self, cluster_name: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[str] = ..., metadata_backend: _Optional[str] = ..., uptime_s: _Optional[float] = ..., objects: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., condemned_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., sessions: _Optional[int] = ..., grants: _Optional[int] = ..., evicted_objects: _Optional[int] = ..., evicted_bytes: _Optional[int] = ..., nodes_alive: _Optional[int] = ..., nodes_total: _Optional[int] = ..., metadata_memory_bytes: _Optional[int] = ..., journal_bytes: _Optional[int] = ..., last_seq: _Optional[int] = ..., pinned_objects: _Optional[int] = ..., server_version: _Optional[str] = ..., acquired_keys: _Optional[int] = ..., acquired_hits: _Optional[int] = ..., lost_objects: _Optional[int] = ..., damaged_replicas: _Optional[int] = ..., broken_slots: _Optional[int] = ..., unverified_slots: _Optional[int] = ..., masters: _Optional[_Iterable[_Union[MasterInfo, _Mapping]]] = ..., backlog_entries: _Optional[int] = ..., backlog_bytes: _Optional[int] = ..., backlog_age_s: _Optional[float] = ..., tenure_left_s: _Optional[float] = ..., writes_refused: _Optional[str] = ..., last_entry: _Optional[int] = ..., notice: _Optional[str] = ..., eviction_policy_wanted: _Optional[str] = ..., eviction_policy: _Optional[str] = ..., eviction_policy_switches: _Optional[int] = ..., ssd_capacity_bytes: _Optional[int] = ..., ssd_used_bytes: _Optional[int] = ..., acquired_hits_ssd: _Optional[int] = ..., demoted_objects: _Optional[int] = ..., demoted_bytes: _Optional[int] = ..., promoted_objects: _Optional[int] = ..., promoted_bytes: _Optional[int] = ..., failed_copies: _Optional[int] = ..., evicted_to_ssd: _Optional[int] = ..., copying_bytes: _Optional[int] = ..., rdma_trouble: _Optional[str] = ..., pinned_bytes: _Optional[int] = ..., pinned_bytes_max: _Optional[int] = ..., expired_objects: _Optional[int] = ..., dram_quota_bytes: _Optional[int] = ..., ssd_quota_bytes: _Optional[int] = ..., moving: _Optional[str] = ...) -> None: ...
 
 class MasterInfo(_message.Message):
     __slots__ = ("name", "addresses", "grpc", "role", "silent_s")
@@ -153,7 +155,7 @@ class ListNodesResponse(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("view", "capacity_bytes", "used_bytes", "heartbeat_age_s", "read_bytes", "written_bytes", "sessions", "process_id", "server_version", "rdma_registered_bytes", "rdma_queue_pairs", "rdma_received_bytes", "rdma_sent_bytes", "rdma_trouble")
+    __slots__ = ("view", "capacity_bytes", "used_bytes", "heartbeat_age_s", "read_bytes", "written_bytes", "sessions", "process_id", "server_version", "rdma_registered_bytes", "rdma_queue_pairs", "rdma_received_bytes", "rdma_sent_bytes", "rdma_trouble", "drained")
     VIEW_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +170,7 @@ class NodeStatus(_message.Message):
     RDMA_RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     RDMA_SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     RDMA_TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_FIELD_NUMBER: _ClassVar[int]
     view: _common_pb2.NodeView
     capacity_bytes: int
     used_bytes: int
@@ -182,7 +185,8 @@ class NodeStatus(_message.Message):
     rdma_received_bytes: int
     rdma_sent_bytes: int
     rdma_trouble: str
-    def __init__(self, view: _Optional[_Union[_common_pb2.NodeView, _Mapping]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., heartbeat_age_s: _Optional[float] = ..., read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., sessions: _Optional[int] = ..., process_id: _Optional[int] = ..., server_version: _Optional[str] = ..., rdma_registered_bytes: _Optional[int] = ..., rdma_queue_pairs: _Optional[int] = ..., rdma_received_bytes: _Optional[int] = ..., rdma_sent_bytes: _Optional[int] = ..., rdma_trouble: _Optional[str] = ...) -> None: ...
+    drained: bool
+    def __init__(self, view: _Optional[_Union[_common_pb2.NodeView, _Mapping]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., heartbeat_age_s: _Optional[float] = ..., read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., sessions: _Optional[int] = ..., process_id: _Optional[int] = ..., server_version: _Optional[str] = ..., rdma_registered_bytes: _Optional[int] = ..., rdma_queue_pairs: _Optional[int] = ..., rdma_received_bytes: _Optional[int] = ..., rdma_sent_bytes: _Optional[int] = ..., rdma_trouble: _Optional[str] = ..., drained: bool = ...) -> None: ...
 
 class ListSegmentsRequest(_message.Message):
     __slots__ = ()
@@ -377,3 +381,59 @@ class PolicyHitRate(_message.Message):
     policy: str
     hit_rate: float
     def __init__(self, policy: _Optional[str] = ..., hit_rate: _Optional[float] = ...) -> None: ...
+
+class ListTasksRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListTasksResponse(_message.Message):
+    __slots__ = ("tasks",)
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    tasks: _containers.RepeatedCompositeFieldContainer[TaskStatus]
+    def __init__(self, tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ...) -> None: ...
+
+class TaskStatus(_message.Message):
+    __slots__ = ("kind", "node_id", "node_name", "state", "running_s", "bandwidth", "moved_objects", "moved_bytes", "dropped_objects", "evicted_objects", "failed_copies", "remaining_objects", "remaining_bytes", "note")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_S_FIELD_NUMBER: _ClassVar[int]
+    BANDWIDTH_FIELD_NUMBER: _ClassVar[int]
+    MOVED_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_COPIES_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    node_id: int
+    node_name: str
+    state: str
+    running_s: float
+    bandwidth: int
+    moved_objects: int
+    moved_bytes: int
+    dropped_objects: int
+    evicted_objects: int
+    failed_copies: int
+    remaining_objects: int
+    remaining_bytes: int
+    note: str
+    def __init__(self, kind: _Optional[str] = ..., node_id: _Optional[int] = ..., node_name: _Optional[str] = ..., state: _Optional[str] = ..., running_s: _Optional[float] = ..., bandwidth: _Optional[int] = ..., moved_objects: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., dropped_objects: _Optional[int] = ..., evicted_objects: _Optional[int] = ..., failed_copies: _Optional[int] = ..., remaining_objects: _Optional[int] = ..., remaining_bytes: _Optional[int] = ..., note: _Optional[str] = ...) -> None: ...
+
+class RebalanceRequest(_message.Message):
+    __slots__ = ("cancel", "bandwidth", "credentials")
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    BANDWIDTH_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
+    cancel: bool
+    bandwidth: int
+    credentials: _common_pb2.Credentials
+    def __init__(self, cancel: bool = ..., bandwidth: _Optional[int] = ..., credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ...) -> None: ...
+
+class RebalanceResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
