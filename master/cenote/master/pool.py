@@ -50,6 +50,7 @@ from .leases import Lease, LeaseTable
 from .move_tables import Moves
 from .namespaces import Namespace, Namespaces
 from .nodes import Node, Nodes
+from .object_columns import COPYING, TOUCHED, UNCOPYABLE, UNSEALED
 from .object_rows import RECORD_WORDS, ObjectRows, Rows
 from .objects import LIVE, ObjectTable
 from .placement import Placement
@@ -71,10 +72,6 @@ from .timers import ObjectTimers
 
 __all__ = ["COPYING", "RECORD_WORDS", "TOUCHED", "UNCOPYABLE", "UNSEALED", "Pool", "Rows"]
 
-COPYING, TOUCHED, UNCOPYABLE, UNSEALED = 0x04, 0x08, 0x10, 0x20
-"""Bits of a row's state: a copy to another tier is under way; it was asked for since it left
-memory; the bytes that were to be copied were not what was sealed; nobody has said that it is
-sealed (`sealing`)."""
 NO_SEGMENT = 0
 """No segment has this number: extents there are forgotten when they are freed."""
 _STAMP_TIMES_MAX = 4096

@@ -26,11 +26,7 @@ from unit.master.state_replies import Put, read_hits
 
 KEYS = 40
 SESSIONS = (1, 2)
-CONFIG = {
-    "tick_compact_rows_max": 64,
-    "spares_share_max": 0.25,
-    "spares_free_share_max": 0.5,
-}
+CONFIG = {"tick_compact_rows_max": 64, "spares_share_max": 0.25, "spares_free_share_max": 0.5}
 key_lists = st.lists(st.integers(0, KEYS - 1), min_size=1, max_size=12)
 sessions = st.sampled_from(SESSIONS)
 nodes = st.integers(1, 3)
