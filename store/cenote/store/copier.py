@@ -84,7 +84,8 @@ class Copier:
         self._stopping = threading.Event()
         self._wait = wait or self._stopping.wait
         self._queue: deque[Copy] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._landing = threading.Lock()
         """Held while a copy becomes visible, or lands in memory that others can be given."""
         self._epoch = 0
@@ -99,7 +100,7 @@ class Copier:
     def stop(self) -> None:
         """End after the copies under way."""
         self._stopping.set()
-        with self._changed:
+        with self._lock:
             self._queue.clear()
             self._changed.notify_all()
         if self._thread.ident is not None:
@@ -115,7 +116,7 @@ class Copier:
     def enqueue(self, rows: NDArray[np.void], epoch: int) -> None:
         """Take copies (COPY rows) of a leader's plan."""
         starts = np.flatnonzero(np.r_[True, rows["copy_id"][1:] != rows["copy_id"][:-1]])
-        with self._changed:
+        with self._lock:
             for part in np.split(rows, starts[1:]) if len(rows) else []:
                 one = Copy(int(part["copy_id"][0]), epoch, part)
                 if len(self._queue) >= QUEUE_MAX:
@@ -128,7 +129,7 @@ class Copier:
         """Nothing that leaders of earlier epochs planned becomes visible after this."""
         with self._landing:
             self._epoch = max(self._epoch, epoch)
-        with self._changed:
+        with self._lock:
             self._queue = deque(one for one in self._queue if one.epoch >= epoch)
 
     def tell(self) -> bytes:
@@ -152,7 +153,7 @@ class Copier:
         except OSError as error:  # already lower, and raising it is not for everybody
             _log.debug("can't lower a thread's priority", error=error.strerror)
         while not self._stopping.is_set():
-            with self._changed:
+            with self._lock:
                 if not self._queue:
                     self._changed.wait(1.0)
                 batch = self._take()
