@@ -32,7 +32,7 @@ from .segments import DRAM
 from .sessions import Session
 from .spans import segments_of
 
-__all__ = ["confirm", "forget", "is_unsealed", "note_decided", "seals_of", "told", "unsealed_rows"]
+__all__ = ["confirm", "forget", "is_known", "note_decided", "seals_of", "told", "unsealed_rows"]
 
 COMMITS_MAX: Final = 4096
 """Of a session, not yet told to be sealed; of the oldest beyond it keeps the bit."""
@@ -76,8 +76,10 @@ def _clear(pool: Pool, rows: Rows) -> None:
     pool.state[rows] = pool.state.take(rows) & _SEALED
 
 
-def is_unsealed(pool: Pool, row: int) -> bool:
-    return bool(pool.state_bytes[row] & UNSEALED)
+def is_known(pool: Pool, row: int) -> bool:
+    """Whether this live row can be read and is known to be sealed; False where that takes a closer
+    look."""
+    return not pool.state_bytes[row] & UNSEALED and pool.is_settled(row)
 
 
 def unsealed_rows(pool: Pool, rows: Rows) -> NDArray[np.bool_]:

@@ -246,9 +246,8 @@ def commit_one_spare(
     counters = pool.counters
     counters.committed += 1
     counters.committed_bytes += size
-    columns = _COLUMNS.pack(
-        size, command.checksum, seq, tail, word & 0xFFFF, slot, offset, units, 0
-    )
+    place = word & 0xFFFF, slot, offset, units
+    columns = _COLUMNS.pack(size, command.checksum, seq, tail, *place, 0)
     pool.effects.append(
         Stored(
             namespace.namespace_id,
