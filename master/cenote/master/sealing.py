@@ -47,7 +47,10 @@ def note_decided(
     if request_id <= session.sealed_through:  # given up by its client before it came
         return
     commits = session.unsealed
-    commits[request_id] = rows, seqs
+    if request_id in commits:  # it is decided key by key
+        commits[request_id].append((rows, seqs))
+        return
+    commits[request_id] = [(rows, seqs)]
     if len(commits) > COMMITS_MAX:
         del commits[next(iter(commits))]
 
@@ -59,11 +62,11 @@ def told(pool: Pool, session: Session, through: int) -> None:
     session.sealed_through = through
     commits = session.unsealed
     for request_id in [each for each in commits if each <= through]:
-        rows, seqs = commits.pop(request_id)
-        if not isinstance(rows, int):
-            _clear(pool, rows[pool.objects.rows_match(rows, np.asarray(seqs))])
-        elif pool.record_of(rows)[2] == seqs:
-            pool.state_bytes[rows] &= 0xFF ^ UNSEALED
+        for rows, seqs in commits.pop(request_id):
+            if not isinstance(rows, int):
+                _clear(pool, rows[pool.objects.rows_match(rows, np.asarray(seqs))])
+            elif pool.record_of(rows)[2] == seqs:
+                pool.state_bytes[rows] &= 0xFF ^ UNSEALED
 
 
 def forget(session: Session, request_ids: list[int]) -> None:
