@@ -43,6 +43,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "spares": {"size": 4_000, "count": 8, "spares": True},
 }
 UNDECIDED = STEPS[: STEPS.index("commit sent")]
+DECIDED = STEPS[STEPS.index("commit sent") :]
 GRANTED = UNDECIDED[UNDECIDED.index("start sent") :]
 
 
@@ -253,6 +254,20 @@ def test_killed_writers_leave_nothing(held: Pool, transport: str) -> None:
         held.wait_for_space(killed_s, SESSION_TTL_S + SOON_S)
     held.background.overwrite()
     held.check()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_what_others_were_told_exists_outlives_the_daemons(held: Pool, transport: str) -> None:
+    """Also where its writer had it decided and did not live to seal it."""
+    specs = specs_of(transport, "outlived", DECIDED)
+    with halted_writers(held.cluster, transport, specs) as writers:
+        for writer in writers:
+            writer.kill()
+        put_all_again(held, writers)
+    for store in held.cluster.stores:
+        store.restart()
+    held.cluster.wait_alive(2)
+    held.check(0.0)
 
 
 def check_outcome(held: Pool, writer: Halted) -> None:

@@ -319,7 +319,7 @@ def _leases_outlive_tenures() -> contextlib.AbstractContextManager[None]:
 def _the_unsealed_exist() -> contextlib.AbstractContextManager[None]:
     """What is decided exists, whether its writer lived to seal it or not."""
     return together(
-        replaced(puts, "is_unsealed", lambda at, row: False),
+        replaced(puts, "is_known", lambda at, row: at.is_settled(row)),
         replaced(puts, "unsealed_rows", lambda at, rows: np.zeros(len(rows), np.bool_)),
         replaced(commits, "unsealed_rows", lambda at, rows: np.zeros(len(rows), np.bool_)),
     )

@@ -197,10 +197,12 @@ class StoreProcess:
         self.world = world
         self.host = host
         self.party = party
-        segments = [
-            SimSegment(file, i, lambda: world.oracle.has_lost_metadata)
-            for i, file in enumerate(host.files)
-        ]
+
+        def is_unverified() -> bool:
+            """After a power failure or a loss of metadata a leader may adopt what was evicted."""
+            return world.oracle.power_failed or world.oracle.has_lost_metadata
+
+        segments = [SimSegment(file, i, is_unverified) for i, file in enumerate(host.files)]
         held = host.claims_held
         claims = ClaimTable(host.claims, lambda page: held[page] > 0, barrier=lambda: None)
         self.segments = LocalSegments(cast("list[DramSegment]", segments), claims)

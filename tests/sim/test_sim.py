@@ -33,6 +33,7 @@ NOTICED_AT = {
     "cached reads are not verified": 1,
     "claims are overlooked": 43,
     "claims end by themselves": 9,
+    "commits seal": 26,
     "cut is a word": 2,
     "free leased": 1,
     "free on expiry": 13,
@@ -51,7 +52,9 @@ NOTICED_AT = {
     "tombstones are forgotten": 40,
     "unfenced is forgotten": 13,
     "views are overlooked": 109,
+    "the unsealed exist": 1,
     "void grants are used": 175,
+    "what exists is taken back": 23,
 }
 """Where to begin, to save time: the first seed that noticed it when this was written, if not 0. Who
 changes what a seed does may have to look for new ones: the test says where it found it."""

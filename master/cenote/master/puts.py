@@ -25,7 +25,7 @@ from .placement import Wanted
 from .placing import Placed, place
 from .pool import Pool, Rows
 from .sampling import note, note_one
-from .sealing import is_unsealed, seals_of, unsealed_rows
+from .sealing import is_known, seals_of, unsealed_rows
 from .segments import DRAM
 from .sessions import Session
 from .slot_growth import grow_slots
@@ -106,11 +106,7 @@ def _put_start_one(
     low, high = command.digests[0].tolist()
     row = pool.objects.lookup_one(low, high)
     if row > 0:
-        if (
-            pool.record_of(row)[5] != namespace.incarnation
-            or not pool.is_settled(row)
-            or is_unsealed(pool, row)
-        ):
+        if pool.record_of(row)[5] != namespace.incarnation or not is_known(pool, row):
             return None
         pool.policy.touch_one(pool.stamp_words, row)
         pool.counters.put_keys += 1

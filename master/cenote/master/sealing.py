@@ -32,7 +32,7 @@ from .segments import DRAM
 from .sessions import Session
 from .spans import segments_of
 
-__all__ = ["confirm", "forget", "is_unsealed", "note_decided", "seals_of", "told", "unsealed_rows"]
+__all__ = ["confirm", "forget", "is_known", "note_decided", "seals_of", "told", "unsealed_rows"]
 
 COMMITS_MAX: Final = 4096
 """Of a session, not yet told to be sealed; of the oldest beyond it keeps the bit."""
@@ -47,7 +47,10 @@ def note_decided(
     if request_id <= session.sealed_through:  # given up by its client before it came
         return
     commits = session.unsealed
-    commits[request_id] = rows, seqs
+    if request_id in commits:  # it is decided key by key
+        commits[request_id].append((rows, seqs))
+        return
+    commits[request_id] = [(rows, seqs)]
     if len(commits) > COMMITS_MAX:
         del commits[next(iter(commits))]
 
@@ -59,11 +62,11 @@ def told(pool: Pool, session: Session, through: int) -> None:
     session.sealed_through = through
     commits = session.unsealed
     for request_id in [each for each in commits if each <= through]:
-        rows, seqs = commits.pop(request_id)
-        if not isinstance(rows, int):
-            _clear(pool, rows[pool.objects.rows_match(rows, np.asarray(seqs))])
-        elif pool.record_of(rows)[2] == seqs:
-            pool.state_bytes[rows] &= 0xFF ^ UNSEALED
+        for rows, seqs in commits.pop(request_id):
+            if not isinstance(rows, int):
+                _clear(pool, rows[pool.objects.rows_match(rows, np.asarray(seqs))])
+            elif pool.record_of(rows)[2] == seqs:
+                pool.state_bytes[rows] &= 0xFF ^ UNSEALED
 
 
 def forget(session: Session, request_ids: list[int]) -> None:
@@ -76,8 +79,10 @@ def _clear(pool: Pool, rows: Rows) -> None:
     pool.state[rows] = pool.state.take(rows) & _SEALED
 
 
-def is_unsealed(pool: Pool, row: int) -> bool:
-    return bool(pool.state_bytes[row] & UNSEALED)
+def is_known(pool: Pool, row: int) -> bool:
+    """Whether this live row can be read and is known to be sealed; False where that takes a closer
+    look."""
+    return not pool.state_bytes[row] & UNSEALED and pool.is_settled(row)
 
 
 def unsealed_rows(pool: Pool, rows: Rows) -> NDArray[np.bool_]:

@@ -73,7 +73,7 @@ class Session:
     """Bit i: request `newest_request` - i gave something. REQUESTS_SEEN of them are kept."""
     sealed_through: int = 0
     """All that commits up to this request id decided is sealed; see `sealing`."""
-    unsealed: dict[int, tuple[NDArray[np.int64] | int, NDArray[np.uint64] | int]] = field(
+    unsealed: dict[int, list[tuple[NDArray[np.int64] | int, NDArray[np.uint64] | int]]] = field(
         default_factory=dict
     )
     """Request ids of later ones -> (rows, seqs) that they decided, oldest first."""

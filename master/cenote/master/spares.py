@@ -139,8 +139,8 @@ def commit_spares(
     statuses = b""
     for i in range(len(indexes)):
         one = PutCommit(
-            command.session_id, 0, grant.grant_id, indexes[i : i + 1], command.checksums[i : i + 1],
-            command.failed_replicas,
+            command.session_id, command.request_id, grant.grant_id, indexes[i : i + 1],
+            command.checksums[i : i + 1], command.failed_replicas,
         )  # fmt: skip
         pool.last_seq = first + i - 1
         statuses += commit_many(

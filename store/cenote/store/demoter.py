@@ -63,9 +63,11 @@ class Demoter:
         self._stopping = threading.Event()
         self._wait = wait or self._stopping.wait
         self._queue: deque[Copy] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._written: list[Copy] = []
-        self._to_place = threading.Condition()
+        self._placing = threading.RLock()
+        self._to_place = threading.Condition(self._placing)
         self.taken = 0
         """Copies that were taken from the queue and have not ended."""
         self._next_write_s = 0.0
@@ -97,13 +99,13 @@ class Demoter:
 
     def add(self, copies: list[Copy]) -> None:
         """Take these."""
-        with self._changed:
+        with self._lock:
             self._queue.extend(copies)
             self._changed.notify_all()
 
     def forget(self, epoch: int) -> None:
         """Forget what earlier leaders planned and nobody has taken yet."""
-        with self._changed:
+        with self._lock:
             self._queue = deque(one for one in self._queue if one.epoch >= epoch)
 
     # ---- writes -------------------------------------------------------------------------------
@@ -132,7 +134,7 @@ class Demoter:
                 self._hand_over(writer.take_ended())
 
     def _next(self, busy: bool) -> Copy | None:
-        with self._changed:
+        with self._lock:
             if not self._queue and not busy:
                 self._changed.wait(1.0)
             if not self._queue:
@@ -170,14 +172,14 @@ class Demoter:
 
     def _hand_over(self, copies: list[Copy]) -> None:
         if copies:
-            with self._to_place:
+            with self._placing:
                 self._written += copies
                 self._to_place.notify()
 
     def _place_all(self) -> None:
         lower_priority()
         while not self._stopping.is_set():
-            with self._to_place:
+            with self._placing:
                 if not self._written:
                     self._to_place.wait(1.0)
                 some, self._written = self._written[:PLACED_MAX], self._written[PLACED_MAX:]
@@ -190,7 +192,7 @@ class Demoter:
                 for one in some:
                     one.status = CopyStatus.FAILED
             self._outcomes.report(some)
-            with self._changed:
+            with self._lock:
                 self.taken -= len(some)
 
     def _place(self, copies: list[Copy]) -> None:

@@ -40,7 +40,8 @@ class Promoter:
         self._outcomes = outcomes
         self._stopping = threading.Event()
         self._queue: deque[Copy] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self.taken = 0
         """Copies that were taken from the queue and have not ended."""
         self._thread = threading.Thread(target=self._run, name="cenote-promote", daemon=True)
@@ -52,7 +53,7 @@ class Promoter:
     def stop(self) -> None:
         """End after the copy under way."""
         self._stopping.set()
-        with self._changed:
+        with self._lock:
             self._queue.clear()
             self._changed.notify_all()
         if self._thread.ident is not None:
@@ -65,19 +66,19 @@ class Promoter:
 
     def add(self, copies: list[Copy]) -> None:
         """Take these."""
-        with self._changed:
+        with self._lock:
             self._queue.extend(copies)
             self._changed.notify_all()
 
     def forget(self, epoch: int) -> None:
         """Forget what earlier leaders planned and nobody has taken yet."""
-        with self._changed:
+        with self._lock:
             self._queue = deque(one for one in self._queue if one.epoch >= epoch)
 
     def _run(self) -> None:
         lower_priority()
         while not self._stopping.is_set():
-            with self._changed:
+            with self._lock:
                 if not self._queue:
                     self._changed.wait(1.0)
                 if not self._queue:

@@ -115,7 +115,8 @@ class Puller:
         self.counters = PullerCounters()
         self._stopping = threading.Event()
         self._queue: deque[_Pull] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._landing = threading.Lock()
         """Held while bytes land where others may be given space, or a copy becomes visible."""
         self._epoch = 0
@@ -133,7 +134,7 @@ class Puller:
     def stop(self) -> None:
         """End, in the middle of a copy where need be."""
         self._stopping.set()
-        with self._changed:
+        with self._lock:
             self._queue.clear()
             self._changed.notify_all()
         for connection in list(self._connections.values()):
@@ -156,7 +157,7 @@ class Puller:
             for segment_id in source.segment_ids
         }
         starts = np.flatnonzero(np.r_[True, rows["copy_id"][1:] != rows["copy_id"][:-1]])
-        with self._changed:
+        with self._lock:
             for part in np.split(rows, starts[1:]) if len(rows) else []:
                 one = _pull_of(part, epoch, addresses)
                 if one is None or len(self._queue) >= QUEUE_MAX:
@@ -169,7 +170,7 @@ class Puller:
         """Nothing that leaders of earlier epochs planned lands or becomes visible after this."""
         with self._landing:
             self._epoch = max(self._epoch, epoch)
-        with self._changed:
+        with self._lock:
             self._queue = deque(one for one in self._queue if one.epoch >= epoch)
 
     def tell(self) -> bytes:
@@ -193,7 +194,7 @@ class Puller:
         except OSError as error:  # already lower, and raising it is not for everybody
             _log.debug("can't lower a thread's priority", error=error.strerror)
         while not self._stopping.is_set():
-            with self._changed:
+            with self._lock:
                 if not self._queue:
                     self._changed.wait(1.0)
                 batch = self._take()
@@ -228,7 +229,7 @@ class Puller:
     def _give_up_queued(self, addresses: Sequence[str]) -> None:
         """What else is to come from there: other sources are not to wait for each of it in vain."""
         lost = set(addresses)
-        with self._changed:
+        with self._lock:
             kept: deque[_Pull] = deque()
             for one in self._queue:
                 if lost.isdisjoint(one.addresses):
