@@ -9,8 +9,10 @@ ratios count:
 
 One store daemon (one process that holds the bytes) and one client each, all on this host, each pair
 over the same devices; registered memory on both ends. A turn is the same batch put and got at each
-pool, one after the other, in an order that alternates; every byte that was read is compared. Told
-are medians of the turns: GB/s, and processor time of all of the pool's processes (client, daemon,
+pool, one after the other, in an order that alternates; every byte that was read is compared. The
+peer's processes look for work all the time, with or without any: on a machine with one processor
+nothing else would move, so they are stopped (SIGSTOP) while ours is measured. Told are medians of
+the turns: GB/s, and processor time of all of the pool's processes (client, daemon,
 master) in ms for a GB, for the client alone in the second column. That the bytes went over the
 devices is proven by their own count of packets.
 """
@@ -20,12 +22,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Self
@@ -39,7 +43,7 @@ from cluster import Cluster
 
 HERE: Final = Path(__file__).resolve().parent
 MIB: Final = 1 << 20
-POOL_BYTES: Final = 160 * MIB
+POOL_BYTES: Final = 256 * MIB
 SLOW_S: Final = 300.0
 CASES: Final = ((256 << 10, 32), (2560 << 10, 8))
 PACKET_BYTES_MAX: Final = 4096
@@ -89,10 +93,29 @@ class Worker:
 class Pool:
     """A client and the processes that serve it."""
 
-    def __init__(self, name: str, worker: Worker, servers: list[int]) -> None:
+    def __init__(
+        self,
+        name: str,
+        worker: Worker,
+        servers: list[int],
+        settle: Callable[[], None] = lambda: None,
+        *,
+        spins: bool = False,
+    ) -> None:
+        """`settle` waits until it is well; `spins`: it is stopped while others are at work."""
         self.name = name
         self.worker = worker
         self.servers = servers
+        self.settle = settle
+        self._pids = [worker.process.pid, *servers] if spins else []
+
+    def stop(self) -> None:
+        for pid in self._pids:
+            os.kill(pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        for pid in self._pids:
+            os.kill(pid, signal.SIGCONT)
 
     def measure(self, **order: object) -> tuple[float, float, float]:
         """(seconds, the client's CPU seconds, the servers')."""
@@ -112,18 +135,21 @@ def our_pool(stack: ExitStack, folder: Path, options: argparse.Namespace) -> Poo
         Cluster(
             dram_bytes=POOL_BYTES,
             ready_timeout_s=SLOW_S,
+            master_flags={"node-dead-s": 60},
             store_flags={"rdma": "on", "verbs": options.verbs, "rdma-devices": options.devices},
         )
     )
     told = {"master": cluster.lane, "transports": ["rdma"], "verbs": options.verbs}
     worker = Worker(sys.executable, "ours", told, folder / "ours.log")
     stack.enter_context(worker)
-    return Pool("cenote", worker, [cluster.master.pid, cluster.stores[0].pid])
+    servers = [cluster.master.pid, cluster.stores[0].pid]
+    return Pool("cenote", worker, servers, lambda: cluster.wait_alive(1, SLOW_S))
 
 
 def peer_pool(stack: ExitStack, folder: Path, options: argparse.Namespace, venv: Path) -> Pool:
     port, metrics = free_port(), free_port()
-    program = [str(venv / "bin" / "mooncake_master"), "--rpc_address=127.0.0.1"]
+    [binary] = venv.glob("lib/python3*/site-packages/mooncake/mooncake_master")
+    program = [str(binary), "--rpc_address=127.0.0.1", "--client_ttl=600"]
     program += [f"--rpc_port={port}", "--metrics_host=127.0.0.1", f"--metrics_port={metrics}"]
     with open(folder / "peer-master.log", "wb") as log:
         master = subprocess.Popen(program, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -146,7 +172,7 @@ def peer_pool(stack: ExitStack, folder: Path, options: argparse.Namespace, venv:
     worker = Worker(python, "peer", {**told, "segment_bytes": 0, "buffer_bytes": 80 * MIB},
                     folder / "peer.log")  # fmt: skip
     stack.enter_context(worker)
-    return Pool("peer", worker, [master.pid, node.process.pid])
+    return Pool("peer", worker, [master.pid, node.process.pid], spins=True)
 
 
 def sent_packets(ports: list[NicPort]) -> int:
@@ -160,6 +186,10 @@ def run(pools: list[Pool], turns: int, ports: list[NicPort]) -> list[dict[str, A
         found: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
         for turn in range(turns + 1):
             for pool in pools if turn % 2 else pools[::-1]:
+                for other in pools:
+                    other.stop()
+                pool.go_on()
+                pool.settle()
                 for what in ("put", "get"):
                     before = sent_packets(ports)
                     told = pool.measure(
@@ -212,6 +242,8 @@ def main() -> None:
         else:
             print(f"no peer at {venv}: measuring ours alone", file=sys.stderr)
         rows = run(pools, options.turns, ports)
+        for pool in pools:
+            pool.go_on()
         moved = pools[0].worker.do(what="end")["rdma_bytes"]
         assert moved >= (options.turns + 1) * sum(2 * size * count for size, count in CASES)
     print(f"{'':26} {'GB/s':>8} {'CPU ms/GB':>10} {'client':>8} {'servers':>8}")
