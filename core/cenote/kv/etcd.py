@@ -179,8 +179,8 @@ class EtcdKv:
             except grpc.RpcError as error:
                 last = error
                 if not self._is_elsewhere(error):
-                    if error.code() == grpc.StatusCode.UNAUTHENTICATED and not logged_in_again:
-                        logged_in_again = True  # tokens end after some minutes
+                    if _is_login_over(error) and not logged_in_again:
+                        logged_in_again = True
                         self._drop_client(index)
                         continue
                     raise _refused(what, error) from error
@@ -358,7 +358,7 @@ class EtcdKv:
 
     def watch_failed(self, index: int, error: grpc.RpcError) -> None:
         """A watch of this endpoint ended."""
-        if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+        if _is_login_over(error):
             self._drop_client(index)
         elif self._is_elsewhere(error):
             self._move_on(index)
@@ -381,6 +381,12 @@ class EtcdKv:
 
 
 # ---- small things -----------------------------------------------------------------------------
+
+
+def _is_login_over(error: grpc.RpcError) -> bool:
+    """Tokens end after some minutes, and signed ones with each change of etcd's users."""
+    old = "revision of auth store is old"
+    return error.code() == grpc.StatusCode.UNAUTHENTICATED or old in (error.details() or "")
 
 
 def _row(kv: Any) -> KvRow:

@@ -136,12 +136,14 @@ class EtcdWatch:
                 self._changed.notify_all()
             self._streams.watch_ended(self)
 
-    def _read(self, stream: Any) -> KvCompacted | None:
+    def _read(self, stream: Any) -> KvCompacted | KvUnavailable | None:
         for response in stream:
             if response.compact_revision:
                 return KvCompacted(f"etcd keeps nothing before {response.compact_revision}")
             if response.canceled:
-                return None
+                return KvUnavailable(
+                    f"etcd ended the watch: {response.cancel_reason or 'no reason'}"
+                )
             events = [_event(event) for event in response.events]
             if events:
                 with self._changed:
