@@ -151,7 +151,7 @@ class MasterPool:
         return self.service.put_start(request, 1.0)
 
     def put_commit(
-        self, started: pb.PutStartResponse, *, deadline_s: float = 1.0
+        self, started: pb.PutStartResponse, *, deadline_s: float = 1.0, sealed: bool = True
     ) -> pb.PutCommitResponse:
         granted = int(np.count_nonzero(np.frombuffer(started.puts, PUT)["status"] == 2))
         request = pb.PutCommitRequest(
@@ -160,7 +160,15 @@ class MasterPool:
             session_id=self.session_id,
             request_id=self.next_request(),
         )
-        return self.service.put_commit(request, deadline_s)
+        reply = self.service.put_commit(request, deadline_s)
+        if sealed:
+            self.service.renew_session(
+                pb.RenewSessionRequest(
+                    session_id=self.session_id, sealed_through=request.request_id
+                ),
+                1.0,
+            )
+        return reply
 
     def put(self, *keys: bytes, size: int = 100, options: pb.PutOptions | None = None) -> bytes:
         """Store keys; the statuses of the commit."""

@@ -12,10 +12,11 @@ from cenote.api.rows import BLOCK, SEAL
 from cenote.client.driver import BlockingDriver
 from cenote.client.locations import LOCATION_STRUCT
 from cenote.client.plan import reads, singles
+from cenote.client.plan.commits import Commits
 from cenote.client.plan.grants import Grant
 from cenote.client.plan.state import ClientState
 from cenote.client.session import Session
-from cenote.master import adopting, attach, commits, housekeeping, pool, session_ops
+from cenote.master import adopting, attach, commits, damage, housekeeping, pool, puts, session_ops
 from cenote.master.adoption import AdoptionLog
 from cenote.master.effects import Gone, GoneReason
 from cenote.master.leases import LeaseTable
@@ -41,6 +42,14 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def together(*bugs: contextlib.AbstractContextManager[None]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for bug in bugs:
+            stack.enter_context(bug)
+        yield
 
 
 def _free_on_expiry() -> contextlib.AbstractContextManager[None]:
@@ -307,6 +316,31 @@ def _leases_outlive_tenures() -> contextlib.AbstractContextManager[None]:
     return replaced(ShmChannel, "_is_of_tenure", lambda channel, lease_id: lease_id != 0)
 
 
+def _the_unsealed_exist() -> contextlib.AbstractContextManager[None]:
+    """What is decided exists, whether its writer lived to seal it or not."""
+    return together(
+        replaced(puts, "is_unsealed", lambda at, row: False),
+        replaced(puts, "unsealed_rows", lambda at, rows: np.zeros(len(rows), np.bool_)),
+        replaced(commits, "unsealed_rows", lambda at, rows: np.zeros(len(rows), np.bool_)),
+    )
+
+
+def _commits_seal() -> contextlib.AbstractContextManager[None]:
+    """A client tells of commits under way that they are sealed."""
+    begin = Commits.begin
+
+    def begun(at: Commits) -> tuple[int, int]:
+        request_id, _ = begin(at)
+        return request_id, request_id - 1
+
+    return replaced(Commits, "begin", begun)
+
+
+def _others_seals_are_not_confirmed() -> contextlib.AbstractContextManager[None]:
+    """A writer takes back what others were told exists."""
+    return replaced(damage, "unsealed_rows", lambda at, rows: np.ones(len(rows), np.bool_))
+
+
 MUTATIONS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     "free on expiry": _free_on_expiry,
     "free unfenced": _free_unfenced,
@@ -339,6 +373,9 @@ MUTATIONS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     "cached reads are not verified": _cached_reads_are_not_verified,
     "leases are believed for ever": _leases_are_believed_for_ever,
     "leases outlive tenures": _leases_outlive_tenures,
+    "the unsealed exist": _the_unsealed_exist,
+    "commits seal": _commits_seal,
+    "what exists is taken back": _others_seals_are_not_confirmed,
 }
 
 

@@ -25,6 +25,7 @@ from cenote.master.effects import (
     Stored,
 )
 from cenote.master.pool import Pool
+from sim.existing import asked, check_answer
 from sim.facts import is_intact, is_sealed
 from sim.fingerprint import fingerprint
 from sim.following import Following
@@ -99,9 +100,12 @@ class Oracle:
 
         def watched(command: Any) -> Any:
             pool = decider.state._pool
-            before = fingerprint(pool)
+            before, digests = fingerprint(pool), asked(pool, command)
             try:
-                return apply(command)
+                reply = apply(command)
+                if digests is not None:
+                    check_answer(self, pool, digests, reply)
+                return reply
             except CenoteError as error:
                 if fingerprint(pool) != before:
                     raise Violation(
@@ -159,8 +163,7 @@ class Oracle:
         check(master.service.state)
         for put in self.puts.values():
             for version in self.alive(put) if put.acked else ():
-                if not self._is_excused(put, version):
-                    self._check_slots(put, version)
+                self._check_slots(put, version)
 
     def _is_excused(self, put: PutRecord, version: Version) -> bool:
         """Whether it may be gone without a word, after a power failure or where the metadata were
@@ -184,13 +187,17 @@ class Oracle:
     def _check_slots(self, put: PutRecord, version: Version) -> None:
         """As long as the master has not let go of it, an acknowledged object's slots are its own:
         a daemon that restarts finds it there."""
-        if self.surviving_replicas(version):
-            return
-        if not any(f.is_lost or version in f.damaged for f, _, _ in self._placed[version]):
+        if not self.is_safe(put, version):
             raise Violation(
                 f"put {put.serial} of key {put.key}, version {version}, was acknowledged, and none"
                 " of its replicas has its slots any more"
             )
+
+    def is_safe(self, put: PutRecord, version: Version) -> bool:
+        """Whether it is sealed, or really lost."""
+        really_lost = any(f.is_lost or version in f.damaged for f, _, _ in self._placed[version])
+        excused = really_lost or self._is_excused(put, version)
+        return excused or bool(self.surviving_replicas(version))
 
     def _file(self, pool: Pool, segment_id: int) -> SegmentFile | None:
         segment = pool.segments.by_id.get(segment_id)
@@ -313,7 +320,8 @@ class Oracle:
     def granted(self, master: MasterProcess, request: Any, reply: Any) -> None:
         """The master granted space: nobody else may still write there."""
         puts = np.frombuffer(reply.puts, PUT)
-        assert (puts["extents"][puts["status"] != PutStatus.GRANTED] == 0).all()
+        told = np.isin(puts["status"], (PutStatus.GRANTED, PutStatus.UNSEALED))
+        assert (puts["extents"][~told] == 0).all()
         self._granted(master, reply.grant_id, reply.extents)
         self._granted(master, reply.spare_grant_id, reply.spare_extents)
 

@@ -89,6 +89,8 @@ class AsyncDriver:
                 self._session.abort_later(grant)
             if call.unanswered:
                 self._session.state.cancel(call.unanswered)
+            if call.committing:
+                call.lose_commit()
             running.discard(call)
 
     async def _do(self, call: Call, step: Any) -> Any:

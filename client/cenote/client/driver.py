@@ -102,6 +102,8 @@ class BlockingDriver:
                     self._session.abort_later(grant)
             if call.unanswered:
                 self._session.state.cancel(call.unanswered)
+            if call.committing:
+                call.lose_commit()
             running.discard(call)
 
     def read_cached(self, call: Call, digest: bytes, row: bytes, address: int, length: int) -> int:

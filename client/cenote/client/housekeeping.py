@@ -42,11 +42,11 @@ _TOUCHES_PER_REQUEST: Final = 4096
 _IDS_PER_REQUEST: Final = 1024
 
 
-def take_some(waiting: deque[int]) -> list[int]:
+def take_some(waiting: deque[int], count_max: int = _IDS_PER_REQUEST) -> list[int]:
     """The first of a queue that other threads may add to or clear; one message takes them all."""
     taken: list[int] = []
     with suppress(IndexError):
-        while len(taken) < _IDS_PER_REQUEST:
+        while len(taken) < count_max:
             taken.append(waiting.popleft())
     return taken
 
@@ -149,6 +149,7 @@ class Housekeeper:
             or state.knows_newer_view
             or self._session.aborts
             or state.cancelled
+            or state.commits.lost()
             or state.released_holds
             or any(
                 space.touches or space.chain_touches or space.spares.held
@@ -201,10 +202,12 @@ class Housekeeper:
         session = self._session
         holds: list[LeaseHold] = [h for h in list(session.state.holds.values()) if h.ttl_ms]
         ttl_ms = min((hold.ttl_ms for hold in holds), default=0)
+        commits = session.state.commits
         request = pb.RenewSessionRequest(
-            session_id=session.identity.session_id,
+            session_id=commits.session_id,
             lease_ttl_ms=ttl_ms,
             lease_ids=np.array([hold.lease_id for hold in holds], "<u8").tobytes(),
+            sealed_through=commits.through(),
         )
         # Set first: after a failure it is tried again with the next tick, not in a tight loop.
         self._renew_at_s = time.monotonic() + _TICK_S
@@ -254,12 +257,14 @@ class Housekeeper:
     def _flush_cancelled(self) -> None:
         """Have the master take back what it gave in answers that were never seen."""
         session = self._session
-        taken = take_some(session.state.cancelled)
-        if not taken:
-            return
         session_id = session.identity.session_id
+        commits = session.state.commits
+        lost = commits.lost() if commits.session_id == session_id else []
+        taken = take_some(session.state.cancelled, _IDS_PER_REQUEST - len(lost))
+        if not taken and not lost:
+            return
         request = pb.RenewSessionRequest(
-            session_id=session_id, cancelled_request_ids=np.array(taken, "<u8").tobytes()
+            session_id=session_id, cancelled_request_ids=np.array(taken + lost, "<u8").tobytes()
         )
         try:
             session.master.renew_session(request, _CALL_S)
@@ -269,6 +274,7 @@ class Housekeeper:
             raise
         except CenoteError as error:  # the session ended, and with it what it was given
             _log.debug("%d requests could not be cancelled: %s", len(taken), error)
+        commits.were_told(lost)
 
     def _flush_holds(self) -> None:
         """Views that were closed: no time ends what they hold."""

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from cenote.api.errors import CenoteError, error_from_code
 from cenote.api.types import GetStatus, PutResult, PutStatus, Sameness
 
+from .plan.outcomes import PutOutcome
 from .plan.reads import ReadOutcome
-from .plan.writes import PutOutcome
 
 __all__ = ["GetResults", "PutResults"]
 

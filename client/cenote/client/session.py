@@ -211,7 +211,10 @@ class Session:
 
     def _say_goodbye(self) -> None:
         """Ends leases and grants at once instead of when the session runs out."""
-        request = pb.CloseSessionRequest(session_id=self.identity.session_id)
+        commits = self.state.commits
+        request = pb.CloseSessionRequest(
+            session_id=commits.session_id, sealed_through=commits.through()
+        )
         with suppress(CenoteError):  # nobody there: it ends sessions that aren't renewed
             self.master.close_session(request, _CLOSE_BUDGET_S)
 

@@ -49,6 +49,9 @@ class PutStatus(IntEnum):
     """There will be room in a moment: a master that has just begun to lead waits for its daemons,
     and until nobody can hold a lease of the time before. Or the key is known, but not yet whether
     it was sealed: its daemon has not attached yet."""
+    UNSEALED = 10
+    """Another writer had it decided, and nobody said yet that it is sealed: it may have died.
+    Whoever wants it there seals it, says so with the next PutStart, and learns that it exists."""
 
 
 class CommitStatus(IntEnum):
@@ -60,6 +63,9 @@ class CommitStatus(IntEnum):
     EXISTS_DIFFERENT = 3
     NOT_GRANTED = 4
     """No such grant (any more): revoked, aborted, or decided before."""
+    UNSEALED_SAME = 5
+    """As EXISTS_SAME, of an object that PutStart would call UNSEALED: begin anew."""
+    UNSEALED_DIFFERENT = 6
 
 
 EXTENT = np.dtype([("segment", "<u4"), ("slot", "<u4"), ("offset", "<u8"), ("length", "<u8")])
@@ -84,7 +90,8 @@ OBJECT = np.dtype(
 OBJECT_STRUCT: Final = Struct("<QQQIHBB")
 
 PUT = np.dtype([("status", "u1"), ("replicas", "u1"), ("extents", "<u2"), ("reserved", "<u4")])
-"""Answer to one key of a PutStart; `extents` EXTENT rows follow for it (0 unless GRANTED)."""
+"""Answer to one key of a PutStart; `extents` EXTENT rows follow for it where it is GRANTED, as many
+SEAL rows where it is UNSEALED."""
 PUT_STRUCT: Final = Struct("<BBHI")
 
 SEAL = np.dtype(

@@ -61,6 +61,7 @@ class RenewSession:
     lease_ids: U64 = field(default_factory=lambda: EMPTY_U64)
     lease_ttl_ms: int = 0
     cancelled_request_ids: U64 = field(default_factory=lambda: EMPTY_U64)
+    sealed_through: int = 0
 
 
 @dataclass(slots=True)
@@ -74,6 +75,7 @@ class CloseSession:
     """The client says goodbye: nothing of it can write any more."""
 
     session_id: bytes
+    sealed_through: int = 0
 
 
 @dataclass(slots=True)
@@ -84,6 +86,17 @@ class OpenNamespace:
     durability: int
     seed_if_new: int
     """Random digest seed, drawn by the shell: the state rolls no dice."""
+
+
+@dataclass(slots=True)
+class SetQuota:
+    """None: as it is. Reply: a QuotaSet effect."""
+
+    name: str
+    dram_bytes: int | None = None
+    ssd_bytes: int | None = None
+    objects: int | None = None
+    priority: int | None = None
 
 
 @dataclass(slots=True)
@@ -181,6 +194,9 @@ class PutStart:
     spare_count: int = 0
     """Spare extents that the writer would like to have, too; see `spares.py`."""
     spare_bytes: int = 0
+    sealed_seqs: U64 | None = None
+    """Versions that it had sealed for others, 0 where none; see `sealing`."""
+    sealed_epoch: int = 0
 
 
 @dataclass(slots=True)
@@ -193,6 +209,8 @@ class PutStartReply:
     view_version: int
     spare_grant_id: int = 0
     spare_extents: bytes = b""
+    unsealed: bytes = b""
+    """Packed rows.SEAL of the UNSEALED keys."""
 
 
 @dataclass(slots=True)
@@ -219,6 +237,8 @@ class PutCommit:
     """uint32[k, 2]: (position in the PutStart batch, replica) of what could not be written."""
     names: SpareNames | None = None
     """For a grant of spare extents: one for each of `indexes`."""
+    sealed_through: int = 0
+    """All earlier commits of the session, by request id, that are sealed; see `sealing`."""
 
 
 @dataclass(slots=True)
@@ -235,26 +255,18 @@ class CommitSpare:
     digest: bytes
     size: int
     tail: int
+    sealed_through: int = 0
 
     def as_commit(self) -> PutCommit:
         """The same, in columns."""
-        names = SpareNames(
-            self.namespace_id,
-            self.generation,
-            np.frombuffer(self.digest, np.uint64).reshape(1, 2),
-            np.array((self.size,), np.uint64),
-            np.array((self.tail,), np.uint16),
-            False,
-        )
+        digests = np.frombuffer(self.digest, np.uint64).reshape(1, 2)
+        size, tail = np.array((self.size,), np.uint64), np.array((self.tail,), np.uint16)
+        names = SpareNames(self.namespace_id, self.generation, digests, size, tail, False)
+        at, checksum = np.array((self.position,), np.uint32), np.array((self.checksum,), np.uint64)
         return PutCommit(
-            self.session_id,
-            self.request_id,
-            self.grant_id,
-            np.array((self.position,), np.uint32),
-            np.array((self.checksum,), np.uint64),
-            None,
-            names,
-        )
+            self.session_id, self.request_id, self.grant_id, at, checksum, None, names,
+            self.sealed_through,
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -465,6 +477,7 @@ Command = (
     | CloseSession
     | OpenNamespace
     | ResetNamespace
+    | SetQuota
     | Exists
     | Acquire
     | Release

@@ -22,7 +22,8 @@ from .effects import PLACED, GoneReason, Stored
 from .grants import Grant
 from .lifetimes import note_lifetimes
 from .lookups import hits
-from .pool import Pool, Rows
+from .pool import UNSEALED, Pool, Rows
+from .sealing import note_decided, unsealed_rows
 from .sessions import Session
 from .spans import Spans, by_segment, distinct, segments_of, to_placed, units_of
 
@@ -39,6 +40,7 @@ __all__ = [
 
 _PLACED = Struct("<IIIIB3x")
 DECIDED = bytes((CommitStatus.DECIDED,))
+_TO_UNSEALED = np.uint8(CommitStatus.UNSEALED_SAME - CommitStatus.EXISTS_SAME)
 ONE_COUNT = np.ones(1, np.uint16)
 ONE_REPLICA = np.ones(1, np.uint8)
 ONE_COUNT.flags.writeable = ONE_REPLICA.flags.writeable = False
@@ -77,7 +79,7 @@ def _commit_one(
     seq = pool.last_seq + 1
     size = int(grant.sizes[0])
     checksums = command.checksums
-    pool.objects.insert_one(
+    row = pool.objects.insert_one(
         low,
         high,
         size_bytes=size,
@@ -91,7 +93,9 @@ def _commit_one(
         offset_units=offset,
         length_units=units,
         tail_bytes=int(grant.tails[0]),
+        flags=UNSEALED,
     )
+    note_decided(session, command.request_id, row, seq)
     pool.last_seq = seq
     pool.links += 1
     namespaces = pool.namespaces
@@ -156,7 +160,10 @@ def _commit_whole(
         np.ones(n, np.uint8) if grant.replicas is None else grant.replicas,
         to_placed(grant.spans),
     )
-    rows = pool.link(namespace, effect, grant.stamps, grant.spans, grant.units, vacancies)
+    rows = pool.link(
+        namespace, effect, grant.stamps, grant.spans, grant.units, vacancies, flags=UNSEALED
+    )
+    note_decided(session, command.request_id, rows, seqs)
     if grant.chain and pool.keeps_links:
         pool.objects.link_chain(rows, grant.positions)
     pool.last_seq += n
@@ -214,7 +221,8 @@ def commit_many(
             status[at[~whole]] = CommitStatus.NOT_GRANTED
             pool.counters.commit_not_granted += int(np.count_nonzero(~whole))
             at = at[whole]
-        _decide(pool, session, grant, parts, checksums[at], (first + at).astype(np.uint64), now_s)
+        seqs = (first + at).astype(np.uint64)
+        _decide(pool, session, grant, parts, checksums[at], seqs, command.request_id, now_s)
         pool.last_seq += n
     if not grant.pending_count:
         end_grant(pool, session, grant)
@@ -247,6 +255,7 @@ def _resolve_conflicts(
     there = pool.records_of(rows[taken])
     same = (there[:, 0] == grant.sizes[lost]) & (there[:, 1] == command.checksums[at[taken]])
     status[at[taken]] = np.where(same, CommitStatus.EXISTS_SAME, CommitStatus.EXISTS_DIFFERENT)
+    status[at[taken][unsealed_rows(pool, rows[taken])]] += _TO_UNSEALED
     pool.counters.commit_lost += len(lost)
     give_up(pool, session, grant, lost, free=True, failed=command.failed_replicas)
     return at[~taken], entries[~taken]
@@ -331,6 +340,7 @@ def _decide(
     parts: _Parts,
     checksums: NDArray[np.uint64],
     seqs: NDArray[np.uint64],
+    request_id: int,
     now_s: float,
 ) -> None:
     entries = parts.entries
@@ -352,7 +362,9 @@ def _decide(
         to_placed(parts.spans),
     )
     units = units_of(parts.spans)
-    rows = pool.link(grant.namespace, effect, grant.stamps[entries], parts.spans, units)
+    stamps = grant.stamps[entries]
+    rows = pool.link(grant.namespace, effect, stamps, parts.spans, units, flags=UNSEALED)
+    note_decided(session, request_id, rows, seqs)
     if grant.chain and pool.keeps_links:
         positions = entries if grant.positions is None else grant.positions[entries]
         order = np.argsort(positions)

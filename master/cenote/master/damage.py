@@ -18,6 +18,7 @@ from .effects import GoneReason
 from .nodes import Node
 from .objects import LIVE
 from .pool import Pool, Rows
+from .sealing import unsealed_rows
 from .spans import Spans, distinct, segments_of
 
 __all__ = ["drop_damaged", "drop_misread", "drop_unsealed"]
@@ -69,13 +70,14 @@ def drop_misread(pool: Pool, command: ReportFailure, node: Node) -> None:
 
 
 def drop_unsealed(pool: Pool, command: PutAbort) -> None:
-    """A put that was decided could not be sealed as it must: it begins anew."""
+    """A put that was decided could not be sealed as it must: it begins anew. Where somebody else
+    has had it sealed meanwhile, and was told that it exists, it stays."""
     seqs = command.unsealed_seqs
     assert command.unsealed is not None
     assert seqs is not None
     epochs = np.full(len(seqs), command.unsealed_epoch, np.uint32)
     rows, _ = _of_version(pool, command.unsealed, epochs, seqs)
-    rows = distinct(rows)
+    rows = distinct(rows[unsealed_rows(pool, rows)])
     pool.counters.unsealed += len(rows)
     pool.unlink(rows, GoneReason.LOST)
 

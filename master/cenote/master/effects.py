@@ -87,6 +87,19 @@ class NamespaceOpened:
 
 
 @dataclass(slots=True)
+class QuotaSet:
+    """What a namespace has for sure, and its priority (durable); it outlives resets."""
+
+    namespace_id: int
+    dram_bytes: int
+    """0: no limit, as with the others."""
+    ssd_bytes: int
+    objects: int
+    priority: int
+    """1 low, 2 normal, 3 high."""
+
+
+@dataclass(slots=True)
 class NodeKnown:
     """(durable)"""
 
@@ -220,6 +233,7 @@ DurableEffect = (
     | Gone
     | ReplicasChanged
     | NamespaceOpened
+    | QuotaSet
     | NodeKnown
     | NodeServes
     | SegmentKnown
@@ -238,6 +252,7 @@ DURABLE = (
     Gone,
     ReplicasChanged,
     NamespaceOpened,
+    QuotaSet,
     NodeKnown,
     NodeServes,
     SegmentKnown,

@@ -24,6 +24,7 @@ from .effects import (
     NodeServes,
     Pinned,
     PoolKnown,
+    QuotaSet,
     ReplicasChanged,
     SegmentGone,
     SegmentKnown,
@@ -49,6 +50,7 @@ from .journal_layout import (
     KIND_NODE,
     KIND_PINNED,
     KIND_POOL,
+    KIND_QUOTA,
     KIND_REPLICAS,
     KIND_SEGMENT,
     KIND_SEGMENT_GONE,
@@ -62,6 +64,7 @@ from .journal_layout import (
     PINNED,
     PINNED_WIDTHS,
     POOL,
+    QUOTA,
     REPLICAS,
     REPLICAS_WIDTHS,
     SEGMENT,
@@ -284,6 +287,11 @@ def _decode_namespace(payload: memoryview) -> NamespaceOpened:
     return NamespaceOpened(name.decode(), namespace_id, generation, fingerprint, seed, durability)
 
 
+def _decode_quota(payload: memoryview) -> QuotaSet:
+    namespace_id, priority, dram, ssd, objects = QUOTA.unpack(payload)
+    return QuotaSet(namespace_id, dram, ssd, objects, priority)
+
+
 def _decode_node(payload: memoryview) -> NodeKnown:
     node_id, *lengths = NODE.unpack_from(payload)
     node_uuid, name, boot_id, failure_domain = _texts(payload, NODE.size, tuple(lengths))
@@ -333,6 +341,7 @@ def _decode_end(payload: memoryview) -> SnapshotEnd:
 
 _DECODERS: Final[dict[int, Callable[[memoryview], Entry]]] = {
     KIND_NAMESPACE: _decode_namespace,
+    KIND_QUOTA: _decode_quota,
     KIND_NODE: _decode_node,
     KIND_SERVES: _decode_serves,
     KIND_SEGMENT: _decode_segment,

@@ -22,6 +22,7 @@ from .effects import (
     NodeServes,
     Pinned,
     PoolKnown,
+    QuotaSet,
     ReplicasChanged,
     SegmentGone,
     SegmentKnown,
@@ -48,6 +49,7 @@ from .journal_layout import (
     KIND_NODE,
     KIND_PINNED,
     KIND_POOL,
+    KIND_QUOTA,
     KIND_REPLICAS,
     KIND_SEGMENT,
     KIND_SEGMENT_GONE,
@@ -62,6 +64,7 @@ from .journal_layout import (
     PINNED_WIDTHS,
     POOL,
     POOL_ID_BYTES,
+    QUOTA,
     REPLICAS,
     REPLICAS_ROW_BYTES,
     SEGMENT,
@@ -229,6 +232,11 @@ def _encode_namespace(effect: NamespaceOpened) -> _Parts:
     return (head, name, effect.fingerprint)
 
 
+def _encode_quota(effect: QuotaSet) -> _Parts:
+    what = effect.dram_bytes, effect.ssd_bytes, effect.objects
+    return (QUOTA.pack(effect.namespace_id, effect.priority, *what),)
+
+
 def _encode_node(effect: NodeKnown) -> _Parts:
     texts = (
         effect.node_uuid,
@@ -295,6 +303,7 @@ _ENCODERS: Final[dict[type[Entry], tuple[int, Callable[..., _Parts]]]] = {
     Gone: (KIND_GONE, _encode_gone),
     ReplicasChanged: (KIND_REPLICAS, _encode_replicas),
     NamespaceOpened: (KIND_NAMESPACE, _encode_namespace),
+    QuotaSet: (KIND_QUOTA, _encode_quota),
     NodeKnown: (KIND_NODE, _encode_node),
     NodeServes: (KIND_SERVES, _encode_serves),
     SegmentKnown: (KIND_SEGMENT, _encode_segment),

@@ -61,6 +61,7 @@ KIND_SERVES: Final = 12
 KIND_POOL: Final = 14
 KIND_SEGMENT_MET: Final = 15
 KIND_EXPIRES: Final = 16
+KIND_QUOTA: Final = 17
 KIND_SNAPSHOT_END: Final = 255
 
 STORED: Final = Struct("<IIIII")  # namespace, generation, epoch, objects, extents
@@ -69,6 +70,7 @@ REPLICAS: Final = Struct("<II")  # objects, extents
 PINNED: Final = Struct("<IIII")  # namespace, pinned, ttl_ms, objects
 EXPIRES: Final = Struct("<QII")  # until (unix, ms), ttl_ms, objects
 NAMESPACE: Final = Struct("<IIQIII")  # id, generation, seed, durability, lengths of 2 texts
+QUOTA: Final = Struct("<IIQQQ")  # namespace, priority, dram, ssd, objects
 NODE: Final = Struct("<IIIII")  # id, lengths of 4 texts
 SERVES: Final = Struct("<II")  # node, endpoints
 ENDPOINT: Final = Struct("<III")  # kind, lengths of 2 texts

@@ -238,6 +238,7 @@ class Operations:
             view_version=reply.view_version,
             spare_grant_id=reply.spare_grant_id,
             spare_extents=reply.spare_extents,
+            unsealed=reply.unsealed,
         )
         if self._shared and (
             entry := decider.unsettled_under(command.digests, reply.extents, reply.spare_extents)

@@ -11,6 +11,7 @@ from .commands import CommitSpare, PutCommit, PutCommitReply, PutStart, PutStart
 from .commits import commit_grant, commit_many
 from .pool import Pool
 from .puts import start_puts
+from .sealing import confirm, told
 from .sessions import commit_key, start_key
 from .spares import commit_one_spare, commit_spares, grant_spares
 
@@ -32,6 +33,8 @@ def put_start(pool: Pool, command: PutStart, now_s: float) -> PutStartReply:
             return known[0]
         session.begin(command.request_id)
     namespace = pool.namespaces.check(command.namespace_id, command.generation)
+    if command.sealed_seqs is not None:
+        confirm(pool, command)
     if pool.placement_dirty:
         pool.refresh_placement(now_s)
     reply = start_puts(pool, command, session, namespace, now_s)
@@ -44,6 +47,7 @@ def put_start(pool: Pool, command: PutStart, now_s: float) -> PutStartReply:
             if grant_id:
                 session.grants[grant_id].request_id = command.request_id
         size = len(reply.puts) + len(reply.extents) + len(reply.spare_extents) + _REPLY_BYTES
+        size += len(reply.unsealed)
         session.remember(
             key,
             reply,
@@ -57,6 +61,7 @@ def put_start(pool: Pool, command: PutStart, now_s: float) -> PutStartReply:
 def commit_spare(pool: Pool, command: CommitSpare, now_s: float) -> PutCommitReply:
     """`put_commit` of one object in a spare extent."""
     session = pool.sessions.get(command.session_id)
+    told(pool, session, command.sealed_through)
     key = commit_key(command.request_id)
     grant = session.grants.get(command.grant_id)
     if grant is None or (command.request_id and key in session.replies):
@@ -80,6 +85,7 @@ def put_commit(pool: Pool, command: PutCommit, now_s: float) -> PutCommitReply:
     """Decide granted keys, in order."""
     session = pool.sessions.get(command.session_id)
     session.expires_s = now_s + pool.config.session_ttl_s
+    told(pool, session, command.sealed_through)
     key = commit_key(command.request_id)
     if command.request_id:
         known = session.replies.get(key)

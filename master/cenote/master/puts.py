@@ -25,6 +25,7 @@ from .placement import Wanted
 from .placing import Placed, place
 from .pool import Pool, Rows
 from .sampling import note, note_one
+from .sealing import is_unsealed, seals_of, unsealed_rows
 from .segments import DRAM
 from .sessions import Session
 from .slot_growth import grow_slots
@@ -105,7 +106,11 @@ def _put_start_one(
     low, high = command.digests[0].tolist()
     row = pool.objects.lookup_one(low, high)
     if row > 0:
-        if pool.record_of(row)[5] != namespace.incarnation or not pool.is_settled(row):
+        if (
+            pool.record_of(row)[5] != namespace.incarnation
+            or not pool.is_settled(row)
+            or is_unsealed(pool, row)
+        ):
             return None
         pool.policy.touch_one(pool.stamp_words, row)
         pool.counters.put_keys += 1
@@ -118,11 +123,9 @@ def _put_start_one(
         or len(session.grants) >= pool.config.session_grants_max
     ):
         return None
-    size = int(command.sizes[0])
-    tails = command.tail_lengths
+    size, tails, placement = int(command.sizes[0]), command.tail_lengths, pool.placement
     length = size + (int(tails[0]) if tails is not None else 0)
     units = (length + UNIT_BYTES - 1) // UNIT_BYTES
-    placement = pool.placement
     if (
         not 0 < size < _SIZE_MAX
         or pool.placement_dirty
@@ -132,12 +135,10 @@ def _put_start_one(
     ):
         return None
     entry = placement.first(command.tier or 1)
-    if entry is None:
+    taken = None if entry is None else entry.segment.take_one(units)
+    if entry is None or taken is None:
         return None
     segment = entry.segment
-    taken = segment.take_one(units)
-    if taken is None:
-        return None
     offset, slot, units = taken
     placement.charge_first(entry, units)
     if segment.wants_slots():
@@ -185,28 +186,30 @@ def _put_start_many(
     rows = pool.objects.lookup(command.digests)
     present = hits(pool, rows, namespace.incarnation)
     todo = _touch_present(pool, command, rows, present)
-    if not pool.segments.all_attached:
-        _withhold_unsettled(pool, rows, present, puts)
+    unsealed = b""
+    if todo is not None:
+        unsealed = _withhold(pool, rows, present, puts)
     left = rows if todo is None else rows.take(todo)
     if len(left) and int(left.max()) >= 0:
         links = -1  # hidden objects stand where these will: commit has to look again
     keys = _Keys(command, todo)
-    refused = _refusals(pool, session, keys)
-    if refused is not None:
-        at = np.arange(n) if todo is None else todo
-        puts["status"][at] = refused
-        todo = at[refused == 0]
-        keys = _Keys(command, todo)
-    if not len(keys.units):
-        _count(pool, n, 0, present, puts)
-        return PutStartReply(puts.tobytes(), b"", 0, pool.view_version)
-    placed = place(
-        pool,
-        keys.units,
-        max(1, command.replicas),
-        max(1, command.min_replicas),
-        _wanted(pool, command, session, now_s),
-    )
+    if pool.quotas.active:
+        units = int(keys.units.sum()) * max(1, command.replicas)
+        pool.quotas.begin_claim(namespace.incarnation, units, len(keys.units))
+    try:
+        refused = _refusals(pool, session, keys)
+        if refused is not None:
+            at = np.arange(n) if todo is None else todo
+            puts["status"][at] = refused
+            todo = at[refused == 0]
+            keys = _Keys(command, todo)
+        if not len(keys.units):
+            _count(pool, n, 0, present, puts)
+            return PutStartReply(puts.tobytes(), b"", 0, pool.view_version, unsealed=unsealed)
+        replicas = max(1, command.replicas), max(1, command.min_replicas)
+        placed = place(pool, keys.units, *replicas, _wanted(pool, command, session, now_s))
+    finally:
+        pool.quotas.end_claim()
     if placed.status is not None:
         at = np.arange(n) if todo is None else todo
         puts["status"][at] = placed.status
@@ -216,13 +219,15 @@ def _put_start_many(
     _fill_puts(puts, todo, placed)
     _count(pool, n, granted, present, puts)
     if not granted:
-        return PutStartReply(puts.tobytes(), b"", 0, pool.view_version)
+        return PutStartReply(puts.tobytes(), b"", 0, pool.view_version, unsealed=unsealed)
     grant = _grant(pool, command, session, namespace, todo, keys, placed, links)
     for segment in placed.segments:
         if segment.wants_slots():
             grow_slots(pool, segment)
     extents = extent_rows(placed.spans, keys.lengths, placed.counts, placed.replicas)
-    return PutStartReply(puts.tobytes(), extents, grant.grant_id, pool.view_version)
+    return PutStartReply(
+        puts.tobytes(), extents, grant.grant_id, pool.view_version, unsealed=unsealed
+    )
 
 
 class _Keys:
@@ -260,14 +265,24 @@ def _touch_present(
     return (~present).nonzero()[0]
 
 
-def _withhold_unsettled(
-    pool: Pool, rows: Rows, present: NDArray[np.bool_], puts: NDArray[np.void]
-) -> None:
-    """What is known from the journal alone may be dropped when its daemon attaches, in a moment: to
-    say that it exists would acknowledge it. Its writer is to ask again."""
+def _withhold(pool: Pool, rows: Rows, present: NDArray[np.bool_], puts: NDArray[np.void]) -> bytes:
+    """Say of nothing that it exists that may be lost in a moment, since that would acknowledge it:
+    what its writer decided and may not have lived to seal, and what is known from the journal alone
+    and may be dropped when its daemon attaches. The SEAL rows of the former; of the latter the
+    writer is to ask again.
+    """
     at = np.flatnonzero(present)
-    unsettled = at[~pool.settled_rows(rows[at])]
-    puts["status"][unsettled] = PutStatus.NOT_YET
+    if not pool.segments.all_attached:
+        settled = pool.settled_rows(rows[at])
+        puts["status"][at[~settled]] = PutStatus.NOT_YET
+        at = at[settled]
+    at = at[unsealed_rows(pool, rows[at])]
+    if not len(at):
+        return b""
+    counts, seals = seals_of(pool, rows[at])
+    puts["status"][at] = PutStatus.UNSEALED
+    puts["extents"][at] = counts
+    return seals.tobytes()
 
 
 def _refusals(pool: Pool, session: Session, keys: _Keys) -> NDArray[np.uint8] | None:

@@ -26,6 +26,7 @@ from .effects import (
     NodeServes,
     Pinned,
     PoolKnown,
+    QuotaSet,
     ReplicasChanged,
     SegmentGone,
     SegmentKnown,
@@ -142,6 +143,10 @@ def _namespace(pool: Pool, effect: NamespaceOpened) -> None:
     pool.sweep_at = 1
 
 
+def _quota(pool: Pool, effect: QuotaSet) -> None:
+    pool.quotas.apply(effect)
+
+
 def _node(pool: Pool, effect: NodeKnown) -> None:
     pool.nodes.apply(effect)
 
@@ -193,6 +198,7 @@ _REPLAY: dict[type[DurableEffect], Callable[[Pool, Any], None]] = {
     Gone: _gone,
     ReplicasChanged: _replicas_changed,
     NamespaceOpened: _namespace,
+    QuotaSet: _quota,
     NodeKnown: _node,
     NodeServes: _serves,
     SegmentKnown: _segment,
@@ -267,6 +273,7 @@ def _parts(pool: Pool) -> Iterator[DurableEffect]:
     yield from _epochs(pool)
     for namespace in sorted(pool.namespaces.by_id.values(), key=lambda n: n.namespace_id):
         yield namespace.opened()
+    yield from pool.quotas.by_id.values()
     if pool.pool_id:
         yield known_pool(pool)
     for node in pool.nodes.by_id.values():

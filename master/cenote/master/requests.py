@@ -215,11 +215,13 @@ class RequestReader:
             lease_ids if len(lease_ids) else EMPTY_U64,
             self._lease_ttl(message.lease_ttl_ms, "lease_ttl_ms"),
             cancelled if len(cancelled) else EMPTY_U64,
+            message.sealed_through,
         )
 
     @staticmethod
     def close_session(message: pb.CloseSessionRequest, session: bytes) -> CloseSession:
-        return CloseSession(check_id(message.session_id or session, "session_id"))
+        session_id = check_id(message.session_id or session, "session_id")
+        return CloseSession(session_id, message.sealed_through)
 
     @staticmethod
     def open_namespace(message: pb.OpenNamespaceRequest, seed_if_new: int) -> OpenNamespace:
@@ -309,6 +311,11 @@ class RequestReader:
             command.spare_count, command.spare_bytes = message.spare_count, message.spare_bytes
             if not 0 < command.spare_bytes <= PUT_SIZE_BYTES_MAX:
                 raise InvalidArgument(f"spare_bytes {command.spare_bytes} is no extent's size")
+        if message.sealed_seqs:
+            command.sealed_seqs = unpack_u64(message.sealed_seqs, "sealed_seqs")
+            command.sealed_epoch = message.sealed_epoch
+            if len(command.sealed_seqs) != len(digests):
+                raise InvalidArgument("sealed_seqs has not one number for each key")
         return command
 
     def put_commit(self, message: pb.PutCommitRequest, session: bytes) -> PutCommit | CommitSpare:
@@ -333,6 +340,7 @@ class RequestReader:
             checksums,
             _failed_replicas(message.failed_replicas),
             self._names(message.names, len(checksums)) if message.HasField("names") else None,
+            message.sealed_through,
         )
 
     def _names(self, names: pb.SpareNames, count: int) -> SpareNames:
@@ -423,6 +431,7 @@ def _one_spare(message: pb.PutCommitRequest, session: bytes) -> CommitSpare | No
         digest,
         int.from_bytes(size, "little"),
         int.from_bytes(tail, "little"),
+        message.sealed_through,
     )
 
 

@@ -15,6 +15,7 @@ from .commits import end_grant, quarantine
 from .leases import Lease
 from .lookups import hold_key, lease_ttl_s
 from .pool import Pool
+from .sealing import forget, told
 from .sessions import Session
 from .spans import segment_ids_of
 
@@ -44,6 +45,7 @@ def renew_session(pool: Pool, command: RenewSession, now_s: float) -> RenewSessi
     session.expires_s = now_s + pool.config.session_ttl_s
     if len(command.cancelled_request_ids):
         _cancel(pool, session, command.cancelled_request_ids.tolist())
+    told(pool, session, command.sealed_through)
     deadline_s = now_s + lease_ttl_s(pool, command.lease_ttl_ms, now_s)
     renew = pool.leases.renew
     lost = [lease_id for lease_id in command.lease_ids.tolist() if not renew(lease_id, deadline_s)]
@@ -55,6 +57,7 @@ def _cancel(pool: Pool, session: Session, request_ids: list[int]) -> None:
 
     A grant knows its request: in a busy session the reply is forgotten soon.
     """
+    forget(session, request_ids)
     for request_id in request_ids:
         session.cancel(request_id)
         held, _ = session.replies.get(hold_key(request_id), (None, 0))
@@ -74,6 +77,7 @@ def close_session(pool: Pool, command: CloseSession, now_s: float) -> None:
     session = pool.sessions.close(command.session_id)
     if session is None:
         return
+    told(pool, session, command.sealed_through)
     for grant in list(session.grants.values()):
         end_grant(pool, session, grant, free=True)
     for lease in list(session.leases):

@@ -11,6 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cenote.api.errors import GrantRevoked, InvalidArgument, ResourceUnavailable, SessionUnknown
 
 from .grants import Grant
@@ -68,6 +71,12 @@ class Session:
     newest_request: int = 0
     decided: int = 0
     """Bit i: request `newest_request` - i gave something. REQUESTS_SEEN of them are kept."""
+    sealed_through: int = 0
+    """All that commits up to this request id decided is sealed; see `sealing`."""
+    unsealed: dict[int, tuple[NDArray[np.int64] | int, NDArray[np.uint64] | int]] = field(
+        default_factory=dict
+    )
+    """Request ids of later ones -> (rows, seqs) that they decided, oldest first."""
 
     def cancel(self, request_id: int) -> None:
         """Refuse a request that may still come."""

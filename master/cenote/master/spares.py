@@ -24,8 +24,9 @@ from .commits import DECIDED, ONE_COUNT, ONE_REPLICA, commit_many, end_grant
 from .effects import PLACED, Stored
 from .grants import Grant
 from .namespaces import Namespace
-from .pool import Pool
+from .pool import UNSEALED, Pool
 from .sampling import note, note_one
+from .sealing import note_decided
 from .sessions import Session
 from .slot_growth import grow_slots
 from .spans import extent_rows, to_placed
@@ -218,7 +219,7 @@ def commit_one_spare(
         return None
     word, slot, offset, units = grant.spans[at].tolist()
     seq = pool.last_seq + 1
-    pool.objects.insert_one(
+    row = pool.objects.insert_one(
         low,
         high,
         size_bytes=size,
@@ -232,7 +233,9 @@ def commit_one_spare(
         offset_units=offset,
         length_units=units,
         tail_bytes=tail,
+        flags=UNSEALED,
     )
+    note_decided(session, command.request_id, row, seq)
     if not low & pool.sample_mask:
         note_one(pool, low, namespace.incarnation)
     pool.last_seq = seq
@@ -240,9 +243,8 @@ def commit_one_spare(
     namespaces = pool.namespaces
     namespaces.objects[namespace.incarnation] += 1
     namespaces.units[namespace.incarnation] += units
-    counters = pool.counters
-    counters.committed += 1
-    counters.committed_bytes += size
+    pool.counters.committed += 1
+    pool.counters.committed_bytes += size
     columns = _COLUMNS.pack(
         size, command.checksum, seq, tail, word & 0xFFFF, slot, offset, units, 0
     )
@@ -304,7 +306,8 @@ def _commit_run(
         to_placed(spans),
     )
     stamps = pool.policy.admit(names.digests, names.chain)
-    rows = pool.link(grant.namespace, effect, stamps, spans, units, vacancies)
+    rows = pool.link(grant.namespace, effect, stamps, spans, units, vacancies, flags=UNSEALED)
+    note_decided(session, command.request_id, rows, effect.seqs)
     if names.chain and pool.keeps_links:
         pool.objects.link_chain(rows)
     note(pool, names.digests, grant.namespace.incarnation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -140,16 +141,28 @@ class NamespaceStatus:
     durability: int
     objects: int
     used_bytes: int
+    """Of all copies, in memory and on SSDs."""
+    ssd_used_bytes: int
+    dram_quota_bytes: int
+    """0: none, as with the others."""
+    ssd_quota_bytes: int
+    objects_quota: int
+    priority: int
+    pinned_objects: int
+    pinned_bytes: int
+    """Payload."""
 
 
 @dataclass(slots=True)
 class ObjectStats:
-    """As in an AcquireReply, without a lease or a touch; `idle_s` and `lease_counts` one a key."""
+    """As in an AcquireReply, without a lease or a touch; all columns one a key."""
 
     objects: bytes
     extents: bytes
     idle_s: NDArray[np.float64]
     lease_counts: NDArray[np.uint32]
+    pinned_s: NDArray[np.float64]
+    """How much longer it is pinned: 0 not at all, infinite until it is unpinned."""
 
 
 @dataclass(slots=True)
@@ -288,6 +301,11 @@ def segments(pool: Pool, now_s: float) -> list[SegmentStatus]:
 
 def namespaces(pool: Pool) -> list[NamespaceStatus]:
     columns = pool.namespaces
+    pinned = np.flatnonzero(pool.pin[: pool.objects.high_water])
+    owners = pool.incarnations_of(pinned)
+    pins = np.bincount(owners, minlength=columns.count)
+    pinned_bytes = np.bincount(owners, weights=pool.sizes_of(pinned), minlength=columns.count)
+    quotas = {namespace_id: pool.quotas.of(namespace_id) for namespace_id in columns.by_id}
     return [
         NamespaceStatus(
             name=namespace.name,
@@ -297,6 +315,13 @@ def namespaces(pool: Pool) -> list[NamespaceStatus]:
             durability=namespace.durability,
             objects=int(columns.objects[namespace.incarnation]),
             used_bytes=int(columns.units[namespace.incarnation]) * UNIT_BYTES,
+            ssd_used_bytes=int(columns.ssd_units[namespace.incarnation]) * UNIT_BYTES,
+            dram_quota_bytes=quotas[namespace.namespace_id].dram_bytes,
+            ssd_quota_bytes=quotas[namespace.namespace_id].ssd_bytes,
+            objects_quota=quotas[namespace.namespace_id].objects,
+            priority=quotas[namespace.namespace_id].priority,
+            pinned_objects=int(pins[namespace.incarnation]),
+            pinned_bytes=int(pinned_bytes[namespace.incarnation]),
         )
         for namespace in sorted(columns.by_id.values(), key=lambda n: n.namespace_id)
     ]
@@ -330,6 +355,8 @@ def objects(
     out = np.zeros(n, OBJECT)
     idle_s = np.zeros(n, np.float64)
     lease_counts = np.zeros(n, np.uint32)
+    pinned_s = np.zeros(n, np.float64)
+    ends_s = {timed.tag: timed.at_s for timed in pool.unpins.entries} if pool.pinned_objects else {}
     extents: list[bytes] = []
     rows = pool.objects.lookup(np.ascontiguousarray(digests))
     found = hits(pool, rows, incarnation)
@@ -339,10 +366,12 @@ def objects(
         out[i] = (size, checksum, seq, epoch, count, replicas, ObjectStatus.UNLEASED)
         idle_s[i] = pool.idle_s(int(pool.stamp[row]), now_s)
         lease_counts[i] = pool.lease_count[row]
+        if pool.pin[row]:
+            pinned_s[i] = max(0.001, ends_s.get(int(pool.pin[row]), math.inf) - now_s)
         left: dict[int, int] = {}
         for segment, replica, _, _, offset, length in pool.objects.extents_of_one(row):
             room = left.setdefault(replica, size)
             part = min(room, length * UNIT_BYTES)
             left[replica] = room - part
             extents.append(EXTENT_STRUCT.pack(segment, replica, offset * UNIT_BYTES, part))
-    return ObjectStats(out.tobytes(), b"".join(extents), idle_s, lease_counts)
+    return ObjectStats(out.tobytes(), b"".join(extents), idle_s, lease_counts, pinned_s)

@@ -103,18 +103,20 @@ class HelloResponse(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., session_ttl_ms: _Optional[int] = ..., cluster_view: _Optional[_Union[_common_pb2.ClusterView, _Mapping]] = ..., shard_map: _Optional[_Union[_common_pb2.ShardMap, _Mapping]] = ..., location_ttl_ms: _Optional[int] = ..., lease_ttl_max_ms: _Optional[int] = ..., batch_keys_max: _Optional[int] = ..., cluster_name: _Optional[str] = ..., is_leader: bool = ..., server_version: _Optional[str] = ..., leader_addresses: _Optional[_Iterable[str]] = ..., past_tenure: bool = ..., pool_id: _Optional[bytes] = ...) -> None: ...
 
 class RenewSessionRequest(_message.Message):
-    __slots__ = ("session_id", "piggyback", "lease_ttl_ms", "lease_ids", "cancelled_request_ids")
+    __slots__ = ("session_id", "piggyback", "lease_ttl_ms", "lease_ids", "cancelled_request_ids", "sealed_through")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PIGGYBACK_FIELD_NUMBER: _ClassVar[int]
     LEASE_TTL_MS_FIELD_NUMBER: _ClassVar[int]
     LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
     CANCELLED_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    SEALED_THROUGH_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     piggyback: _common_pb2.Piggyback
     lease_ttl_ms: int
     lease_ids: bytes
     cancelled_request_ids: bytes
-    def __init__(self, session_id: _Optional[bytes] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., lease_ttl_ms: _Optional[int] = ..., lease_ids: _Optional[bytes] = ..., cancelled_request_ids: _Optional[bytes] = ...) -> None: ...
+    sealed_through: int
+    def __init__(self, session_id: _Optional[bytes] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., lease_ttl_ms: _Optional[int] = ..., lease_ids: _Optional[bytes] = ..., cancelled_request_ids: _Optional[bytes] = ..., sealed_through: _Optional[int] = ...) -> None: ...
 
 class RenewSessionResponse(_message.Message):
     __slots__ = ("view_version", "epoch", "lost_lease_ids")
@@ -127,10 +129,12 @@ class RenewSessionResponse(_message.Message):
     def __init__(self, view_version: _Optional[int] = ..., epoch: _Optional[int] = ..., lost_lease_ids: _Optional[bytes] = ...) -> None: ...
 
 class CloseSessionRequest(_message.Message):
-    __slots__ = ("session_id",)
+    __slots__ = ("session_id", "sealed_through")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    SEALED_THROUGH_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
-    def __init__(self, session_id: _Optional[bytes] = ...) -> None: ...
+    sealed_through: int
+    def __init__(self, session_id: _Optional[bytes] = ..., sealed_through: _Optional[int] = ...) -> None: ...
 
 class CloseSessionResponse(_message.Message):
     __slots__ = ()
@@ -299,7 +303,7 @@ class PutOptions(_message.Message):
     def __init__(self, replicas: _Optional[int] = ..., min_replicas: _Optional[int] = ..., durability: _Optional[_Union[_common_pb2.Durability, str]] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., local_first: bool = ..., ttl_ms: _Optional[int] = ..., priority: _Optional[int] = ..., pin: bool = ..., chain: bool = ..., avoid_node_ids: _Optional[bytes] = ...) -> None: ...
 
 class PutStartRequest(_message.Message):
-    __slots__ = ("keys", "sizes", "tail_lengths", "content_digests", "options", "session_id", "request_id", "piggyback", "shard_index", "shard_count", "credentials", "spare_count", "spare_bytes")
+    __slots__ = ("keys", "sizes", "tail_lengths", "content_digests", "options", "session_id", "request_id", "piggyback", "shard_index", "shard_count", "credentials", "spare_count", "spare_bytes", "sealed_seqs", "sealed_epoch")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     SIZES_FIELD_NUMBER: _ClassVar[int]
     TAIL_LENGTHS_FIELD_NUMBER: _ClassVar[int]
@@ -313,6 +317,8 @@ class PutStartRequest(_message.Message):
     CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
     SPARE_COUNT_FIELD_NUMBER: _ClassVar[int]
     SPARE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SEALED_SEQS_FIELD_NUMBER: _ClassVar[int]
+    SEALED_EPOCH_FIELD_NUMBER: _ClassVar[int]
     keys: _common_pb2.KeyBatch
     sizes: bytes
     tail_lengths: bytes
@@ -326,10 +332,12 @@ class PutStartRequest(_message.Message):
     credentials: _common_pb2.Credentials
     spare_count: int
     spare_bytes: int
-    def __init__(self, keys: _Optional[_Union[_common_pb2.KeyBatch, _Mapping]] = ..., sizes: _Optional[bytes] = ..., tail_lengths: _Optional[bytes] = ..., content_digests: _Optional[bytes] = ..., options: _Optional[_Union[PutOptions, _Mapping]] = ..., session_id: _Optional[bytes] = ..., request_id: _Optional[int] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., shard_index: _Optional[int] = ..., shard_count: _Optional[int] = ..., credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., spare_count: _Optional[int] = ..., spare_bytes: _Optional[int] = ...) -> None: ...
+    sealed_seqs: bytes
+    sealed_epoch: int
+    def __init__(self, keys: _Optional[_Union[_common_pb2.KeyBatch, _Mapping]] = ..., sizes: _Optional[bytes] = ..., tail_lengths: _Optional[bytes] = ..., content_digests: _Optional[bytes] = ..., options: _Optional[_Union[PutOptions, _Mapping]] = ..., session_id: _Optional[bytes] = ..., request_id: _Optional[int] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., shard_index: _Optional[int] = ..., shard_count: _Optional[int] = ..., credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., spare_count: _Optional[int] = ..., spare_bytes: _Optional[int] = ..., sealed_seqs: _Optional[bytes] = ..., sealed_epoch: _Optional[int] = ...) -> None: ...
 
 class PutStartResponse(_message.Message):
-    __slots__ = ("puts", "extents", "grant_id", "epoch", "view_version", "spare_grant_id", "spare_extents")
+    __slots__ = ("puts", "extents", "grant_id", "epoch", "view_version", "spare_grant_id", "spare_extents", "unsealed")
     PUTS_FIELD_NUMBER: _ClassVar[int]
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
     GRANT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -337,6 +345,7 @@ class PutStartResponse(_message.Message):
     VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     SPARE_GRANT_ID_FIELD_NUMBER: _ClassVar[int]
     SPARE_EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    UNSEALED_FIELD_NUMBER: _ClassVar[int]
     puts: bytes
     extents: bytes
     grant_id: int
@@ -344,7 +353,8 @@ class PutStartResponse(_message.Message):
     view_version: int
     spare_grant_id: int
     spare_extents: bytes
-    def __init__(self, puts: _Optional[bytes] = ..., extents: _Optional[bytes] = ..., grant_id: _Optional[int] = ..., epoch: _Optional[int] = ..., view_version: _Optional[int] = ..., spare_grant_id: _Optional[int] = ..., spare_extents: _Optional[bytes] = ...) -> None: ...
+    unsealed: bytes
+    def __init__(self, puts: _Optional[bytes] = ..., extents: _Optional[bytes] = ..., grant_id: _Optional[int] = ..., epoch: _Optional[int] = ..., view_version: _Optional[int] = ..., spare_grant_id: _Optional[int] = ..., spare_extents: _Optional[bytes] = ..., unsealed: _Optional[bytes] = ...) -> None: ...
 
 class SpareNames(_message.Message):
     __slots__ = ("keys", "sizes", "tail_lengths", "chain")
@@ -359,7 +369,7 @@ class SpareNames(_message.Message):
     def __init__(self, keys: _Optional[_Union[_common_pb2.KeyBatch, _Mapping]] = ..., sizes: _Optional[bytes] = ..., tail_lengths: _Optional[bytes] = ..., chain: bool = ...) -> None: ...
 
 class PutCommitRequest(_message.Message):
-    __slots__ = ("grant_id", "indexes", "checksums", "session_id", "request_id", "piggyback", "epoch", "failed_replicas", "names")
+    __slots__ = ("grant_id", "indexes", "checksums", "session_id", "request_id", "piggyback", "epoch", "failed_replicas", "names", "sealed_through")
     GRANT_ID_FIELD_NUMBER: _ClassVar[int]
     INDEXES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
@@ -369,6 +379,7 @@ class PutCommitRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     FAILED_REPLICAS_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
+    SEALED_THROUGH_FIELD_NUMBER: _ClassVar[int]
     grant_id: int
     indexes: bytes
     checksums: bytes
@@ -378,7 +389,8 @@ class PutCommitRequest(_message.Message):
     epoch: int
     failed_replicas: bytes
     names: SpareNames
-    def __init__(self, grant_id: _Optional[int] = ..., indexes: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., session_id: _Optional[bytes] = ..., request_id: _Optional[int] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., epoch: _Optional[int] = ..., failed_replicas: _Optional[bytes] = ..., names: _Optional[_Union[SpareNames, _Mapping]] = ...) -> None: ...
+    sealed_through: int
+    def __init__(self, grant_id: _Optional[int] = ..., indexes: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., session_id: _Optional[bytes] = ..., request_id: _Optional[int] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., epoch: _Optional[int] = ..., failed_replicas: _Optional[bytes] = ..., names: _Optional[_Union[SpareNames, _Mapping]] = ..., sealed_through: _Optional[int] = ...) -> None: ...
 
 class PutCommitResponse(_message.Message):
     __slots__ = ("statuses", "epoch", "seq_first")

@@ -62,7 +62,7 @@ HELLO_S: Final = 2.0
 SEEK_HELLO_S: Final = 0.4
 """To one of several masters: a stopped one takes the connection all the same, and says nothing."""
 BEAT_MARGIN_S: Final = 3.0
-COPYING_BEAT_S: Final = 0.02
+COPYING_BEAT_S: Final = 0.005
 """How long a heartbeat may be held while copies are under way."""
 SEEK_BEAT_MARGIN_S: Final = 1.0
 """Where there are several masters: it is soon made sure whether this one still leads."""

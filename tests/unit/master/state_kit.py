@@ -299,7 +299,16 @@ class Kit:
         for i, (position, status) in enumerate(zip(chosen, statuses, strict=True)):
             if status == CommitStatus.DECIDED and seal:
                 self.seal(put, position, reply.epoch, reply.seq_first + i)
+        self._tell(session, options["request_id"], statuses, seal)
         return statuses
+
+    def _tell(self, session: int, request_id: int, statuses: list[int], sealed: bool) -> None:
+        """What became of a commit: as a client does with its next request."""
+        if CommitStatus.DECIDED not in statuses:
+            return
+        one = np.array([request_id], np.uint64)
+        news = {"sealed_through": request_id} if sealed else {"cancelled_request_ids": one}
+        self.apply(c.RenewSession(session_id(session), **news))
 
     def start_spares(
         self,
@@ -354,6 +363,7 @@ class Kit:
                 spares.keys[position], spares.sizes[position] = keys[i], sizes[i]
                 if seal:
                     self.seal(spares, position, reply.epoch, reply.seq_first + i)
+        self._tell(session, of[1], statuses, seal)
         return statuses
 
     def seal(self, put: Put, position: int, epoch: int, seq: int) -> None:

@@ -132,7 +132,7 @@ def test_a_misread_of_another_version_says_nothing(kit: Kit) -> None:
 
 
 def test_what_was_decided_and_not_sealed_is_taken_back(kit: Kit) -> None:
-    kit.put([1, 2, 3])
+    kit.commit(kit.start([1, 2, 3]), seal=False)
     hits = kit.get(1, 2, 3)
     seqs = [hit.seq for hit in hits if hit is not None]
     abort = c.PutAbort(
@@ -146,7 +146,7 @@ def test_what_was_decided_and_not_sealed_is_taken_back(kit: Kit) -> None:
         kit.apply(abort)
         assert kit.exists(1, 2, 3) == [0, 1, 1]
     assert kit.state.counters.unsealed == 1
-    assert kit.put([1, 2]) == [PutStatus.GRANTED, PutStatus.EXISTS]
+    assert kit.put([1, 2]) == [PutStatus.GRANTED, PutStatus.UNSEALED]
     kit.apply(abort)  # another version stands there by now
     assert kit.exists(1) == [1]
     check(kit.state)

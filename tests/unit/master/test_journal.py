@@ -26,6 +26,7 @@ from cenote.master.effects import (
     NodeKnown,
     NodeServes,
     Pinned,
+    QuotaSet,
     ReplicasChanged,
     SegmentGone,
     SegmentKnown,
@@ -109,6 +110,7 @@ def batches(draw: DrawFn) -> DurableEffect:
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 PLAIN = st.one_of(
     st.builds(NamespaceOpened, TEXT, U32, U32, st.binary(max_size=50), U64, U32),
+    st.builds(QuotaSet, U32, U64, U64, U64, U32),
     st.builds(NodeKnown, U32, st.binary(min_size=16, max_size=16), TEXT, TEXT, TEXT),
     st.builds(
         NodeServes,

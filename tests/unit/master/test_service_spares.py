@@ -88,7 +88,9 @@ def facts(pool: MasterPool) -> tuple[object, ...]:
 def test_the_whole_way(pool: MasterPool, grant_id: int) -> None:
     assert commit(pool, grant_id, [0], b"a") == [DECIDED]
     assert commit(pool, grant_id, [1, 2], b"b", b"c") == [DECIDED] * 2
-    assert commit(pool, grant_id, [3], b"a") == [CommitStatus.EXISTS_SAME]
+    assert commit(pool, grant_id, [3], b"a") == [CommitStatus.UNSEALED_SAME]
+    sealed = pb.RenewSessionRequest(session_id=pool.session_id, sealed_through=pool.requests)
+    pool.service.renew_session(sealed, 1.0)
     assert commit(pool, grant_id, [4, 5], b"d", b"a") == [DECIDED, CommitStatus.EXISTS_DIFFERENT]
     assert pool.exists(b"a", b"b", b"c") == [1, 1, 1]
     found = pool.acquire(b"a", b"b", b"c")

@@ -31,6 +31,8 @@ from unit.master.state_replies import Put
 
 DECIDED, NOT_GRANTED = CommitStatus.DECIDED, CommitStatus.NOT_GRANTED
 SAME, DIFFERENT = CommitStatus.EXISTS_SAME, CommitStatus.EXISTS_DIFFERENT
+UNSEALED_SAME = CommitStatus.UNSEALED_SAME
+UNSEALED_DIFFERENT = CommitStatus.UNSEALED_DIFFERENT
 
 
 @pytest.fixture
@@ -135,7 +137,7 @@ def test_a_batch_with_all_that_can_happen(kit: Kit, spares: Put) -> None:
 
 @pytest.mark.parametrize("sizes", [[1000, 1000], [1000, 1001]])
 def test_a_key_twice_in_a_batch_is_stored_once(kit: Kit, spares: Put, sizes: list[int]) -> None:
-    again = SAME if sizes[0] == sizes[1] else DIFFERENT
+    again = UNSEALED_SAME if sizes[0] == sizes[1] else UNSEALED_DIFFERENT
     first = kit.state.last_seq + 1
     statuses = kit.commit_spares(spares, [0, 1, 2, 3], [7, 8, 7, 9], [sizes[0], 999, sizes[1], 998])
     assert statuses == [DECIDED, DECIDED, again, DECIDED]
@@ -152,7 +154,7 @@ def test_a_grant_that_ends_within_a_batch_with_repeats(kit: Kit) -> None:
     put, spares = kit.start_spares(2)
     kit.commit(put)
     statuses = kit.commit_spares(spares, [0, 1, 0, 5], [7, 7, 7, 7])
-    assert statuses == [DECIDED, SAME, NOT_GRANTED, NOT_GRANTED]
+    assert statuses == [DECIDED, UNSEALED_SAME, NOT_GRANTED, NOT_GRANTED]
     assert grants(kit) == 0
     check(kit.state)
 

@@ -264,13 +264,15 @@ def test_any_commits_add_up(data: st.DataObject, size: int, count: int) -> None:
             assert any(-(-n // UNIT_BYTES) != -(-size // UNIT_BYTES) for n in sizes)
             assert contents(kit.state) == before
             continue
+        known = set(stored)
         for position, key, wanted, status in zip(positions, keys, sizes, statuses, strict=True):
             if position not in left:
                 assert status == NOT_GRANTED
                 continue
             left.discard(position)
             if key in stored:
-                assert status == (SAME if stored[key] == wanted else DIFFERENT)
+                unsealed = 0 if key in known else CommitStatus.UNSEALED_SAME - SAME  # of this batch
+                assert status == unsealed + (SAME if stored[key] == wanted else DIFFERENT)
             else:
                 assert status == DECIDED
                 stored[key] = wanted

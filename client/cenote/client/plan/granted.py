@@ -82,3 +82,14 @@ class Granted:
         made.named = False
         made.chain = chain
         return made
+
+    def names(self, call: Call, digests: bytes, sizes: I64, tails: I64 | None) -> pb.SpareNames:
+        """Of objects in spare extents, for their commit."""
+        if not np.count_nonzero(sizes != sizes[0]):
+            sizes = sizes[:1]
+        return pb.SpareNames(
+            keys=call.key_batch(digests),
+            sizes=sizes.astype("<u8").tobytes(),
+            tail_lengths=b"" if tails is None else tails.astype("<u2").tobytes(),
+            chain=self.chain,
+        )

@@ -50,13 +50,15 @@ from .budgets import (
     seal_budget_s,
 )
 from .grants import Grant
+from .options import PutOptions
+from .outcomes import PutOutcome
 from .pieces import Pieces
 from .singles import ask_packed
 from .space import varint
 from .spares import SpareRun, units_of
-from .state import Call, PutOptions
+from .state import Call
 from .steps import Checksum, MoveOne, Pause, Plan, RefreshView, Reopen, SealPart, Seals
-from .writes import PutOutcome, put_objects
+from .writes import put_objects
 
 __all__ = ["put_single"]
 
@@ -76,6 +78,8 @@ class _Undone:
     error: CenoteError | None
     decided: tuple[int, int] | None = None
     """(epoch, seq), where it was decided all the same, but is not sealed."""
+    sameness: int = Sameness.UNKNOWN
+    """With what another writer had decided, and not sealed yet."""
 
 
 class _Place:
@@ -144,6 +148,7 @@ def put_single(
         options,
         started=started,
         decided=undone.decided,
+        sameness=undone.sameness,
         last=undone.error,
     )
     if outcome.codes[0]:
@@ -274,11 +279,17 @@ def _commit(
     call.grants.pop(place.grant_id if place.run is None else place.run, None)
     status = reply.statuses[0] if reply.statuses else CommitStatus.NOT_GRANTED
     if status == CommitStatus.EXISTS_SAME or status == CommitStatus.EXISTS_DIFFERENT:
+        call.sealed()
         space.spares.note_existed()
         state.counters.existed += 1
         same = status == CommitStatus.EXISTS_SAME
         return Outcome.EXISTED, Sameness.SAME if same else Sameness.DIFFERENT
+    if status == CommitStatus.UNSEALED_SAME or status == CommitStatus.UNSEALED_DIFFERENT:
+        call.sealed()
+        same = status == CommitStatus.UNSEALED_SAME
+        return _Undone(None, sameness=Sameness.SAME if same else Sameness.DIFFERENT)
     if status != CommitStatus.DECIDED:
+        call.sealed()
         return _Undone(GrantRevoked("the grant ended before the put was committed"))
     row = SEAL_STRUCT.pack(
         place.segment, place.slot, place.offset, size + len(tail), reply.seq_first, checksum, size,
@@ -287,7 +298,9 @@ def _commit(
     batch = SealBatch(reply.epoch, call.namespace_id, call.generation, row, key)
     refusal = yield from _seal(call, node, batch)
     if refusal is not None:
+        call.lose_commit()
         return _Undone(refusal, decided=(reply.epoch, reply.seq_first))
+    call.sealed()
     if state.suspects:
         state.trust(node)
     space.spares.note_stored(1, state.now())
@@ -301,10 +314,14 @@ def _packed_commit(
 ) -> bytes:
     """A PutCommitRequest."""
     state = call.state
-    common = b"\x1a\x08" + _U64.pack(checksum) + b"\x28" + varint(next(state.request_ids))
+    session_id = state.session_id if place.run is None else place.run.grant.session_id
+    request_id, through = call.commits(session_id)
+    common = b"".join(
+        (b"\x1a\x08", _U64.pack(checksum), b"\x28", varint(request_id), b"\x50", varint(through))
+    )
     if place.run is None:
         return b"".join(
-            (b"\x08", varint(place.grant_id), b"\x22\x10", state.session_id, b"\x38",
+            (b"\x08", varint(place.grant_id), b"\x22\x10", session_id, b"\x38",
              varint(place.epoch), common)
         )  # fmt: skip
     names = call.key_head + digest + b"\x12\x08" + _U64.pack(size)

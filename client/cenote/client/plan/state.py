@@ -22,8 +22,10 @@ from cenote.api.rows import DIGEST_BYTES
 from cenote.v1 import common_pb2, master_pb2
 
 from .budgets import OVERSLEPT_S, PROBE_WAIT_S, attempt_budget_s
+from .commits import Commits
 from .counters import Counters
 from .grants import Grant, LeaseHold
+from .options import PutOptions
 from .peers import Peers
 from .space import Space
 from .spares import SpareGrant
@@ -32,7 +34,6 @@ __all__ = [
     "Call",
     "ClientState",
     "Limits",
-    "PutOptions",
     "pick_digests",
 ]
 
@@ -42,41 +43,6 @@ _TAILS_MAX: Final = 64
 _CANCELLED_MAX: Final = 1024
 _SUSPECT_FIRST_S: Final = 0.5
 _SUSPECT_MAX_S: Final = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class PutOptions:
-    """What a put asks for; see `Namespace.put_batch`."""
-
-    replicas: int = 1
-    min_replicas: int = 1
-    durability: int = 0
-    local_first: bool = False
-    chain: bool = False
-    ttl_ms: int = 0
-    pin: bool = False
-
-    def takes_spares(self) -> bool:
-        """Whether it is content with what spare extents are."""
-        return (
-            self.replicas <= 1
-            and self.min_replicas <= 1
-            and not (self.durability or self.local_first or self.ttl_ms or self.pin)
-        )
-
-    def message(self, avoid_node_ids: bytes = b"") -> master_pb2.PutOptions:
-        """As it is sent."""
-        return master_pb2.PutOptions(
-            replicas=self.replicas,
-            min_replicas=self.min_replicas,
-            durability=self.durability,  # type: ignore[arg-type]
-            tier=common_pb2.TIER_DRAM,
-            local_first=self.local_first,
-            ttl_ms=self.ttl_ms,
-            pin=self.pin,
-            chain=self.chain,
-            avoid_node_ids=avoid_node_ids,
-        )
 
 
 @dataclass(slots=True)
@@ -124,6 +90,7 @@ class ClientState:
         self.failures: deque[tuple[int, str]] = deque(maxlen=64)
         """Failures to report: (node, what)."""
         self.request_ids = itertools.count(1)
+        self.commits = Commits(session_id, self.request_ids)
         # Of more than so many the oldest keep what they were given until the session ends.
         self.cancelled: deque[int] = deque(maxlen=_CANCELLED_MAX)
         """Requests whose answers were never seen: the master takes back what it granted."""
@@ -142,6 +109,7 @@ class ClientState:
         self.released_holds.clear()
         self.holds.clear()
         self.cancelled.clear()
+        self.commits = Commits(session_id, self.request_ids)
 
     # ---- news for the master -----------------------------------------------------------------
 
@@ -298,8 +266,10 @@ class Call:
     """One call of a user: its deadline, its namespace, and what must be cleaned up after it."""
 
     __slots__ = (
+        "_commits",
         "avoid",
         "chances",
+        "committing",
         "deadline_s",
         "end_s",
         "failed",
@@ -340,9 +310,32 @@ class Call:
         self.unanswered = 0
         """A request that gives something that no time takes back; whoever drives the plan cancels
         what is left here when it ended."""
+        self._commits = state.commits
+        self.committing = 0
+        """A commit that is not known to be sealed: lost, if it is left here when the plan ended."""
         self.namespace_id = space.namespace_id
         self.generation = space.generation
         self.key_head = space.key_head
+
+    def commits(self, session_id: bytes) -> tuple[int, int]:
+        """(the id of a commit that is sent next, for this session, what is told with it; see
+        `Commits`). `sealed` is to be called when all that it decided is sealed."""
+        self.lose_commit()
+        commits = self._commits = self.state.commits
+        self.committing, through = commits.begin()
+        return self.committing, through if session_id == commits.session_id else 0
+
+    def sealed(self) -> None:
+        """What the commit decided, if anything."""
+        self._commits.end(self.committing)
+        self.committing = 0
+
+    def lose_commit(self) -> None:
+        """Nobody will say of it that it is sealed."""
+        if self.committing:
+            self._commits.lose(self.committing)
+            self.committing = 0
+            self.state.wake()
 
     def asks(self) -> int:
         """The id of a request that is sent next, which grants or holds something. `unanswered` is

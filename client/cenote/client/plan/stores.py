@@ -25,6 +25,7 @@ from cenote.api.errors import (
     error_from_code,
 )
 from cenote.api.rows import CommitStatus
+from cenote.api.types import Sameness
 from cenote.transport.base import ItemStatus, SealBatch
 from cenote.v1 import master_pb2 as pb
 
@@ -64,6 +65,7 @@ U64 = NDArray[np.uint64]
 Bools = NDArray[np.bool_]
 _NONE: Final[I64] = np.zeros(0, np.int64)
 DECIDED: Final = bytes([CommitStatus.DECIDED])
+_SAME, _DIFFERENT = np.uint8(Sameness.SAME), np.uint8(Sameness.DIFFERENT)
 count_nonzero: Final = np.count_nonzero  # five times as fast as any() and all() of short arrays
 
 
@@ -107,6 +109,9 @@ class Store:
         self.sealed: I64 = _NONE
         self.same: I64 = _NONE
         self.different: I64 = _NONE
+        self.unsealed: I64 = _NONE
+        self.unsealed_sameness: NDArray[np.uint8] = np.zeros(0, np.uint8)
+        """Rows whose keys others had decided, and not sealed as far as the master knows."""
         self.decided: I64 = _NONE
         """Rows that were decided but not sealed at enough nodes."""
         self.decided_seqs: U64 = np.zeros(0, np.uint64)
@@ -133,6 +138,8 @@ class Store:
         decided, seqs, epoch = yield from self._commit(rows, checksums)
         if len(decided):
             yield from self._seal(decided, seqs, epoch, checksums)
+        end = self.call.lose_commit if len(self.decided) else self.call.sealed
+        end()
 
     # ---- payload -----------------------------------------------------------------------------
 
@@ -315,6 +322,7 @@ class Store:
         """Have the rows decided: (decided rows, their seqs, epoch)."""
         call = self.call
         whole = len(rows) == len(self.keys)
+        request_id, sealed_through = call.commits(self._grant.session_id)
         request = pb.PutCommitRequest(
             grant_id=self._grant.grant_id,
             indexes=b""
@@ -322,7 +330,8 @@ class Store:
             else self._granted.positions[rows].astype("<u4").tobytes(),
             checksums=(checksums if whole else checksums[rows]).astype("<u8", copy=False).tobytes(),
             session_id=self._grant.session_id,
-            request_id=next(call.state.request_ids),
+            request_id=request_id,
+            sealed_through=sealed_through,
             piggyback=call.state.piggyback(call.space),
             epoch=self._granted.epoch,
             failed_replicas=self._failed_replicas(rows),
@@ -340,25 +349,21 @@ class Store:
         chosen = statuses == CommitStatus.DECIDED
         self.same = rows[statuses == CommitStatus.EXISTS_SAME]
         self.different = rows[statuses == CommitStatus.EXISTS_DIFFERENT]
+        others = statuses >= CommitStatus.UNSEALED_SAME
+        self.unsealed = rows[others]
+        same = statuses[others] == CommitStatus.UNSEALED_SAME
+        self.unsealed_sameness = np.where(same, _SAME, _DIFFERENT)
         if (statuses == CommitStatus.NOT_GRANTED).any():
             self.last_error = GrantRevoked("the grant ended before the put was committed")
         return rows[chosen], seqs[chosen], reply.epoch
 
     def _name(self, request: pb.PutCommitRequest, rows: I64) -> None:
         """Say which objects are in the extents."""
-        whole = len(rows) == len(self.keys)
-        names = request.names
-        digests = self.digests if whole else pick_digests(self.digests, rows)
-        names.keys.CopyFrom(self.call.key_batch(digests))
-        sizes = self.sizes if whole else self.sizes[rows]
-        if not count_nonzero(sizes != sizes[0]):
-            sizes = sizes[:1]
-        names.sizes = sizes.astype("<u8").tobytes()
-        if self._tails is not None:
-            names.tail_lengths = (
-                (self._tails if whole else self._tails[rows]).astype("<u2").tobytes()
-            )
-        names.chain = self._granted.chain
+        digests, sizes, tails = self.digests, self.sizes, self._tails
+        if len(rows) < len(self.keys):
+            digests, sizes = pick_digests(digests, rows), sizes[rows]
+            tails = None if tails is None else tails[rows]
+        request.names.CopyFrom(self._granted.names(self.call, digests, sizes, tails))
 
     def _failed_replicas(self, rows: I64) -> bytes:
         if not count_nonzero(self.lost):

@@ -1,6 +1,7 @@
 """How objects are put: start, payload, commit, seal; and what is tried again.
 
     put_start --> EXISTS: nothing is sent
+        |         UNSEALED: another's is sealed, and put_start asked anew
         |         refused: the key's error
       granted --> payload to every replica --> enough replicas written? --- no --> abort, start anew
                                                      |                             elsewhere
@@ -17,7 +18,6 @@ existed or failed; `_OPEN` ones are started anew, at most `PUT_ATTEMPTS_MAX` tim
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -37,7 +37,7 @@ from cenote.api.errors import (
     Unavailable,
 )
 from cenote.api.keys import tail_lengths
-from cenote.api.rows import DIGEST_BYTES, PUT, UNIT_BYTES, PutStatus
+from cenote.api.rows import DIGEST_BYTES, PUT, SEAL, UNIT_BYTES, PutStatus
 from cenote.api.types import PutStatus as Outcome
 from cenote.api.types import Sameness
 from cenote.runtime.units import format_size
@@ -46,13 +46,16 @@ from cenote.v1 import master_pb2 as pb
 from .asking import ask_master, hidden_after_report
 from .budgets import DECIDED_ATTEMPTS_MAX, PUT_ATTEMPTS_MAX, backoff_s
 from .granted import ONE_GRANTED, Granted
+from .options import PutOptions
+from .others import seal_for_others
+from .outcomes import PutOutcome, count_outcome
 from .pieces import Pieces
 from .spares import SPARE_BYTES_MAX, SpareRun, units_of
-from .state import Call, PutOptions, pick_digests
+from .state import Call, pick_digests
 from .steps import Pause, Plan, RefreshView
 from .stores import Store
 
-__all__ = ["PutOutcome", "put_objects"]
+__all__ = ["put_objects"]
 
 I64 = NDArray[np.int64]
 
@@ -76,34 +79,6 @@ _REFUSALS: Final[dict[int, tuple[type[CenoteError], str]]] = {
 }
 
 
-@dataclass(slots=True)
-class PutOutcome:
-    """Per key: `api.types.PutStatus` (0 while open), Sameness, error code."""
-
-    statuses: NDArray[np.uint8]
-    sameness: NDArray[np.uint8]
-    codes: NDArray[np.uint16]
-    errors: dict[int, CenoteError] = field(default_factory=dict)
-    """The first error of each code."""
-
-    @classmethod
-    def blank(cls, count: int) -> PutOutcome:
-        return cls(np.zeros(count, np.uint8), np.zeros(count, np.uint8), np.zeros(count, np.uint16))
-
-    def stored(self, positions: I64) -> None:
-        self.statuses[positions] = _STORED
-
-    def existed(self, positions: I64, sameness: int) -> None:
-        self.statuses[positions] = Outcome.EXISTED
-        self.sameness[positions] = sameness
-
-    def fail(self, positions: I64, error: CenoteError) -> None:
-        if len(positions):
-            self.statuses[positions] = Outcome.FAILED
-            self.codes[positions] = error.code
-            self.errors.setdefault(error.code, error)
-
-
 def put_objects(
     call: Call,
     keys: Sequence[bytes],
@@ -114,14 +89,16 @@ def put_objects(
     started: pb.PutStartResponse | None = None,
     prefix: bytes = b"",
     decided: tuple[int, int] | None = None,
+    sameness: int = Sameness.UNKNOWN,
     last: CenoteError | None = None,
 ) -> Plan[PutOutcome]:
     """Put every key's pieces.
 
     `started`: the answer to a put_start of exactly these keys. `decided`: the version (epoch, seq)
     of an earlier attempt to put the only key, which ended with `last`: it was decided but not
-    sealed, so that the master's EXISTS does not mean that it is stored. `prefix`: packed digests of
-    the keys before these in their chain.
+    sealed, so that the master's EXISTS does not mean that it is stored. `sameness`: of the only
+    key, with what another writer had decided, and not sealed yet, when this one was to be decided.
+    `prefix`: packed digests of the keys before these in their chain.
 
     Raises what ended the call before any key had an outcome; afterwards errors are per key.
     """
@@ -132,6 +109,7 @@ def put_objects(
     writer = _Writer(call, keys, digests, pieces, sizes, tails, options, outcome)
     if decided is not None:
         writer.note_decided(np.zeros(1, np.int64), *decided)
+    writer.sameness[:] = sameness
     writer.last = last
     per_slice = call.state.limits.batch_keys_max
     for first in range(0, count, per_slice):
@@ -151,30 +129,15 @@ def put_objects(
         # the whole chain the root is newest and not the blocks that were put last.
         call.space.chain_touches.append((prefix + digests, False))
         call.state.wake()
-    _count(call, outcome, sizes)
+    count_outcome(call, outcome, sizes)
     return outcome
-
-
-def _count(call: Call, outcome: PutOutcome, sizes: NDArray[np.uint64]) -> None:
-    counters = call.state.counters
-    _, stored, existed, failed = np.bincount(outcome.statuses, minlength=4).tolist()
-    counters.stored += stored
-    counters.existed += existed
-    counters.failed += failed
-    if existed:
-        call.space.spares.note_existed()
-    elif stored:
-        call.space.spares.note_stored(stored, call.now())
-    if stored == len(sizes):
-        counters.written_bytes += int(sizes.sum())
-    elif stored:
-        counters.written_bytes += int(sizes[outcome.statuses == _STORED].sum())
 
 
 class _Writer:
     """One user's batch."""
 
     __slots__ = (
+        "again",
         "call",
         "crowded",
         "decided",
@@ -184,8 +147,11 @@ class _Writer:
         "last",
         "not_yet",
         "options",
+        "others",
+        "others_epoch",
         "outcome",
         "pieces",
+        "sameness",
         "sizes",
         "tails",
         "versions",
@@ -217,6 +183,13 @@ class _Writer:
         """It has none, but there are spare extents here."""
         self.lacking = False
         """It has none but on nodes that did not answer in time in this call."""
+        self.again = False
+        """Others had some of it decided, and not sealed: asked at once for what became of that."""
+        self.others: dict[int, int] = {}
+        """Position -> seq of what was sealed for them since, in this epoch."""
+        self.others_epoch = 0
+        self.sameness = np.zeros(len(keys), np.uint8)
+        """With theirs."""
         # Decided, but sealed nowhere: that the master knows the key does not make it stored.
         self.decided = np.zeros(len(keys), np.bool_)
         self.versions: dict[int, tuple[int, int]] = {}
@@ -241,7 +214,7 @@ class _Writer:
                 self.call.look_again()
             if self.versions:
                 yield from self._take_back()
-            self.not_yet = self.crowded = self.lacking = False
+            self.not_yet = self.crowded = self.lacking = self.again = False
             try:
                 reply = started or (yield from self._start(todo))
             except GrantRevoked as revoked:  # the answer got lost, and is forgotten by now
@@ -254,6 +227,8 @@ class _Writer:
                 positions = todo[granted]
                 ours = Granted.by_answer(self.call, reply, granted, self._lengths(positions))
                 self.last = (yield from self._store(positions, ours)) or self.last
+            if reply.unsealed:
+                yield from self._seal_for_others(todo, reply)
             self._copy_duplicates(todo, duplicates)
             if np.count_nonzero(self.outcome.statuses) == len(self.keys):
                 return
@@ -268,7 +243,9 @@ class _Writer:
                 if self.call.remaining_s() <= _NOT_YET_PAUSE_S:
                     break
                 yield Pause(_NOT_YET_PAUSE_S)
-            elif len(left) == len(todo) or not isinstance(self.last, QuotaExceeded):
+            elif not self.again and (
+                len(left) == len(todo) or not isinstance(self.last, QuotaExceeded)
+            ):
                 attempt += 1  # else what was stored made room for more of a very large batch
             todo = left
         self.outcome.fail(
@@ -323,8 +300,13 @@ class _Writer:
         if length and not call.avoid and options.takes_spares():  # else nobody would take them
             request.spare_count = call.space.spares.wanted(units_of(length), len(todo))
             request.spare_bytes = length
+        if self.others:
+            seqs = [self.others.get(position, 0) for position in todo.tolist()]
+            request.sealed_seqs = np.array(seqs, "<u8").tobytes()
+            request.sealed_epoch = self.others_epoch
         reply = yield from ask_master(call, "put_start", request, pb.PutStartResponse)
         call.unanswered = 0
+        self.others.clear()
         call.state.see_view(reply.view_version)
         if request.spare_count:
             call.keep_spares(reply, request.session_id, len(todo))
@@ -352,13 +334,13 @@ class _Writer:
         """Extents for all of these that were granted ahead, if there are any.
 
         Not for what was decided before and is sealed nowhere: then it may be the very object that
-        the commit finds in its place.
+        the commit finds in its place. Nor for what another had decided: that is not written twice.
         """
         call = self.call
         spares = call.space.spares
         if not spares.held or call.avoid or not self.options.takes_spares():
             return None
-        if np.count_nonzero(self.decided[todo]):
+        if np.count_nonzero(self.decided[todo]) or np.count_nonzero(self.sameness[todo]):
             return None
         length = self._common_length(todo)
         if not length:
@@ -409,7 +391,8 @@ class _Writer:
             return everything, everything[:0]
         statuses = np.frombuffer(reply.puts, PUT)["status"]
         there = todo[statuses == PutStatus.EXISTS]
-        self.outcome.existed(there[~self.decided[there]], Sameness.UNKNOWN)
+        there = there[~self.decided[there]]
+        self.outcome.existed(there, self.sameness[there])
         self.outcome.stored(todo[statuses == PutStatus.DEDUPLICATED])
         for status in np.unique(statuses).tolist():
             if status in _FOR_LACK_OF_NODES and self.call.give_suspects_a_chance():
@@ -450,6 +433,22 @@ class _Writer:
             everything[statuses == PutStatus.DUPLICATE_IN_BATCH],
         )
 
+    def _seal_for_others(self, todo: I64, reply: pb.PutStartResponse) -> Plan[None]:
+        """Keys that others had decided exist when they are sealed, which they may not have lived to
+        do. The next PutStart says so, and is told whether they are still there."""
+        puts = np.frombuffer(reply.puts, PUT)
+        at = np.flatnonzero(puts["status"] == PutStatus.UNSEALED)
+        seals, counts = np.frombuffer(reply.unsealed, SEAL), puts["extents"][at].astype(np.int64)
+        keys = [self.keys[i] for i in todo[at].tolist()]
+        sealed, error = yield from seal_for_others(self.call, keys, seals, counts, reply.epoch)
+        seqs = seals["seq"][np.cumsum(counts) - counts]
+        self.others = dict(zip(todo[at[sealed]].tolist(), seqs[sealed].tolist(), strict=True))
+        self.others_epoch = reply.epoch
+        self.again = bool(self.others)
+        if not sealed.all():
+            self.not_yet = True
+            self.last = error or self.last
+
     def _copy_duplicates(self, todo: I64, duplicates: I64) -> None:
         """A key that stands earlier in the batch has that position's outcome."""
         if not len(duplicates):
@@ -488,13 +487,14 @@ class _Writer:
         except GrantRevoked as revoked:  # the whole grant: nothing of it counts
             return revoked
         finally:
-            outcome = self.outcome
-            sealed = store.sealed
+            outcome, sealed = self.outcome, store.sealed
             outcome.stored(positions if len(sealed) == len(positions) else positions[sealed])
             if len(sealed) < len(positions):
                 outcome.existed(positions[store.same], Sameness.SAME)
                 outcome.existed(positions[store.different], Sameness.DIFFERENT)
                 self.note_decided(positions[store.decided], store.decided_epoch, store.decided_seqs)
+                self.sameness[positions[store.unsealed]] = store.unsealed_sameness
+                self.again |= len(store.unsealed) > 0
             for rows, error in store.failed:
                 outcome.fail(positions[rows], error)
         return store.last_error

@@ -10,6 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
@@ -155,6 +156,16 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         self._planner.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
+    def get_external_cache_hit_sources(
+        self, request: Any, num_external_tokens: int
+    ) -> dict[CacheHitSource, int]:
+        disk_tokens = min(self._planner.disk_tokens(request), num_external_tokens)
+        sources = {
+            CacheHitSource.HOST: num_external_tokens - disk_tokens,
+            CacheHitSource.DISK: disk_tokens,
+        }
+        return {source: tokens for source, tokens in sources.items() if tokens}
+
     def build_connector_meta(self, scheduler_output: Any) -> StepOrders:
         if self._options.save:
             self._plan_saves(scheduler_output)
@@ -241,10 +252,11 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
         if self._worker is not None:
             self._worker.save(self._orders())
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         if self._worker is None:
-            return None, None
-        return None, self._worker.take_loaded() or None
+            return KVConnectorTransferResults()
+        loaded, failed = self._worker.take_loaded()
+        return KVConnectorTransferResults(finished_recving=loaded, failed_recving=failed)
 
     def build_connector_worker_meta(self) -> StepReports | None:
         reports = None if self._worker is None else self._worker.take_reports()

@@ -53,6 +53,8 @@ class _Known:
     fetch: Fetch[AcquiredLease] | None = None
     preemptions: int = 0
     saves: SaveProgress = field(default_factory=SaveProgress)
+    disk_tokens: int = 0
+    """Of the tokens that are being loaded, those that an SSD gave."""
 
 
 @final
@@ -175,7 +177,19 @@ class StoreScheduler:
                 )
             )
             self._counters.add("loaded_tokens", external_tokens)
+            known.disk_tokens = self._disk_tokens(fetch, blocks)
         self._act(request.request_id, fetch)
+
+    def _disk_tokens(self, fetch: Fetch[AcquiredLease], blocks: Iterable[Block]) -> int:
+        on_disk = fetch.found.on_disk if fetch.found is not None else frozenset()
+        number = next((g.number for g in self._grouping.groups if g.kind == "full"), -1)
+        count = sum(block in on_disk for block in blocks if block[0] == number)
+        return count * self._grouping.group(number).block_tokens if count else 0
+
+    def disk_tokens(self, request: RequestLike) -> int:
+        """Of the tokens that are being loaded for it, those that an SSD gave."""
+        known = self._known.get(request.request_id)
+        return 0 if known is None else known.disk_tokens
 
     def finished(self, request_id: str) -> None:
         """The request has ended, whatever became of it."""
@@ -274,7 +288,7 @@ class StoreScheduler:
             elif want is Want.STAGE:
                 self._stage(request_id, fetch)
             elif want is Want.DROP:
-                self._orders.drops.append(fetch.ticket)
+                self._drop(fetch.ticket)
             elif want is Want.RELEASE:
                 self._release(fetch)
         if fetch.over and self._fetches.pop(fetch.ticket, None) is not None:
@@ -282,6 +296,15 @@ class StoreScheduler:
             self._staging.pop(fetch.ticket, None)
             self._stage_blocks.pop(fetch.ticket, None)
             self._counters.add(f"fetches_{fetch.outcome.value}", 1)
+
+    def _drop(self, ticket: int) -> None:
+        """Workers are told, unless they have not been told to begin."""
+        orders = self._orders
+        begun = [order for order in orders.stages if order.ticket != ticket]
+        if len(begun) < len(orders.stages):
+            orders.stages = begun
+        else:
+            orders.drops.append(ticket)
 
     def _look_up(self, request_id: str, fetch: Fetch[AcquiredLease]) -> None:
         request = self._known[request_id].request
