@@ -106,8 +106,8 @@ def long_cuts(
         end_s = time.monotonic()
         load.stop()
         assert load.failures() == [], f"{len(load.failures())} failures"
+        check_all(cluster, load)  # first: slowness must not hide a loss
         report(load, faults, end_s, taken_over)
-        check_all(cluster, load)
     control.say("done")
 
 

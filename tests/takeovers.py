@@ -91,8 +91,8 @@ def report(
     print(f"misses until the daemons had attached: {misses}")
     slack = SLACK_OF_FEW if len(faults) < FEW else 1.0
     for name, some in times.items():
-        assert statistics.median(some) < MEDIAN_S * slack, name
-        assert max(some) < WORST_S * slack, name
+        assert statistics.median(some) < MEDIAN_S * slack, f"{name}, median of {some}"
+        assert max(some) < WORST_S * slack, f"{name}, worst of {some}"
 
 
 def _times(load: Load, fault_s: float, until_s: float, new_s: float | None) -> dict[str, float]:

@@ -83,8 +83,8 @@ def test_another_master_takes_over_under_load(
         end_s = time.monotonic()
         load.stop()
         assert load.failures() == []
+        check_all(cluster, load)  # first: slowness must not hide a loss
         report(load, faults, end_s)
-        check_all(cluster, load)
 
 
 @pytest.mark.parametrize("fault", [kill, stop_and_continue])
