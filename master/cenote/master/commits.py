@@ -24,6 +24,7 @@ from .lookups import hits
 from .pool import Pool, Rows
 from .sessions import Session
 from .spans import Spans, by_segment, distinct, segments_of, to_placed, units_of
+from .tiers import note_chain
 
 __all__ = [
     "DECIDED",
@@ -156,8 +157,10 @@ def _commit_whole(
         to_placed(grant.spans),
     )
     rows = pool.link(namespace, effect, grant.stamps, grant.spans, grant.units, vacancies)
-    if grant.chain and pool.keeps_links:
-        pool.objects.link_chain(rows, grant.positions)
+    if grant.chain:
+        note_chain(pool, rows)
+        if pool.keeps_links:
+            pool.objects.link_chain(rows, grant.positions)
     pool.last_seq += n
     _note_decided(pool, grant, effect, now_s)
     end_grant(pool, session, grant)
@@ -352,10 +355,12 @@ def _decide(
     )
     units = units_of(parts.spans)
     rows = pool.link(grant.namespace, effect, grant.stamps[entries], parts.spans, units)
-    if grant.chain and pool.keeps_links:
+    if grant.chain:
         positions = entries if grant.positions is None else grant.positions[entries]
         order = np.argsort(positions)
-        pool.objects.link_chain(rows[order], positions[order])
+        note_chain(pool, rows[order])
+        if pool.keeps_links:
+            pool.objects.link_chain(rows[order], positions[order])
     _note_decided(pool, grant, effect, now_s)
     pool.settle_grant(session, grant, entries, units)
 

@@ -66,11 +66,12 @@ from .state_config import StateConfig
 from .tier_tables import Copies, Tiers
 from .timers import ObjectTimers
 
-__all__ = ["COPYING", "RECORD_WORDS", "TOUCHED", "UNCOPYABLE", "Pool", "Rows"]
+__all__ = ["COPIED", "COPYING", "PARTIAL", "RECORD_WORDS", "TOUCHED", "UNCOPYABLE", "Pool", "Rows"]
 
-COPYING, TOUCHED, UNCOPYABLE = 0x04, 0x08, 0x10
+COPYING, TOUCHED, UNCOPYABLE, PARTIAL, COPIED = 0x04, 0x08, 0x10, 0x20, 0x40
 """Bits of a row's state: a copy to another tier is under way; it was asked for since it left
-memory; the bytes that were to be copied were not what was sealed."""
+memory; the bytes that were to be copied were not what was sealed; it ends a chain and is shorter
+than the block before it; it is on an SSD (seen lately: see `victims`). A new leader has none."""
 NO_SEGMENT = 0
 """No segment has this number: extents there are forgotten when they are freed."""
 _STAMP_TIMES_MAX = 4096
@@ -361,6 +362,7 @@ class Pool(ObjectRows):
             stays &= ~gone[owner]
             drops = ~stays & ~gone[owner]
             replicas = np.bincount(distinct(pairs[stays]) // 256, minlength=len(unique))
+            self.state[unique[some]] &= ~np.uint8(COPIED)
             self._keep_spans(
                 unique[some],
                 kept[some],

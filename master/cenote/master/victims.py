@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .objects import LIVE
-from .pool import Pool, Rows
+from .pool import COPIED, PARTIAL, UNCOPYABLE, Pool, Rows
+from .segments import DRAM
 from .spans import SEGMENT_MASK
 
 __all__ = ["evictable_mask", "next_victims"]
@@ -85,12 +86,33 @@ def _take(pool: Pool, units: int, low: NDArray[np.bool_] | None) -> Rows:
     return rows
 
 
+def _without_loss(pool: Pool, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Of these, the ones that are cold and have a copy on an SSD, or are to have none: only where
+    there are no such does an object go before it was copied.
+
+    For as long as the devices keep up, a cold object without a copy will have one in a moment.
+    """
+    end = len(mask)
+    good = (pool.state[:end] & np.uint8(COPIED | PARTIAL | UNCOPYABLE)) != 0
+    good &= pool.stamp[:end] <= np.uint64(pool.tiers.cold_until)
+    copied_from = np.zeros(len(pool.segments.readable), np.bool_)
+    nodes = [s.node for s in pool.segments.by_id.values() if s.tier != DRAM and s.is_usable]
+    for node in nodes:
+        copied_from[node.segment_ids] = True
+    good |= ~copied_from[pool.objects.segment]
+    good &= mask
+    return good if good.any() else mask
+
+
 def _fill(pool: Pool, low: NDArray[np.bool_] | None) -> None:
     policy = pool.policy
     count = min(max(pool.objects.live_count // _QUEUE_SHARE, policy.victims_at_once), _QUEUE_MAX)
     end = pool.objects.high_water
     links = pool.objects.links if policy.chained else None
-    rows = policy.victims(pool.stamp[:end], evictable_mask(pool, low), count, links)
+    mask = evictable_mask(pool, low)
+    if pool.segments.has_ssd:
+        mask = _without_loss(pool, mask)
+    rows = policy.victims(pool.stamp[:end], mask, count, links)
     pool.victim_rows = rows
     pool.victim_stamps = pool.stamp.take(rows)
     pool.victim_at = 0
