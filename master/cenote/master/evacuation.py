@@ -23,8 +23,9 @@ from .effects import GoneReason, NodeDrains
 from .move_tables import Cause, Task
 from .moves import Extent, Targets, data_address, leave
 from .nodes import Node, NodeState
+from .object_columns import COPYING
 from .objects import LIVE
-from .pool import COPYING, Pool, Rows
+from .pool import Pool, Rows
 from .spans import distinct
 from .task_commands import Drain, DrainReply
 

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from cenote.api.rows import UNIT_BYTES
 
 from .effects import GoneReason
+from .object_columns import TOUCHED, UNCOPYABLE
 from .objects import LIVE
-from .pool import TOUCHED, UNCOPYABLE, Pool, Rows
+from .pool import Pool, Rows
 from .quotas import may_go
 from .segments import DRAM, Segment
 from .spans import distinct, segments_of, units_of

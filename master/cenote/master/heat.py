@@ -19,8 +19,9 @@ import numpy as np
 from .heat_samples import STEP, Hot
 from .move_tables import NO_REPLICA, Cause
 from .moves import Extent, Targets, leave
+from .object_columns import COPYING
 from .objects import LIVE
-from .pool import COPYING, Pool
+from .pool import Pool
 
 __all__ = ["has_heat", "plan_hot"]
 

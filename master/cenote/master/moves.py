@@ -23,8 +23,9 @@ from .eviction import evict, evict_nearby, reserve_units
 from .instructions import Instruction
 from .move_tables import NO_REPLICA, Cause, Move, Task
 from .nodes import Node
+from .object_columns import COPYING
 from .objects import LIVE
-from .pool import COPYING, Pool, Rows
+from .pool import Pool, Rows
 from .segments import DRAM, Segment
 from .slot_growth import ensure_slots
 from .spans import SEGMENT_MASK, pack_span, segments_of

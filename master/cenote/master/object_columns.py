@@ -30,10 +30,11 @@ __all__ = ["EXTENT", "FREE", "LIVE", "RECORD", "REMOVED", "ObjectColumns"]
 FREE: Final = 0
 LIVE: Final = 1
 REMOVED: Final = 2
-COPYING, TOUCHED, UNCOPYABLE, UNSEALED = 0x04, 0x08, 0x10, 0x20
+COPYING, TOUCHED, UNCOPYABLE, UNSEALED, PARTIAL, COPIED = 0x04, 0x08, 0x10, 0x20, 0x40, 0x80
 """Bits beside these: a copy to another tier is under way; it was asked for since it left memory;
 the bytes that were to be copied were not what was sealed; nobody has said that it is sealed
-(`sealing`)."""
+(`sealing`); it ends a chain and is shorter than the block before it; it is on an SSD (seen lately:
+see `victims`). Of the last two a new leader has none."""
 
 RECORD = np.dtype(
     [

@@ -50,7 +50,7 @@ from .leases import Lease, LeaseTable
 from .move_tables import Moves
 from .namespaces import Namespace, Namespaces
 from .nodes import Node, Nodes
-from .object_columns import COPYING, TOUCHED, UNCOPYABLE, UNSEALED
+from .object_columns import COPIED
 from .object_rows import RECORD_WORDS, ObjectRows, Rows
 from .objects import LIVE, ObjectTable
 from .placement import Placement
@@ -70,7 +70,7 @@ from .state_config import StateConfig
 from .tier_tables import Copies, Tiers
 from .timers import ObjectTimers
 
-__all__ = ["COPYING", "RECORD_WORDS", "TOUCHED", "UNCOPYABLE", "UNSEALED", "Pool", "Rows"]
+__all__ = ["RECORD_WORDS", "Pool", "Rows"]
 
 NO_SEGMENT = 0
 """No segment has this number: extents there are forgotten when they are freed."""
@@ -371,6 +371,7 @@ class Pool(ObjectRows):
             stays &= ~gone[owner]
             drops = ~stays & ~gone[owner]
             replicas = np.bincount(distinct(pairs[stays]) // 256, minlength=len(unique))
+            self.state[unique[some]] &= ~np.uint8(COPIED)
             self._keep_spans(
                 unique[some],
                 kept[some],

@@ -15,8 +15,9 @@ from cenote.api.errors import InvalidArgument
 
 from .move_tables import Cause, Task
 from .moves import Extent, Targets
+from .object_columns import COPYING
 from .objects import LIVE
-from .pool import COPYING, Pool, Rows
+from .pool import Pool, Rows
 from .segments import DRAM, Segment
 from .task_commands import Rebalance
 

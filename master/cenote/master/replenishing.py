@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from .evacuation import end_task
 from .move_tables import NO_REPLICA, Cause, Task
 from .moves import Extent, Targets
+from .object_columns import COPYING
 from .objects import LIVE
-from .pool import COPYING, Pool
+from .pool import Pool
 
 __all__ = ["plan_replenishing"]
 

@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 from cenote.api.rows import SEAL, UNIT_BYTES
 
 from .commands import PutStart
+from .object_columns import UNSEALED
 from .objects import LIVE
-from .pool import UNSEALED, Pool, Rows
+from .pool import Pool, Rows
 from .segments import DRAM
 from .sessions import Session
 from .spans import segments_of

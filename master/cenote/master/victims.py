@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from .object_columns import COPIED, PARTIAL, UNCOPYABLE
 from .objects import LIVE
 from .pool import Pool, Rows
 from .quotas import KEPT, Ranks
+from .segments import DRAM
 from .spans import SEGMENT_MASK, distinct
 
 __all__ = ["evictable_mask", "next_victims"]
@@ -161,6 +163,24 @@ def _spare_what_is_within(
         good[mine] = (before < units) | (np.arange(len(mine)) < objects)
 
 
+def _without_loss(pool: Pool, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Of these, the ones that are cold and have a copy on an SSD, or are to have none: only where
+    there are no such does an object go before it was copied.
+
+    For as long as the devices keep up, a cold object without a copy will have one in a moment.
+    """
+    end = len(mask)
+    good = (pool.state[:end] & np.uint8(COPIED | PARTIAL | UNCOPYABLE)) != 0
+    good &= pool.stamp[:end] <= np.uint64(pool.tiers.cold_until)
+    copied_from = np.zeros(len(pool.segments.readable), np.bool_)
+    nodes = [s.node for s in pool.segments.by_id.values() if s.tier != DRAM and s.is_usable]
+    for node in nodes:
+        copied_from[node.segment_ids] = True
+    good |= ~copied_from[pool.objects.segment]
+    good &= mask
+    return good if good.any() else mask
+
+
 def _fill(pool: Pool, queue: _Queue, low: NDArray[np.bool_] | None, ranks: Ranks | None) -> None:
     queue.at, queue.low = 0, low
     queue.rows, queue.stamps = queue.rows[:0], queue.stamps[:0]
@@ -173,6 +193,8 @@ def _fill(pool: Pool, queue: _Queue, low: NDArray[np.bool_] | None, ranks: Ranks
     mask = evictable_mask(pool, low)
     if ranks is not None:
         mask &= (ranks == queue.rank)[pool.objects.namespace]
+    if pool.segments.has_ssd:
+        mask = _without_loss(pool, mask)
     policy = pool.policy
     count = min(max(pool.objects.live_count // _QUEUE_SHARE, policy.victims_at_once), _QUEUE_MAX)
     links = pool.objects.links if policy.chained else None
