@@ -88,10 +88,9 @@ def main() -> None:
             metrics(llm)
         elif command["do"] == "quit":
             break
-    shutdown = getattr(llm.llm_engine.engine_core, "shutdown", None)
-    if shutdown is not None:
-        shutdown()
-    answer(ended=True)
+    began_s = time.monotonic()
+    llm.llm_engine.engine_core.shutdown()
+    answer(ended_s=time.monotonic() - began_s)
 
 
 if __name__ == "__main__":
