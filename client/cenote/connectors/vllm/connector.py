@@ -10,6 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
@@ -241,10 +242,11 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
         if self._worker is not None:
             self._worker.save(self._orders())
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         if self._worker is None:
-            return None, None
-        return None, self._worker.take_loaded() or None
+            return KVConnectorTransferResults()
+        loaded, failed = self._worker.take_loaded()
+        return KVConnectorTransferResults(finished_recving=loaded, failed_recving=failed)
 
     def build_connector_worker_meta(self) -> StepReports | None:
         reports = None if self._worker is None else self._worker.take_reports()

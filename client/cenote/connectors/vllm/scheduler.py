@@ -274,7 +274,7 @@ class StoreScheduler:
             elif want is Want.STAGE:
                 self._stage(request_id, fetch)
             elif want is Want.DROP:
-                self._orders.drops.append(fetch.ticket)
+                self._drop(fetch.ticket)
             elif want is Want.RELEASE:
                 self._release(fetch)
         if fetch.over and self._fetches.pop(fetch.ticket, None) is not None:
@@ -282,6 +282,15 @@ class StoreScheduler:
             self._staging.pop(fetch.ticket, None)
             self._stage_blocks.pop(fetch.ticket, None)
             self._counters.add(f"fetches_{fetch.outcome.value}", 1)
+
+    def _drop(self, ticket: int) -> None:
+        """Workers are told, unless they have not been told to begin."""
+        orders = self._orders
+        begun = [order for order in orders.stages if order.ticket != ticket]
+        if len(begun) < len(orders.stages):
+            orders.stages = begun
+        else:
+            orders.drops.append(ticket)
 
     def _look_up(self, request_id: str, fetch: Fetch[AcquiredLease]) -> None:
         request = self._known[request_id].request

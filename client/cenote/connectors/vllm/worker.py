@@ -95,6 +95,7 @@ class StoreWorker:
         """Tickets given up while they are being staged."""
         self._under_way: set[int] = set()
         self._loaded: set[str] = set()
+        self._failed: set[str] = set()
         self._reports = Reports()
         self._breaker = CircuitBreaker()
         self._threads: list[_JobThread] = []
@@ -176,11 +177,12 @@ class StoreWorker:
             if space is not None:
                 self._save(order, space)
 
-    def take_loaded(self) -> set[str]:
-        """Requests whose loads have ended."""
+    def take_loaded(self) -> tuple[set[str], set[str]]:
+        """Requests whose loads have ended, and those of them that were not loaded."""
         with self._lock:
             loaded, self._loaded = self._loaded, set()
-        return loaded
+            failed, self._failed = self._failed, set()
+        return loaded, failed
 
     def take_reports(self) -> Reports | None:
         with self._lock:
@@ -255,26 +257,36 @@ class StoreWorker:
                 self._slots.give(list(self._staged.pop(ticket, {}).values()))
 
     def _load(self, order: LoadOrder) -> None:
-        """Staged blocks to the engine's: a copy in this host's memory, which does not fail."""
+        """Staged blocks to the engine's: a copy in this host's memory. It ends in any case."""
         began_s = time.monotonic()
-        assert self._memory is not None
-        rows = self._rows
-        assert rows is not None
         with self._lock:
-            there = self._staged.pop(order.ticket)
+            there = self._staged.pop(order.ticket, {})
+        failed = True
+        try:
+            self._copy_in(order, there)
+            failed = False
+        except Exception:  # the engine must hear of it, or the request would wait for ever
+            _log.exception("a prefix was not loaded")
+        with self._lock:
+            self._slots.give(list(there.values()))
+            self._loaded.add(order.request_id)
+            if failed:
+                self._failed.add(order.request_id)
+        self._counters.observe("load", time.monotonic() - began_s)
+
+    def _copy_in(self, order: LoadOrder, there: dict[Block, int]) -> None:
+        memory, rows = self._memory, self._rows
+        assert memory is not None
+        assert rows is not None
         by_group: dict[int, tuple[list[int], list[int]]] = {}
         for block, block_id in zip(order.blocks, order.block_ids, strict=True):
             ids, slots = by_group.setdefault(block[0], ([], []))
             ids.append(block_id)
             slots.append(there[block])
         for group, (ids, slots) in by_group.items():
-            self._memory.scatter(group, ids, rows[torch.tensor(slots)])
-        if self._memory.device.type == "cuda":
+            memory.scatter(group, ids, rows[torch.tensor(slots)])
+        if memory.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
-        with self._lock:
-            self._slots.give(list(there.values()))
-            self._loaded.add(order.request_id)
-        self._counters.observe("load", time.monotonic() - began_s)
 
     # ---- to the pool -------------------------------------------------------------------------
 
