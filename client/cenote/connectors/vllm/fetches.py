@@ -101,6 +101,7 @@ class Fetch(Generic[L]):
         self._limits = limits
         self._until_s = now_s + limits.lookup_s
         self._lookups = 1
+        self._leased = False
 
     @property
     def over(self) -> bool:
@@ -111,7 +112,8 @@ class Fetch(Generic[L]):
         if self.phase is not Phase.LOOKING:
             if found is not None and found.lease is not None:
                 self.found = found  # an answer that came late: its lease is to be given back
-                self.wants.append(Want.RELEASE)
+                self._leased = True
+                self._release()
             return
         if found is None:
             self._end(Outcome.LOOKUP_FAILED)
@@ -120,6 +122,7 @@ class Fetch(Generic[L]):
             self._end(Outcome.MISS)
         else:
             self.found = found
+            self._leased = found.lease is not None
             self.phase = Phase.FOUND
 
     def ask(self, now_s: float, have_tokens: int, size_bytes: int) -> int | None:
@@ -153,7 +156,8 @@ class Fetch(Generic[L]):
             self._lookups += 1
             self.phase = Phase.LOOKING
             self._until_s = now_s + self._limits.lookup_s
-            self.wants += [Want.RELEASE, Want.LOOK_UP]
+            self._release()
+            self.wants.append(Want.LOOK_UP)
         else:
             self.phase = Phase.STAGING
             self.from_tokens = have_tokens
@@ -170,7 +174,7 @@ class Fetch(Generic[L]):
         self.phase = Phase.READY
         self.tokens = tokens
         self._until_s = now_s + self._limits.hold_s
-        self.wants.append(Want.RELEASE)
+        self._release()
 
     def allocated(self, external_tokens: int) -> bool:
         """The engine gave blocks for so many tokens; whether they are to be loaded."""
@@ -202,8 +206,11 @@ class Fetch(Generic[L]):
     def _end(self, outcome: Outcome) -> None:
         if self.phase in (Phase.STAGING, Phase.READY):
             self.wants.append(Want.DROP)
-        # While READY the lease was given back already.
-        if self.phase is not Phase.READY and self.found is not None and self.found.lease:
-            self.wants.append(Want.RELEASE)
+        self._release()
         self.phase = Phase.OVER
         self.outcome = outcome
+
+    def _release(self) -> None:
+        if self._leased:
+            self._leased = False
+            self.wants.append(Want.RELEASE)
