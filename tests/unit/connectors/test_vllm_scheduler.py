@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -33,6 +34,11 @@ class Lease:
     ttl_s: float = 60.0
 
 
+def no_ssd() -> Any:
+    peers = SimpleNamespace(on_ssd=frozenset[int]())
+    return SimpleNamespace(session=SimpleNamespace(state=SimpleNamespace(peers=peers)))
+
+
 @dataclass
 class Space:
     """A namespace, and the way to it."""
@@ -43,6 +49,7 @@ class Space:
     asked: int = 0
     leases: int = 0
     client: object = "a client"
+    calls: Any = field(default_factory=no_ssd)
     hopeful: bool = True
 
     def start(self) -> None: ...

@@ -156,6 +156,16 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         self._planner.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
+    def get_external_cache_hit_sources(
+        self, request: Any, num_external_tokens: int
+    ) -> dict[CacheHitSource, int]:
+        disk_tokens = min(self._planner.disk_tokens(request), num_external_tokens)
+        sources = {
+            CacheHitSource.HOST: num_external_tokens - disk_tokens,
+            CacheHitSource.DISK: disk_tokens,
+        }
+        return {source: tokens for source, tokens in sources.items() if tokens}
+
     def build_connector_meta(self, scheduler_output: Any) -> StepOrders:
         if self._options.save:
             self._plan_saves(scheduler_output)

@@ -82,6 +82,8 @@ class Found(Generic[L]):
     lease: L | None
     end_s: float
     """Of the lease, on the caller's clock."""
+    on_disk: frozenset[tuple[int, int]] = frozenset()
+    """The blocks of it (`groups.Block`) that lie on an SSD."""
 
 
 class Fetch(Generic[L]):

@@ -53,6 +53,8 @@ class _Known:
     fetch: Fetch[AcquiredLease] | None = None
     preemptions: int = 0
     saves: SaveProgress = field(default_factory=SaveProgress)
+    disk_tokens: int = 0
+    """Of the tokens that are being loaded, those that an SSD gave."""
 
 
 @final
@@ -175,7 +177,19 @@ class StoreScheduler:
                 )
             )
             self._counters.add("loaded_tokens", external_tokens)
+            known.disk_tokens = self._disk_tokens(fetch, blocks)
         self._act(request.request_id, fetch)
+
+    def _disk_tokens(self, fetch: Fetch[AcquiredLease], blocks: Iterable[Block]) -> int:
+        on_disk = fetch.found.on_disk if fetch.found is not None else frozenset()
+        number = next((g.number for g in self._grouping.groups if g.kind == "full"), -1)
+        count = sum(block in on_disk for block in blocks if block[0] == number)
+        return count * self._grouping.group(number).block_tokens if count else 0
+
+    def disk_tokens(self, request: RequestLike) -> int:
+        """Of the tokens that are being loaded for it, those that an SSD gave."""
+        known = self._known.get(request.request_id)
+        return 0 if known is None else known.disk_tokens
 
     def finished(self, request_id: str) -> None:
         """The request has ended, whatever became of it."""
