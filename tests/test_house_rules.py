@@ -167,6 +167,25 @@ def test_broad_excepts_give_their_reason() -> None:
     fail_if_any(found, "a broad except says why on its line: `except Exception:  # because ...`")
 
 
+def entered_conditions(text: str) -> list[str]:
+    """Names of attributes that are conditions and are entered by `with`."""
+    names = re.findall(r"self\.(\w+) = threading\.Condition\(", text)
+    return [name for name in names if re.search(rf"with self\.{name}\b", text)]
+
+
+def test_the_lock_of_a_condition_is_entered_and_not_the_condition() -> None:
+    """A condition's own `__enter__` is written in Python: a Ctrl-C between its taking the lock and
+    the block leaves that locked for ever. A lock's is not."""
+    assert entered_conditions("self._a = threading.Condition()\nwith self._a:\n") == ["_a"]
+    found = [
+        f"{place(path)}: {name}"
+        for root in source_roots()
+        for path in (ROOT / root).rglob("*.py")
+        for name in entered_conditions(path.read_text())
+    ]
+    fail_if_any(found, "make the condition of a lock, and enter the lock")
+
+
 def source_roots() -> list[str]:
     with (ROOT / "pyproject.toml").open("rb") as stream:
         hatch = tomllib.load(stream)["tool"]["hatch"]["build"]

@@ -28,10 +28,11 @@ class Turn:
             turn.give()
     """
 
-    __slots__ = ("_changed", "_owner")
+    __slots__ = ("_changed", "_lock", "_owner")
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._owner = _NOBODY
 
     def take(self, until_s: float, why: str) -> None:
@@ -40,7 +41,7 @@ class Turn:
         Raises DeadlineExceeded saying `why`. A thread that has it already keeps it.
         """
         me = threading.get_ident()
-        with self._changed:
+        with self._lock:
             while self._owner not in (_NOBODY, me):
                 left_s = until_s - time.monotonic()
                 if left_s <= 0:
@@ -50,7 +51,7 @@ class Turn:
 
     def give(self) -> None:
         """Let the next thread have it; nothing where this thread has not got it."""
-        with self._changed:
+        with self._lock:
             if self._owner == threading.get_ident():
                 self._owner = _NOBODY
                 self._changed.notify_all()

@@ -54,7 +54,8 @@ class EtcdWatch:
     def __init__(self, streams: WatchStreams, request: Any) -> None:
         self._streams = streams
         self._request = request
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._events: deque[list[KvEvent]] = deque()
         self.queued_bytes = 0
         """What `poll` has not taken yet."""
@@ -68,7 +69,7 @@ class EtcdWatch:
         self._thread.start()
 
     def poll(self, timeout_s: float) -> list[KvEvent]:
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(
                 lambda: self._events or self._failure or self._woken or self._closed, timeout_s
             )
@@ -86,12 +87,12 @@ class EtcdWatch:
             return []
 
     def wake(self) -> None:
-        with self._changed:
+        with self._lock:
             self._woken = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify_all()
             stream = self._stream
@@ -105,14 +106,14 @@ class EtcdWatch:
     def _requests(self) -> Iterator[Any]:
         """The one request; then the stream stays open until the watch is closed."""
         yield self._request
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._closed or self._failure)
 
     def _run(self) -> None:
         failure: KvUnavailable | KvCompacted = KvUnavailable("etcd ended the watch")
         try:
             index, stream = self._streams.watch_stream(self._requests())
-            with self._changed:
+            with self._lock:
                 self._stream = stream
                 closed = self._closed
             if closed:
@@ -131,7 +132,7 @@ class EtcdWatch:
             failure = KvUnavailable(f"watching etcd: {error!r}")
             self._streams.distrust()
         finally:
-            with self._changed:
+            with self._lock:
                 self._failure = failure
                 self._changed.notify_all()
             self._streams.watch_ended(self)
@@ -146,7 +147,7 @@ class EtcdWatch:
                 )
             events = [_event(event) for event in response.events]
             if events:
-                with self._changed:
+                with self._lock:
                     self._changed.wait_for(
                         lambda: self.queued_bytes < QUEUED_BYTES_MAX or self._closed
                     )

@@ -55,7 +55,8 @@ class LanePool:
         self.generation = 0  # raised by a broken connection: the idle ones are probed, too
         self._all: set[LaneSocket] = set()
         self._opening = 0
-        self._lock = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._fork = ForkGuard()
 
     @property
@@ -102,7 +103,7 @@ class LanePool:
     def settle(self) -> None:
         """After one was returned: somebody waits for it, or all of them are to be closed."""
         with self._lock:
-            self._lock.notify()
+            self._changed.notify()
         if self.closed:
             self._close_idle()
 
@@ -111,7 +112,7 @@ class LanePool:
         lane.close()
         with self._lock:
             self._all.discard(lane)
-            self._lock.notify_all()
+            self._changed.notify_all()
 
     def suspect_all(self) -> None:
         """A connection broke: look at the idle ones before they are used again."""
@@ -129,13 +130,13 @@ class LanePool:
             self.idle.clear()
             return
         with self._lock:
-            self._lock.notify_all()
+            self._changed.notify_all()
             in_use = list(self._all)
         for lane in in_use:
             lane.interrupt()
         self._close_idle()
         with self._lock:
-            self._lock.wait_for(lambda: not self._all and not self._opening, _CLOSE_WAIT_S)
+            self._changed.wait_for(lambda: not self._all and not self._opening, _CLOSE_WAIT_S)
 
     def _close_idle(self) -> None:
         with contextlib.suppress(IndexError):
@@ -153,7 +154,7 @@ class LanePool:
         try:
             # Given back between our look and `waiting`: nobody would wake us.
             if not self.idle:
-                self._lock.wait(min(left_s, _WAIT_SLICE_S))
+                self._changed.wait(min(left_s, _WAIT_SLICE_S))
         finally:
             self.waiting -= 1
 
@@ -164,7 +165,7 @@ class LanePool:
         except BaseException:
             with self._lock:
                 self._opening -= 1
-                self._lock.notify_all()
+                self._changed.notify_all()
             raise
         lane.generation = self.generation
         with self._lock:

@@ -110,7 +110,8 @@ class ClaimPage:
         self._free = list(range(PENS))
         self._view_numbers = [0] * VIEW_PENS
         self._free_views = list(range(VIEW_PENS))
-        self._given_back = threading.Condition()
+        self._lock = threading.RLock()
+        self._given_back = threading.Condition(self._lock)
         self._waiting = 0
 
     def claim_one(
@@ -153,7 +154,7 @@ class ClaimPage:
         # Append first, then look: whoever waits does it the other way round.
         self._free.append(pen)
         if self._waiting:
-            with self._given_back:
+            with self._lock:
                 self._given_back.notify()
 
     def claim_view(self, lease_id: int, ranges: U64Array) -> int:
@@ -184,7 +185,7 @@ class ClaimPage:
             return self._free.pop()
         except IndexError:
             pass
-        with self._given_back:
+        with self._lock:
             self._waiting += 1
             try:
                 if self._given_back.wait_for(lambda: self._free, max(0.0, deadline_s)):

@@ -119,7 +119,8 @@ class MemoryNetwork:
     def __init__(self, daemons: Iterable[MemorySegments] = (), *, wait: Wait | None = None) -> None:
         self._daemons = {daemon.node_id: daemon for daemon in daemons}
         self._wait = wait or self._wait_for_change
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._operations = 0
         self._faults: dict[int, Fault] = {}
         self._paused: set[int] = set()
@@ -143,36 +144,36 @@ class MemoryNetwork:
 
     def add(self, daemon: MemorySegments) -> None:
         """A daemon that can be reached from now on; replaces one of the same node id."""
-        with self._changed:
+        with self._lock:
             self._daemons[daemon.node_id] = daemon
             self._changed.notify_all()
 
     def stop(self, node_id: int) -> None:
         """The daemon is gone: operations raise Unavailable."""
-        with self._changed:
+        with self._lock:
             self._daemons.pop(node_id, None)
             self._changed.notify_all()
 
     def pause(self, node_id: int) -> None:
         """The daemon answers nothing until `resume`."""
-        with self._changed:
+        with self._lock:
             self._paused.add(node_id)
 
     def resume(self, node_id: int) -> None:
         """End of `pause`."""
-        with self._changed:
+        with self._lock:
             self._paused.discard(node_id)
             self._changed.notify_all()
 
     def cut(self, session_ids: Sequence[bytes]) -> None:
         """No byte of these sessions lands any more, late ones included."""
-        with self._changed:
+        with self._lock:
             self._cut.update(session_ids)
             self._late = [late for late in self._late if late.session_id not in self._cut]
 
     def deliver_late(self) -> int:
         """Let the late writes land now: how many there were."""
-        with self._changed:
+        with self._lock:
             late, self._late = self._late, []
         for write in late:
             daemon = self._daemons.get(write.node_id)
@@ -192,7 +193,7 @@ class MemoryNetwork:
         self, node_id: int, session_id: bytes, deadline_s: float, is_closed: Callable[[], bool]
     ) -> tuple[MemorySegments, Fault | None]:
         """Start an operation: the daemon, and what shall go wrong. Raises what did already."""
-        with self._changed:
+        with self._lock:
             self._operations += 1
             fault = self._faults.pop(self._operations, None)
         if node_id in self._paused and not self._wait(
@@ -225,16 +226,16 @@ class MemoryNetwork:
         self, session_id: bytes, node_id: int, pieces: list[tuple[int, int, bytes]]
     ) -> None:
         """A write that is to land later."""
-        with self._changed:
+        with self._lock:
             self._late.append(_LateWrite(session_id, node_id, pieces))
 
     def wake(self) -> None:
         """Something that a waiting caller looks at has changed."""
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()
 
     def _wait_for_change(self, ready: Callable[[], bool], timeout_s: float) -> bool:
-        with self._changed:
+        with self._lock:
             return self._changed.wait_for(ready, timeout_s)
 
 

@@ -83,7 +83,8 @@ class ConnectionPool:
         self._all: set[DataConnection] = set()
         self._opening = 0
         self._waiting = 0
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._closed = False
 
     @property
@@ -130,12 +131,12 @@ class ConnectionPool:
     def discard(self, connection: DataConnection) -> None:
         """Close a connection on which something went wrong."""
         self._close_one(connection)
-        with self._changed:
+        with self._lock:
             self._all.discard(connection)
             self._changed.notify_all()
 
     def _tell(self) -> None:
-        with self._changed:
+        with self._lock:
             if self._closed:
                 self._close_idle()
             self._changed.notify_all()
@@ -152,7 +153,7 @@ class ConnectionPool:
             self._on_closed(connection)
 
     def _take_other(self, deadline: float) -> DataConnection:
-        with self._changed:
+        with self._lock:
             self._waiting += 1
             try:
                 while True:
@@ -178,11 +179,11 @@ class ConnectionPool:
         try:
             connection = connect(self._target, self.name, deadline, self._spin_s)
         except BaseException:  # whatever it was, another thread may try
-            with self._changed:
+            with self._lock:
                 self._opening -= 1
                 self._changed.notify_all()
             raise
-        with self._changed:
+        with self._lock:
             self._opening -= 1
             self._all.add(connection)  # so that `close` can interrupt the hello
             if self._closed:
@@ -198,7 +199,7 @@ class ConnectionPool:
 
     def close(self) -> None:
         """Interrupt calls under way and wait until they have left (CLOSE_WAIT_S at most)."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._close_idle()
             for connection in self._all:

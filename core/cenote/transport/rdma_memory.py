@@ -85,7 +85,8 @@ class LocalMemory:
     def __init__(self, nics: Nics, *, blocks_max: int = BLOCKS_MAX) -> None:
         self._nics = nics
         self._blocks_max = blocks_max
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._regions: dict[int, tuple[Region, dict[str, MemoryRegion]]] = {}
         self._idle: list[StagingBlock] = []
         self._blocks = 0
@@ -121,7 +122,7 @@ class LocalMemory:
             ),
             _dmabuf_error,
         )
-        with self._changed:
+        with self._lock:
             self._device_regions = (*self._device_regions, region)
         return region
 
@@ -140,7 +141,7 @@ class LocalMemory:
         except VerbsError as error:
             _let_go(made)
             raise error_of(error) from error
-        with self._changed:
+        with self._lock:
             if self._closed:
                 _let_go(made)
                 raise ClientClosed("the RDMA transport is closed")
@@ -162,7 +163,7 @@ class LocalMemory:
 
     def deregister(self, region: Region) -> None:
         """The reverse; no call may be using it. Idempotent."""
-        with self._changed:
+        with self._lock:
             _, made = self._regions.pop(id(region), (region, {}))
             if made:
                 self.registered_bytes -= region.length
@@ -191,7 +192,7 @@ class LocalMemory:
         Raises ResourceUnavailable (none can be registered), DeadlineExceeded, ClientClosed.
         """
         taken: list[StagingBlock] = []
-        with self._changed:
+        with self._lock:
             while not self._idle and self._blocks >= self._blocks_max:
                 left_s = deadline - monotonic()
                 if left_s <= 0:
@@ -208,7 +209,7 @@ class LocalMemory:
             try:
                 self.register(block.address, BLOCK_BYTES, block)
             except CenoteError as error:
-                with self._changed:
+                with self._lock:
                     self._blocks -= new - made
                     self._changed.notify_all()
                 if taken:
@@ -223,7 +224,7 @@ class LocalMemory:
         """No device touches them any more."""
         if not blocks:
             return
-        with self._changed:
+        with self._lock:
             self._idle.extend(blocks)
             self._changed.notify_all()
 
@@ -233,7 +234,7 @@ class LocalMemory:
 
     def close(self) -> None:
         """Let all go, when nothing is under way."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             regions, self._regions = list(self._regions.values()), {}
             if self._kept:  # it may still be written into

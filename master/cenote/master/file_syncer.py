@@ -85,7 +85,8 @@ class Syncer:
         """`on_idle` returns whether it wants to be called again soon."""
         self._directory = directory
         self._on_idle = on_idle
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._current: OpenFile | None = None
         self._retired: list[OpenFile] = []
         self._names_changed = False
@@ -130,7 +131,7 @@ class Syncer:
 
     def rotate(self, file: OpenFile) -> None:
         """From now on `file` is written to; the one before is finished here."""
-        with self._changed:
+        with self._lock:
             if self._current is not None:
                 self._retired.append(self._current)
             self._current = file
@@ -144,7 +145,7 @@ class Syncer:
         was_clean = self._written <= self._durable
         self._written = entry
         if was_clean or (file.size + RESERVE_LOW_BYTES > file.reserved and not self._poked):
-            with self._changed:
+            with self._lock:
                 self._poked = True
                 self._changed.notify()
 
@@ -152,7 +153,7 @@ class Syncer:
         """Done when everything up to `entry` survives a power failure."""
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()  # who gives up waiting must not cancel it
-        with self._changed:
+        with self._lock:
             if self._failure is not None:
                 future.set_exception(self._failure)
             elif entry > self._written:
@@ -168,13 +169,13 @@ class Syncer:
 
     def poke(self) -> None:
         """Call `on_idle` soon."""
-        with self._changed:
+        with self._lock:
             self._poked = True
             self._changed.notify()
 
     def close(self) -> None:
         """Sync and end the thread. Raises ResourceUnavailable where the sync fails."""
-        with self._changed:
+        with self._lock:
             self._closing = True
             self._changed.notify()
         if self._thread.ident is not None:
@@ -187,7 +188,7 @@ class Syncer:
     def _run(self) -> None:
         soon = True
         while True:
-            with self._changed:
+            with self._lock:
                 if not self._due():
                     self._changed.wait(self._wait_s(soon))
                 self._poked = False
@@ -218,7 +219,7 @@ class Syncer:
         return IDLE_INTERVAL_S if soon else None
 
     def _sync_once(self) -> None:
-        with self._changed:
+        with self._lock:
             target, file = self._written, self._current
             retired, self._retired = self._retired, []
             names_changed, self._names_changed = self._names_changed, False
@@ -236,7 +237,7 @@ class Syncer:
                 failure = disk_error(f"make {self._directory} durable", error)
                 failure.remedy = "check the disk, then restart the master"
                 _log.error("the journal's disk failed; writes are refused", error=str(failure))
-        with self._changed:
+        with self._lock:
             self._synced_at_s = time.monotonic()
             self._failure = failure
             if failure is None:

@@ -51,7 +51,8 @@ class Preparation:
         self._on_failure = on_failure
         self._segments = tuple(segments)
         self._chunk_bytes = chunk_bytes
-        self._lock = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._to_allocate = deque(segments)
         # What a reopened segment has already is not in this process's page table yet.
         self._to_touch = deque((s, 0, s.ready_bytes) for s in segments if s.ready_bytes)
@@ -79,7 +80,7 @@ class Preparation:
             return all(segment.ready_bytes for segment in self._segments)
 
         with self._lock:
-            self._lock.wait_for(lambda: self._stopping or self._failed or has_some(), timeout_s)
+            self._changed.wait_for(lambda: self._stopping or self._failed or has_some(), timeout_s)
         return has_some()
 
     def wait(self, timeout_s: float) -> bool:
@@ -93,7 +94,7 @@ class Preparation:
         """End soon, wherever it is: at the next step, some milliseconds away."""
         with self._lock:
             self._stopping = True
-            self._lock.notify_all()
+            self._changed.notify_all()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(_JOIN_S)
@@ -109,7 +110,7 @@ class Preparation:
             finally:
                 with self._lock:
                     self._busy -= 1
-                    self._lock.notify_all()
+                    self._changed.notify_all()
 
     def _next(self) -> Callable[[], None] | None:
         with self._lock:
@@ -124,7 +125,7 @@ class Preparation:
                     return lambda: self._touch(*task)
                 if not self._busy:
                     return None
-                self._lock.wait()
+                self._changed.wait()
         return None
 
     def _allocate(self, segment: DramSegment) -> None:
