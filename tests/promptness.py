@@ -5,7 +5,8 @@ too, and one that allows for the worst machine allows for the worst code. So wha
 is measured beside the call, and is all that is allowed on top:
 
 - how long threads of this process, and of all that it started, were ready to run and did not (the
-  kernel keeps account; of a process that ends meanwhile it is lost);
+  kernel keeps account; of a process that ends meanwhile it is lost, unless `wait_ended` waits for
+  that end);
 - how late a process of its own was woken up that does nothing but sleep: that catches what the
   kernel can't see, such as a virtual machine that stands still.
 
@@ -22,17 +23,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Final
 
 from waiting import wait_until
 
-__all__ = ["LATE_S", "Stopwatch", "ends_within", "stopwatch"]
+__all__ = ["HANG_S", "LATE_S", "Stopwatch", "ends_within", "stopwatch", "wait_ended"]
 
 LATE_S: Final = 0.1
 """What is promised: a call ends by its deadline, give or take so much."""
+HANG_S: Final = 60.0
+"""Whoever takes so much longer than he may is not waited for, whatever the machine does."""
 EARLY_S: Final = 0.01
 """Of clocks and timers that are rounded."""
 
@@ -90,11 +93,11 @@ def _sleeper() -> _Sleeper:
     return _Sleeper()
 
 
-def _waits_s() -> dict[str, float]:
-    """For each thread of this process and of its descendants: how long it was ready to run and did
+def _waits_s(pid: int) -> dict[str, float]:
+    """For each thread of a process and of its descendants: how long it was ready to run and did
     not."""
     found: dict[str, float] = {}
-    todo = [str(os.getpid())]
+    todo = [str(pid)]
     while todo:
         with contextlib.suppress(OSError):  # it ended meanwhile, or the kernel keeps no account
             for task in Path(f"/proc/{todo.pop()}/task").iterdir():
@@ -109,6 +112,8 @@ class Stopwatch:
     def __init__(self) -> None:
         self.took_s = 0.0
         self.delayed_s = 0.0
+        self.ended_s: dict[str, float] = {}
+        """Of threads that may have ended meanwhile, by name: as `_waits_s`."""
 
     def check(self, limit_s: float, what: str = "it", *, late_s: float = LATE_S) -> None:
         """Raises AssertionError where it took longer than `limit_s`, but for what is allowed."""
@@ -118,18 +123,40 @@ class Stopwatch:
         )
 
 
+_running: list[Stopwatch] = []
+
+
+def wait_ended(pid: int, poll: Callable[[], int | None], timeout_s: float = HANG_S) -> int | None:
+    """Wait for the end of a child: what `poll` (Popen's) returns then; None after `timeout_s`.
+
+    What its threads waited for a processor until then counts for the stopwatches that run.
+    """
+    until_s = time.monotonic() + timeout_s
+
+    def has_ended() -> bool:
+        for watch in _running:
+            watch.ended_s |= _waits_s(pid)
+        return poll() is not None or time.monotonic() > until_s
+
+    wait_until(has_ended, timeout_s + HANG_S, what=f"process {pid} to end")
+    return poll()
+
+
 @contextlib.contextmanager
 def stopwatch() -> Iterator[Stopwatch]:
     """Measure the block; read the result behind it."""
     sleeper = _sleeper()
     watch = Stopwatch()
-    late_s, waits_s = sleeper.late_s(), _waits_s()
+    late_s, waits_s = sleeper.late_s(), _waits_s(os.getpid())
+    _running.append(watch)
     began_s = time.monotonic()
     try:
         yield watch
     finally:
         watch.took_s = time.monotonic() - began_s
-        waited_s = sum(s - waits_s.get(name, 0.0) for name, s in _waits_s().items())
+        _running.remove(watch)
+        after_s = watch.ended_s | _waits_s(os.getpid())
+        waited_s = sum(s - waits_s.get(name, 0.0) for name, s in after_s.items())
         watch.delayed_s = waited_s + sleeper.late_s() - late_s
 
 

@@ -12,6 +12,7 @@ from typing import Any, Self, cast
 from cluster import start_program
 from network import Place
 from programs import read_message, write_message
+from promptness import wait_ended
 
 __all__ = ["Peer", "Remote"]
 
@@ -62,10 +63,12 @@ class Remote:
         said = self.hear(timeout_s)
         assert said == value, f"program {self._name} said {said!r} instead of {value!r}"
 
-    def signalled(self, number: signal.Signals, timeout_s: float) -> int:
+    def signalled(self, number: signal.Signals) -> int:
         """Send a signal that is to end it; the exit code."""
         self.process.send_signal(number)
-        return self.process.wait(timeout_s)
+        code = wait_ended(self.process.pid, self.process.poll)
+        assert code is not None, f"program {self._name} does not end"
+        return code
 
     def __exit__(
         self,

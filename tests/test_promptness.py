@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from promptness import _sleeper, ends_within, stopwatch
+from promptness import _sleeper, ends_within, stopwatch, wait_ended
 from waiting import stop_process
 
 
@@ -79,3 +79,25 @@ def test_a_machine_that_is_busy_is_allowed_for() -> None:
             spinning.kill()
     assert watch.took_s > 0.4
     watch.check(0.3)
+
+
+def test_what_a_child_waited_for_until_its_end_is_allowed_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("promptness._Sleeper.late_s", lambda self: 0.0)
+    cpu = {min(os.sched_getaffinity(0))}
+    pinned = f"import os, time\nos.sched_setaffinity(0, {cpu})\n"
+    spin = "print(flush=True)\nwhile True: pass"
+    work = "until_s = time.thread_time() + 0.5\nwhile time.thread_time() < until_s: pass"
+    with contextlib.ExitStack() as stack:
+        spinning, ending = (
+            stack.enter_context(
+                subprocess.Popen([sys.executable, "-c", pinned + what], stdout=subprocess.PIPE)
+            )
+            for what in (spin, work)
+        )
+        stack.callback(spinning.kill)
+        with stopwatch() as watch:
+            assert wait_ended(ending.pid, ending.poll) == 0
+    # What the other one waited for is more.
+    assert watch.delayed_s > watch.ended_s[str(ending.pid)] > 0.2

@@ -16,7 +16,7 @@ import pytest
 
 from admin import admin_of
 from cluster import Cluster, Process, start_cenote, start_module
-from promptness import ends_within
+from promptness import ends_within, wait_ended
 from remote import Remote
 from waiting import wait_until
 
@@ -42,7 +42,7 @@ def end(popen: subprocess.Popen[bytes], number: signal.Signals, what: str = "its
     try:
         with ends_within(END_S, what):
             popen.send_signal(number)
-            popen.wait(END_S + 8)
+            assert wait_ended(popen.pid, popen.poll) is not None, f"{what} did not come"
     finally:
         popen.kill()
 
@@ -169,7 +169,7 @@ def test_a_program_in_the_middle_of_a_batch(
             until_s = time.monotonic() + 0.2 + rng.random() / 5
             wait_until(lambda: time.monotonic() >= until_s, what="a batch to be under way")
             with ends_within(END_S, "the program's end"):
-                code = program.signalled(number, END_S + 8)
+                code = program.signalled(number)
         assert code in BY_SIGNAL | {1}
         # And the pool is none the worse for it.
         assert kind == "put" or client.get("k1") == bytes(size)
@@ -191,7 +191,7 @@ def test_a_program_whose_pool_does_not_answer(away: str, kind: str) -> None:
                 process.pause()
             wait_until(lambda: is_asleep(program.process.pid), what="it to wait for an answer")
             with ends_within(END_S, "the program's end"):
-                code = program.signalled(signal.SIGINT, END_S + 8)
+                code = program.signalled(signal.SIGINT)
             assert code in BY_SIGNAL | {1}
 
 

@@ -134,7 +134,7 @@ def test_the_spares_of_a_client_that_was_killed_come_back(
             program.expect("ready")
             program.say("go")
             program.expect([])
-            program.signalled(signal.SIGKILL, 5.0)
+            program.signalled(signal.SIGKILL)
         if admin.status().granted_bytes > 10 * SIZE:
             break
     else:
