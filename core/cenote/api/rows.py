@@ -8,11 +8,12 @@ where NumPy costs more than the work itself.
 
 from __future__ import annotations
 
-from enum import IntEnum
 from struct import Struct
 from typing import Final
 
 import numpy as np
+
+from .codes import Code
 
 DIGEST_BYTES: Final = 16
 UNIT_BYTES: Final = 64
@@ -23,7 +24,7 @@ KEY_INLINE_BYTES: Final = 64
 EXTENTS_PER_OBJECT_MAX: Final = 64
 
 
-class ObjectStatus(IntEnum):
+class ObjectStatus(Code):
     """Status of an OBJECT row."""
 
     MISS = 0
@@ -32,7 +33,7 @@ class ObjectStatus(IntEnum):
     """Present, but no lease was given (not asked for, or the leased share is used up)."""
 
 
-class PutStatus(IntEnum):
+class PutStatus(Code):
     """Status of a PUT row."""
 
     EXISTS = 0
@@ -54,7 +55,7 @@ class PutStatus(IntEnum):
     Whoever wants it there seals it, says so with the next PutStart, and learns that it exists."""
 
 
-class CommitStatus(IntEnum):
+class CommitStatus(Code):
     """One byte for each committed key."""
 
     DECIDED = 1
@@ -203,7 +204,7 @@ SLOT_WANTED = np.dtype(
 """A slot whose record is asked for, and the version that it must still hold."""
 
 
-class CopyStatus(IntEnum):
+class CopyStatus(Code):
     """Status of a COPIED row."""
 
     DONE = 0

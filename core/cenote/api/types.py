@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .codes import Code
 from .errors import CenoteError
 from .rows import DIGEST_BYTES, EXTENT, OBJECT, ObjectStatus
 
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 
-class PutStatus(IntEnum):
+class PutStatus(Code):
     """What came of one key of a put."""
 
     STORED = 1
@@ -34,7 +34,7 @@ class PutStatus(IntEnum):
     FAILED = 3
 
 
-class Sameness(IntEnum):
+class Sameness(Code):
     """Whether the object that was there already holds the bytes that were put."""
 
     UNKNOWN = 0
@@ -43,7 +43,7 @@ class Sameness(IntEnum):
     DIFFERENT = 2
 
 
-class GetStatus(IntEnum):
+class GetStatus(Code):
     """What came of one key of a read."""
 
     HIT = 0
