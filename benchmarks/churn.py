@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from cenote.api.rows import EXTENT, OBJECT, PUT, SLOT, ObjectStatus, PutStatus
 from cenote.master import commands as c
 from cenote.master.effects import InstructionsWaiting
+from cenote.master.node_counters import NodeCounters
 from cenote.master.state import MasterState, StateConfig
 from cenote.runtime.units import format_size, parse_size_bytes
 from cenote.store.dram import plan_segments
@@ -245,7 +246,7 @@ class Churn:
         """What the daemon does with instructions: all of them, then say so."""
 
         def beat(done: int) -> c.HeartbeatReply:
-            counters = c.NodeCounters()
+            counters = NodeCounters()
             reply = self._apply(c.Heartbeat(node_id, 1, [], done, [], [], counters))
             assert isinstance(reply, c.HeartbeatReply)
             return reply

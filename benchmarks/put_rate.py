@@ -1,6 +1,6 @@
 """Puts a second with the metadata in etcd and in a directory, by turns in one run.
 
-    PYTHONPATH=tests python benchmarks/put_rate.py [--rounds 40] [--seconds 0.15] [--members 1]
+    PYTHONPATH=tests python benchmarks/put_rate.py [--rounds 40] [--members 1] [--full-mib 24]
 
 Two pools on loopback, alike but for `--metadata`, shared memory, `relaxed`. A round is the same
 work at one pool and then at the other; which goes first alternates. Rounds are short, so that both
@@ -32,15 +32,15 @@ from etcd import EtcdCluster
 
 MIB: Final = 1 << 20
 POOL_BYTES: Final = 512 * MIB
-FULL_BYTES: Final = 24 * MIB
 BATCH: Final = 128
 SMALL_BYTES: Final = 64
 BLOCK_BYTES: Final = 4096
 PAUSE_S: Final = 0.02
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 REMOVED_AT_ONCE: Final = 4096
-FILL_S: Final = 3.0
-"""Until a small pool evicts."""
+FILL_S: Final = 2.0
+FILL_MIB_PER_S: Final = 10
+"""Until a pool evicts."""
 
 
 class Work:
@@ -113,18 +113,20 @@ def measure(
     rounds: int,
     seconds: float,
     *,
-    full: bool = False,
+    fill_s: float = 0.0,
 ) -> dict[str, object]:
+    """`fill_s`: for so long a pool is filled first, and nothing is removed."""
     with contextlib.ExitStack() as stack:
         works = {
             name: Work(
-                stack.enter_context(pool.client(transports=("shm",), deadline_s=10.0)), keep=full
+                stack.enter_context(pool.client(transports=("shm",), deadline_s=10.0)),
+                keep=fill_s > 0,
             )
             for name, (pool, _) in pools.items()
         }
         steps = {name: getattr(work, case) for name, work in works.items()}
         for name, work in works.items():
-            work.rate(steps[name], FILL_S if full else seconds)
+            work.rate(steps[name], fill_s or seconds)
         rates: dict[str, list[float]] = {name: [] for name in pools}
         done = dict.fromkeys(pools, 0)
         spent = {name: Spent(pids) for name, (_, pids) in pools.items()}
@@ -152,6 +154,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.15)
     parser.add_argument("--members", type=int, default=1, help="of etcd")
     parser.add_argument("--cases", default="batch,single,full")
+    parser.add_argument("--full-mib", type=int, default=24, help="of the pool that is full")
     options = parser.parse_args()
     report: dict[str, object] = {"cores": os.cpu_count(), "machine": platform.machine()}
     with (
@@ -161,7 +164,7 @@ def main() -> None:
         for case in options.cases.split(","):
             full = case == "full"
             with contextlib.ExitStack() as inner:
-                size_bytes = FULL_BYTES if full else POOL_BYTES
+                size_bytes = options.full_mib * MIB if full else POOL_BYTES
                 pools = {
                     name: inner.enter_context(Cluster(metadata=metadata, dram_bytes=size_bytes))
                     for name, metadata in (("file", "file"), ("etcd", f"{etcd.url}/{case}"))
@@ -174,7 +177,8 @@ def main() -> None:
                         pids |= {f"etcd{i}": member.pid for i, member in enumerate(etcd.members)}
                     parts[name] = (pool, pids)
                 step = "batch" if full else case
-                report[case] = measure(parts, step, options.rounds, options.seconds, full=full)
+                fill_s = FILL_S + options.full_mib / FILL_MIB_PER_S if full else 0.0
+                report[case] = measure(parts, step, options.rounds, options.seconds, fill_s=fill_s)
                 print(json.dumps({case: report[case]}), flush=True)
     print(json.dumps(report, indent=2))
 

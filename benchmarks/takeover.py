@@ -4,8 +4,9 @@
 
 Starts etcd and a pool of two masters and one store daemon on loopback (see tests/cluster.py), fills
 it, then kills the leading master again and again; the one killed comes back as the standby, and
-has followed everything before the next round. All times are seconds since the kill. `--busy N`
-keeps N processes busy meanwhile.
+has followed everything before the next round. All times are seconds since the kill. At the end
+both masters are killed, and one is started that has followed nothing. `--busy N` keeps N processes
+busy meanwhile.
 """
 
 from __future__ import annotations
@@ -93,6 +94,23 @@ def one_round(
     return times
 
 
+def cold_start(cluster: Cluster, client: Client, objects: int) -> dict[str, float]:
+    """Seconds since a master was started beside which there is none."""
+    one, other = cluster.masters
+    for master in (one, other):
+        master.kill()
+    began_s = time.monotonic()
+    one.start()
+    one.wait_ready()
+    wait_until(lambda: cluster.role_of(one) == "leader", 120.0, what="it to lead")
+    times = {"leads": time.monotonic() - began_s}
+    assert client.exists(key_of(objects // 2), deadline_s=DEADLINE_S)
+    times["lookup"] = time.monotonic() - began_s
+    assert client.put("after a cold start", b"x", deadline_s=DEADLINE_S).stored
+    times["put"] = time.monotonic() - began_s
+    return times
+
+
 def has_followed(etcd: EtcdCluster) -> bool:
     """Whether two masters stand where the journal ends."""
     rows = etcd.ctl("get", "--prefix", "--print-value-only", "/cenote/masters/").splitlines()
@@ -135,6 +153,8 @@ def main() -> None:
             for number in range(options.rounds):
                 rounds.append(one_round(cluster, etcd, client, options.objects, number))
                 print(json.dumps({k: round(v, 3) for k, v in rounds[-1].items()}), flush=True)
+            cold = cold_start(cluster, client, options.objects)
+        (status,) = json.loads(etcd.ctl("endpoint", "status", "--write-out=json"))
     report: dict[str, Any] = {
         name: {
             "median": round(statistics.median(r[name] for r in rounds), 2),
@@ -142,6 +162,8 @@ def main() -> None:
         }
         for name in rounds[0]
     }
+    report["cold"] = {name: round(seconds, 2) for name, seconds in cold.items()}
+    report["database_mb"] = round(status["Status"]["dbSize"] / 1e6)
     print(json.dumps({"machine": platform.processor() or platform.machine(), **report}, indent=2))
 
 

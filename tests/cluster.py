@@ -249,14 +249,20 @@ class Cluster:
         *,
         dram_bytes: int | None = None,
         flags: Mapping[str, object] | None = None,
+        launcher: Sequence[str] = (),
     ) -> Process:
-        """One more store daemon, ready. The i-th one is called `s<i>`."""
+        """One more store daemon, ready. The i-th one is called `s<i>`.
+
+        `launcher`: a command that becomes the daemon, such as `prlimit --memlock=N`.
+        """
         size_bytes = self._dram_bytes if dram_bytes is None else dram_bytes
-        store = self._new_store(size_bytes, flags or {})
+        store = self._new_store(size_bytes, flags or {}, launcher)
         store.wait_ready(self._ready_timeout_s)
         return store
 
-    def _new_store(self, dram_bytes: int, flags: Mapping[str, object]) -> Process:
+    def _new_store(
+        self, dram_bytes: int, flags: Mapping[str, object], launcher: Sequence[str] = ()
+    ) -> Process:
         spec = store_spec(
             f"s{len(self.stores)}",
             master=self.lane,
@@ -265,6 +271,7 @@ class Cluster:
             socket_directory=self.directory,
             extra=self._store_flags | dict(flags),
         )
+        spec.launcher = tuple(launcher)
         store = Process(spec, self.directory, self._daemon_environment)
         self.stores.append(store)
         store.start()

@@ -75,6 +75,9 @@ def _serve(pipe: Connection, size_bytes: int, unix_path: str, options: dict[str,
         elif name == "add":
             segments.add(FakeSegment(*args))
             pipe.send(None)
+        elif name == "silence":  # queue pairs answer no more, and connections stay
+            assert host is not None
+            pipe.send([lane.end() for lane in list(host._lanes.values())])
         elif name == "counters":
             pipe.send(server.counters())
 
@@ -110,7 +113,7 @@ class DataDaemon:
             )
 
     def ask(self, name: str, *args: object) -> Any:
-        """Have the process do something: epoch, cut, poll, add, counters."""
+        """Have the process do something: epoch, cut, poll, add, silence, counters."""
         self._pipe.send((name, *args))
         return self._pipe.recv()
 

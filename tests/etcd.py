@@ -95,11 +95,11 @@ class EtcdMember:
         path = self._directory / f"{self.name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def start(self) -> None:
-        """Again after `kill`, with the same data."""
+    def start(self, *more: str) -> None:
+        """Again after `kill`, with the same data; `more` arguments count above those of before."""
         with (self._directory / f"{self.name}.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*self._launcher, etcd_program(), *self._arguments],
+                [*self._launcher, etcd_program(), *self._arguments, *more],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cenote.store.device import Device
 from cenote.transport.memory_access import MEMORY
@@ -21,6 +21,7 @@ class FaultyDevice:
         self._inner = inner
         self.name = inner.name
         self.size_bytes = inner.size_bytes
+        self.memory_align = inner.memory_align
         self.on_read: Fault = no_fault
         self.on_write: Fault = no_fault
         self.flush_error: OSError | None = None
@@ -39,17 +40,19 @@ class FaultyDevice:
             raise error
         self._inner.read(address, length, offset)
 
-    def write(self, address: int, length: int, offset: int) -> None:
+    def write(self, parts: Sequence[tuple[int, int]], offset: int) -> None:
         self.hang.wait(30)
+        length = sum(length for _, length in parts)
         error = self.on_write(offset, length)
         if error is not None:
             if self.torn_bytes:
-                page = bytearray(MEMORY[address : address + self.torn_bytes])
+                whole = b"".join(MEMORY[address : address + size] for address, size in parts)
+                page = whole[: self.torn_bytes]
                 with open(self.name, "r+b") as file:
                     file.seek(offset)
                     file.write(page)
             raise error
-        self._inner.write(address, length, offset)
+        self._inner.write(parts, offset)
         self._unflushed.append((offset, length))
 
     def flush(self) -> None:

@@ -8,6 +8,7 @@ or decided by a function (`ModelKv.fault`):
     "lost"      the request does not arrive
     "unknown"   it is carried out, the answer is lost
     "late"      the answer is lost, and it is carried out when `KvModel.deliver` says so
+    "refused"   it arrives, and is not carried out: no room, no permission
     "twice"     the first answer is lost, and the adapter asks again
 """
 
@@ -304,6 +305,8 @@ class ModelKv:
             fault = self._fault(name)
             if fault == "lost" or not self.service.reachable:
                 raise KvUnavailable(f"no answer to {name}")
+            if fault == "refused":
+                raise KvRefused(f"{name} is refused")
             if fault == "late":
                 self.service.held_back.append(run)
                 raise KvUnavailable(f"no answer to {name} yet")

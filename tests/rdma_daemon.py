@@ -64,7 +64,7 @@ class RdmaFarEnd:
         """Another process, with other memory, at the same address."""
         self.daemon.kill()
         options = {"rdma": self._library, "port": self.daemon.tcp[1]}
-        self.later = DataDaemon(SIZE_BYTES, f"{self.daemon.unix_path}.2", options)
+        self.later = DataDaemon(self.size_bytes, f"{self.daemon.unix_path}.2", options)
         self.daemon = self.later
 
     def peek(self, offset: int, length: int) -> bytes:
@@ -76,17 +76,24 @@ class RdmaFarEnd:
     def set_epoch(self, epoch: int) -> None:
         assert self.daemon.ask("epoch", epoch)
 
+    def silence(self) -> None:
+        """Its queue pairs answer no more, and nothing tells its clients."""
+        assert all(self.daemon.ask("silence"))
+
     def cut(self, session_id: bytes) -> None:
         assert self.daemon.ask("cut", session_id) == ([session_id], [])
 
 
 @contextmanager
-def rdma_far_end(library: str, **options: Any) -> Iterator[RdmaFarEnd]:
+def rdma_far_end(
+    library: str, *, size_bytes: int = SIZE_BYTES, **options: Any
+) -> Iterator[RdmaFarEnd]:
     """Another process that serves over all devices here, and a transport to it."""
     transport = RdmaTransport(rdma_nics(library), settings=patient)
     try:
-        with data_daemon(SIZE_BYTES, rdma=library, **options) as daemon:
+        with data_daemon(size_bytes, rdma=library, **options) as daemon:
             far = RdmaFarEnd(daemon, transport, library)
+            far.size_bytes = size_bytes
             try:
                 yield far
             finally:

@@ -19,6 +19,11 @@ from rdma_daemon import RdmaFarEnd, rdma_far_end
 
 BYTES = 8 << 20
 PACKET_BYTES_MAX = 4096
+LARGEST_BYTES = 64 << 20
+EXTENTS = 1000
+EXTENT_BYTES = 4096
+LONG_S = 120.0
+"""An emulated device moves some 100 MB/s where nobody else wants the processor."""
 
 
 def sent_packets(port: NicPort) -> int:
@@ -96,6 +101,46 @@ class OnDevices(TransportContract):
             for port, sent in zip(ports, before, strict=True):
                 packets = sent_packets(port) - sent
                 assert packets >= 0.8 * 2 * BYTES / len(ports) / PACKET_BYTES_MAX, port.name
+
+    def test_one_kib_to_64_mib(self) -> None:
+        """In one extent each, every byte compared; nothing of it over TCP."""
+        with rdma_far_end(self.library, size_bytes=LARGEST_BYTES) as far:
+            channel = far.transport.connect(far.node, far.identity, 1, DEADLINE_S)
+            memory = LocalMemory(LARGEST_BYTES)
+            far.transport.register(memory.address, LARGEST_BYTES, memory)
+            for turn, size in enumerate((1 << 10, 64 << 10, 1 << 20, (16 << 20) + 5, 64 << 20)):
+                data = np.frombuffer(payload(size, turn), np.uint8)
+                memory.bytes[:size] = data
+                place = (far.segment_id, 0, size, memory.address)
+                status, digest = channel.write_one(*place, 7, LONG_S, True)
+                assert status == 0
+                memory.bytes[:size] = 0
+                assert channel.read_one(*place, LONG_S, True) == (0, digest)
+                assert np.array_equal(memory.bytes[:size], data), size
+            assert far.transport.counters.tcp_calls == 0
+            channel.close()
+
+    def test_a_thousand_extents(self) -> None:
+        """In one batch, all apart from each other there."""
+        with rdma_far_end(self.library) as far:
+            channel = far.transport.connect(far.node, far.identity, 1, DEADLINE_S)
+            memory = LocalMemory(EXTENTS * EXTENT_BYTES)
+            far.transport.register(memory.address, EXTENTS * EXTENT_BYTES, memory)
+            data = payload(EXTENTS * EXTENT_BYTES, 3)
+            memory.bytes[:] = np.frombuffer(data, np.uint8)
+            extents = batch(
+                [(far.segment_id, 2 * i * EXTENT_BYTES, EXTENT_BYTES) for i in range(EXTENTS)]
+            )
+            steps = np.arange(EXTENTS, dtype=np.uint64) * np.uint64(EXTENT_BYTES)
+            addresses = steps + np.uint64(memory.address)
+            sums = np.zeros((2, EXTENTS), np.uint64)
+            assert not channel.write(extents, addresses, 7, LONG_S, sums[0]).any()
+            memory.bytes[:] = 0
+            assert not channel.read(extents, addresses, LONG_S, sums[1]).any()
+            assert memory.bytes.tobytes() == data
+            assert np.array_equal(sums[0], sums[1])
+            assert far.transport.counters.tcp_calls == 0
+            channel.close()
 
 
 @pytest.mark.rdma

@@ -15,6 +15,7 @@ import pytest
 
 from cenote.api.errors import CenoteError, ResourceUnavailable
 from cenote.kv.etcd import EtcdKv
+from cenote.kv.service import Put
 from cenote.master.compactor import compact_shared
 from cenote.master.effects import NamespaceOpened
 from cenote.master.journal import Record, RecordWriter, SnapshotEnd, read_entries
@@ -179,6 +180,28 @@ def test_a_watch_survives_compaction(etcd: EtcdCluster, masters: Masters) -> Non
     finally:
         kv.close()
     assert numbers(found) == list(range(1, 41))
+
+
+def test_a_watch_that_catches_up_is_given_parts_and_waits_when_it_has_many(
+    etcd: EtcdCluster,
+) -> None:
+    """Not 20 MiB at once, as etcd does by itself."""
+    with contextlib.closing(EtcdKv(etcd.options())) as kv:
+        revision = kv.range(b"k", timeout_s=TIMEOUT_S).revision
+        keys = [b"k%03d" % i for i in range(320)]
+        for first in range(0, len(keys), 4):
+            puts = [Put(key, bytes(64 << 10)) for key in keys[first : first + 4]]
+            kv.txn((), puts, timeout_s=TIMEOUT_S)
+        watch = kv.watch(b"k", b"l", revision=revision + 1)
+        wait_until(lambda: watch.queued_bytes > 8 << 20, what="the watch to have enough")
+        largest_bytes = 0
+        found: list[bytes] = []
+        end_s = time.monotonic() + TIMEOUT_S
+        while len(found) < len(keys) and time.monotonic() < end_s:
+            largest_bytes = max(largest_bytes, watch.queued_bytes)
+            found += [event.key for event in watch.poll(1.0)]
+        assert found == keys
+        assert largest_bytes < 11 << 20
 
 
 def test_a_standby_that_was_cut_off_over_a_truncation_begins_anew(

@@ -102,6 +102,51 @@ def test_past_its_tenure_a_leader_answers_lookups_alone(etcd: EtcdCluster) -> No
         check(cluster, [*keys, "again"], [])
 
 
+def put_until_refused(client: Client) -> tuple[list[str], CenoteError]:
+    """The keys that were acknowledged."""
+    stored: list[str] = []
+    for first in range(0, 400_000, 128):
+        keys = [f"small{i}" for i in range(first, first + 128)]
+        try:
+            results = client.put_batch(keys, [b"s" * 64] * 128, deadline_s=2.0)
+        except CenoteError as error:
+            return stored, error
+        stored += [key for key, result in zip(keys, results, strict=True) if result.stored]
+        for result in results:
+            if result.error is not None:
+                return stored, result.error
+    raise AssertionError("etcd was never full")
+
+
+def test_etcd_without_room_refuses_writes_and_loses_nothing(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        extra = [f"--quota-backend-bytes={4 << 20}"]
+        etcd = stack.enter_context(EtcdCluster(tmp_path / "etcd", extra=extra))
+        cluster = stack.enter_context(shared_pool(etcd.url, masters=2, stores=1))
+        client = stack.enter_context(cluster.client())
+        gone = put_all(client, "gone", 10)
+        assert client.remove_batch(gone).all()
+        stored, error = put_until_refused(client)
+        assert "space exceeded" in str(error)
+        pass_time(3.0)  # past the tenure; the standby has tried to be elected
+        with pytest.raises(CenoteError, match="space exceeded"):
+            client.remove(stored[0], deadline_s=1.0)
+        assert client.exists_batch(stored).all()
+        assert "alarm list" in cluster.cli("status").stdout.decode()
+        member = etcd.members[0]
+        member.kill()
+        member.start(f"--quota-backend-bytes={1 << 30}")
+        etcd.wait_healthy()
+        etcd.ctl("alarm", "disarm")
+        assert client.put("again", VALUE, deadline_s=15.0).stored
+        cluster.leader().kill()
+        assert client.remove(stored[0], deadline_s=15.0)
+        cluster.wait_alive(1)
+        assert client.exists_batch(stored[1:]).all()
+        assert client.get("again") == VALUE
+        assert not client.exists_batch([stored[0], *gone]).any()
+
+
 def test_a_leader_that_is_cut_off_from_etcd_is_replaced(etcd: EtcdCluster) -> None:
     port = etcd.members[0].port
     with Link(port) as one, Link(port) as two:

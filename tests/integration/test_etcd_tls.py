@@ -128,6 +128,32 @@ def test_a_login_that_has_ended_is_made_again(tmp_path: Path, certificates: Path
             kv.close()
 
 
+def test_a_login_of_before_users_changed_is_made_again(tmp_path: Path, certificates: Path) -> None:
+    """Signed tokens say of which revision of etcd's users they are."""
+    ca, cert, key = (str(certificates / name) for name in ("ca.pem", "cert.pem", "key.pem"))
+    public = str(certificates / "public.pem")
+    run_openssl(certificates, "rsa", "-in", key, "-pubout", "-out", public)
+    tls = [f"--cert-file={cert}", f"--key-file={key}"]
+    extra = [f"--auth-token=jwt,pub-key={public},priv-key={key},sign-method=RS256,ttl=10m"]
+    with EtcdCluster(tmp_path / "etcd", tls=tls, scheme="https", extra=extra) as etcd:
+        flags = [f"--cacert={ca}"]
+        etcd.ctl("user", "add", "root:secret", flags=flags)
+        etcd.ctl("user", "grant-role", "root", "root", flags=flags)
+        etcd.ctl("auth", "enable", flags=flags)
+        kv = EtcdKv(etcd.options(ca=ca, user="root", password="secret"))
+        try:
+            revision = kv.txn((), (Put(b"a", b"1"),), timeout_s=TIMEOUT_S).revision
+            etcd.ctl("user", "add", "other:word", flags=[*flags, "--user=root:secret"])
+            watch = kv.watch(b"a", b"b", revision=revision)
+            with contextlib.suppress(ResourceUnavailable):  # it is begun anew by who watches
+                watch.poll(TIMEOUT_S)
+            kv.txn((), (Put(b"a", b"2"),), timeout_s=TIMEOUT_S)
+            again = kv.watch(b"a", b"b", revision=revision)
+            assert [event.value for event in again.poll(TIMEOUT_S)][:1] == [b"1"]
+        finally:
+            kv.close()
+
+
 def test_a_client_certificate_is_shown(tmp_path: Path, certificates: Path) -> None:
     ca, cert, key = (str(certificates / name) for name in ("ca.pem", "cert.pem", "key.pem"))
     tls = [

@@ -20,6 +20,7 @@ from cenote.client import Client
 from cenote.v1 import admin_pb2
 from cluster import Cluster
 from payloads import payload_of
+from promptness import ends_within, stopwatch
 from waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -89,11 +90,12 @@ def check(client: Client, keys: list[str] = KEYS) -> int:
     return sum(value is not None for value in values)
 
 
-def comes_back(client: Client, count: int) -> int:
+def comes_back(client: Client, count: int, keys: list[str] = KEYS) -> int:
     """Until so many are there: what is asked of a daemon that was just restarted may be a miss, for
-    as long as this client has not noticed."""
+    as long as this client has not noticed, or where others said just now that it does not answer.
+    """
     return wait_until(
-        lambda: there if (there := check(client)) >= count else 0, 10.0, what=f"{count} objects"
+        lambda: there if (there := check(client, keys)) >= count else 0, what=f"{count} objects"
     )
 
 
@@ -126,13 +128,10 @@ def test_a_restart_brings_back_both_tiers(tmp_path: Path, number: signal.Signals
         fill(cluster, client)
         settled(cluster)
         (store,) = cluster.stores
-        began_s = time.monotonic()
-        store.restart(number)
-        cluster.wait_alive(1)
-        comes_back(client, len(KEYS))
-        took_s = time.monotonic() - began_s
-        print(f"back after {took_s:.2f} s")
-        assert took_s < 10
+        with ends_within(10.0, "coming back"):
+            store.restart(number)
+            cluster.wait_alive(1)
+            comes_back(client, len(KEYS))
 
 
 def test_a_reboot_loses_memory_and_not_the_ssd(tmp_path: Path) -> None:
@@ -163,14 +162,15 @@ def test_puts_do_not_wait_for_a_slow_ssd(tmp_path: Path) -> None:
     """It takes 1 MiB/s: nearly everything is evicted without a copy."""
     with ssd_pool(tmp_path, **{"ssd-write-limit": MIB}) as cluster, cluster.client() as client:
         longest_s = 0.0
-        for key in KEYS * 2:
-            client.remove(key)
-            began_s = time.monotonic()
-            client.put(key, payload_of(key, SIZE))
-            longest_s = max(longest_s, time.monotonic() - began_s)
+        with stopwatch() as watch:
+            for key in KEYS * 2:
+                client.remove(key)
+                began_s = time.monotonic()
+                client.put(key, payload_of(key, SIZE))
+                longest_s = max(longest_s, time.monotonic() - began_s)
         status = status_of(cluster)
         assert status.evicted_objects > 100
-        assert longest_s < 2.0
+        assert longest_s < 2.0 + watch.delayed_s
         assert check(client) > 100
 
 
@@ -272,8 +272,7 @@ def test_killed_while_it_copies_it_never_gives_wrong_bytes(tmp_path: Path, seed:
             stop.set()
             thread.join()
         assert not trouble, trouble
-        keys = [f"load-{number}" for number in range(2000)]
-        assert check(client, keys) > 60
+        comes_back(client, 60, [f"load-{number}" for number in range(2000)])
 
 
 def test_a_disk_without_room_is_told_at_the_start(tmp_path: Path) -> None:

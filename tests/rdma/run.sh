@@ -25,5 +25,10 @@ if [ "${1:-}" = quick ]; then
         "tests/rdma/test_rdma_faults.py::TestFaultsWithIbverbs::test_a_writer_that_is_cut_off_writes_no_more"
     exit
 fi
+say() { echo "== $(date +%T) $*"; }
+say "two devices"
 $machine --nics 2 --timeout 7200 -- $pytest tests/contract tests/rdma
+say "one device"
+CENOTE_TEST_CONNECTS=20 $machine --nics 1 --timeout 3600 -- $pytest tests/contract tests/rdma/test_rdma_faults.py
+say "two machines"
 CENOTE_TEST_RDMA=1 $python -m pytest tests/rdma/test_rdma_guests.py

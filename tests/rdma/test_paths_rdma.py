@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 
 import pytest
 
@@ -11,6 +10,7 @@ from cenote.client import Client
 from cenote.transport.nics.choice import usable_ports
 from cenote.transport.nics.sysfs import read_netdevs, read_ports
 from cluster import Cluster
+from rdma.links import set_links
 from waiting import wait_until
 
 pytestmark = [
@@ -22,11 +22,6 @@ MIB = 1 << 20
 SLOW_S = 300.0
 """The machine is emulated. So slow is it that a daemon may miss a master's probe meanwhile, and
 what it holds is a miss for a moment; other bytes it never is."""
-
-
-def set_links(netdevs: list[str], state: str) -> None:
-    for netdev in netdevs:
-        subprocess.run(["ip", "link", "set", netdev, state], check=True, timeout=30)
 
 
 @pytest.mark.timeout(900)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from cenote.transport.rdma import RdmaTransport
 from cenote.transport.testing_support import payload
 from cluster import Cluster
 from rdma_daemon import rdma_nics
+from waiting import wait_until
 
 # Of an emulated machine, which is 20 to 30 times as slow as this one.
 READY_S = 300.0
@@ -23,6 +26,7 @@ DEADLINE_S = 120.0
 PACKET_BYTES_MAX = 4096
 BLOCKS = 16
 BLOCK_BYTES = 256 << 10
+CALLS = 1000
 
 pytestmark = pytest.mark.rdma
 
@@ -31,7 +35,10 @@ pytestmark = pytest.mark.rdma
 def cluster() -> Iterator[Cluster]:
     rdma_nics("auto").close()
     with Cluster(
-        stores=1, dram_bytes=64 << 20, ready_timeout_s=READY_S, store_flags={"rdma": "on"}
+        stores=1,
+        dram_bytes=96 << 20,
+        ready_timeout_s=READY_S,
+        store_flags={"rdma": "on", "metrics-listen": "127.0.0.1:0"},
     ) as cluster:
         yield cluster
 
@@ -49,6 +56,27 @@ def sent_packets() -> int:
 def process_cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def scraped(cluster: Cluster) -> dict[str, float]:
+    """The store daemon's metrics, summed over segments."""
+    url = str(cluster.stores[0].ready["metrics"])
+    with urllib.request.urlopen(url, timeout=READY_S) as reply:
+        lines = [line for line in reply.read().decode().splitlines() if line[:1] != "#"]
+    found: dict[str, float] = {}
+    for name, _, value in (line.rpartition(" ") for line in lines):
+        plain = name.partition("{")[0]
+        found[plain] = found.get(plain, 0.0) + float(value)
+    return found
+
+
+def seals_of(cluster: Cluster) -> int:
+    return int(scraped(cluster)["cenote_store_segment_seals"])
+
+
+def tcp_bytes_of(cluster: Cluster) -> int:
+    found = scraped(cluster)
+    return int(found["cenote_store_read_bytes"] + found["cenote_store_written_bytes"])
 
 
 def client_of(cluster: Cluster, *transports: str, **options: Any) -> Client:
@@ -99,13 +127,36 @@ def test_the_daemon_spends_nothing_on_reads(cluster: Cluster) -> None:
         data = np.frombuffer(payload(64 << 10, 5), np.uint8).copy()
         client.put_from("read often", data)
         target = np.zeros_like(data)
-        assert client.get_into("read often", target) == len(data)
-        seals = rdma_of(client).counters.read_bytes
-        before, idle_before = process_cpu_s(pid), os.times().elapsed
-        reads = 200
-        for _ in range(reads):
-            client.get_into("read often", target)
-        spent, took = process_cpu_s(pid) - before, os.times().elapsed - idle_before
-        assert rdma_of(client).counters.read_bytes - seals == reads * len(data)
+        with client.register(target):
+            assert client.get_into("read often", target) == len(data)
+            moved = client.stats().rdma_read_bytes
+            before, began_s = process_cpu_s(pid), monotonic()
+            for _ in range(CALLS):
+                client.get_into("read often", target)
+            spent_s, took_s = process_cpu_s(pid) - before, monotonic() - began_s
+        assert client.stats().rdma_read_bytes - moved == CALLS * len(data)
+        assert np.array_equal(target, data)
     # Heartbeats and the like go on: as much in a time without reads is theirs.
-    assert spent < 0.1 * took + 0.1, f"{spent} s of processor time in {took} s"
+    assert spent_s < 0.1 * took_s + 0.1, f"{spent_s} s of processor time in {took_s} s"
+
+
+def test_the_daemon_spends_the_seals_on_puts(cluster: Cluster) -> None:
+    """As much for objects of 32 KiB as for those of 1 KiB: nothing by the byte."""
+    pid, over_tcp = cluster.stores[0].pid, tcp_bytes_of(cluster)
+    spent_s = {}
+    with client_of(cluster, "rdma") as client:
+        client.put("first", b"connects")
+        for size_bytes in (1 << 10, 32 << 10):
+            data = np.frombuffer(payload(size_bytes, 6), np.uint8).copy()
+            with client.register(data):
+                moved = client.stats().rdma_written_bytes
+                before, seals = process_cpu_s(pid), seals_of(cluster)
+                for number in range(CALLS):
+                    assert client.put_from(f"put {size_bytes} {number}", data).stored
+                spent_s[size_bytes] = process_cpu_s(pid) - before
+            assert client.stats().rdma_written_bytes - moved == CALLS * size_bytes
+            wait_until(lambda at=seals: seals_of(cluster) == at + CALLS, READY_S, what="the seals")  # type: ignore[misc]
+            client.remove_batch([f"put {size_bytes} {number}" for number in range(CALLS)])
+    assert tcp_bytes_of(cluster) == over_tcp
+    small, large = spent_s.values()
+    assert large < 1.5 * small + 0.1, spent_s

@@ -64,6 +64,9 @@ class PartyClock:
     def monotonic_ns(self) -> int:
         return round(self.monotonic_s() * 1e9)
 
+    def unix_s(self) -> float:
+        return self._loop.now_s
+
 
 @dataclass(slots=True)
 class SimLog(MemoryLog):

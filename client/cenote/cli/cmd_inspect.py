@@ -174,6 +174,7 @@ def _status_pairs(reply: admin_pb2.GetStatusResponse) -> list[tuple[str, str | i
         ),
         ("eviction", _policy(reply)),
         ("damage", _damage(reply)),
+        ("rdma", reply.rdma_trouble or None),
         (
             "metadata",
             f"{reply.metadata_backend}, {format_size(reply.metadata_memory_bytes)} in memory,"
@@ -225,8 +226,9 @@ def nodes(
 ) -> None:
     """The store daemons: state, use, traffic, addresses.
 
-    Bytes that move over shared memory pass no daemon, so only those over TCP are counted. The path
-    is what a client on this host would take, without trying it: `cenote paths` does.
+    Bytes that move over shared memory pass no daemon, so only those over TCP are counted, and over
+    RDMA (in --json) what the devices count. The path is what a client on this host would take,
+    without trying it: `cenote paths` does.
     """
     from .connect import open_admin
     from .output import print_json, print_table
@@ -304,6 +306,11 @@ def _node(node: admin_pb2.NodeStatus) -> dict[str, Any]:
         "heartbeat_age_s": node.heartbeat_age_s,
         "process_id": node.process_id,
         "server_version": node.server_version,
+        "rdma_registered_bytes": node.rdma_registered_bytes,
+        "rdma_queue_pairs": node.rdma_queue_pairs,
+        "rdma_received_bytes": node.rdma_received_bytes,
+        "rdma_sent_bytes": node.rdma_sent_bytes,
+        "rdma_trouble": node.rdma_trouble,
     }
 
 

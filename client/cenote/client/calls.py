@@ -27,13 +27,14 @@ from .buffers import (
 from .config import ClientConfig
 from .plan import lookups
 from .plan.asking import reopening
+from .plan.options import PutOptions
 from .plan.outcomes import PutOutcome
 from .plan.pieces import Pieces
 from .plan.reads import ReadOptions, ReadOutcome, acquire, read_objects
 from .plan.single_puts import put_single
 from .plan.singles import exists_single, read_single
 from .plan.space import Space
-from .plan.state import Call, PutOptions
+from .plan.state import Call
 from .plan.steps import Plan
 from .plan.writes import put_objects
 from .results import GetResults, PutResults

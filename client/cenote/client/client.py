@@ -237,6 +237,7 @@ class Client(Namespace):
             retries=counters.retries,
             locations_cached=sum(len(s.locations) for s in list(session.spaces.values())),
             nodes_connected=len(session.channels),
+            **_rdma_counters(self._transports),
         )
 
     @property
@@ -268,6 +269,19 @@ class Client(Namespace):
         if session is not None and session.refusal is None and not session.forked:
             # The background thread closes it; a destructor must not wait for a network.
             warnings.warn("a cenote Client was not closed", ResourceWarning, 1, source=self)
+
+
+def _rdma_counters(transports: Sequence[Transport]) -> dict[str, int]:
+    for transport in transports:
+        counters = getattr(transport, "counters", None)
+        if counters is not None and transport.kind == common_pb2.TRANSPORT_KIND_RDMA:
+            return {
+                "rdma_read_bytes": counters.read_bytes,
+                "rdma_written_bytes": counters.written_bytes,
+                "rdma_staged_bytes": counters.staged_bytes,
+                "rdma_calls_over_tcp": counters.tcp_calls,
+            }
+    return {}
 
 
 def _as_bytes(fingerprint: bytes | str) -> bytes:

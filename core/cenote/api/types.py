@@ -205,3 +205,9 @@ class ClientStats:
     retries: int
     locations_cached: int
     nodes_connected: int
+    rdma_read_bytes: int = 0
+    rdma_written_bytes: int = 0
+    rdma_staged_bytes: int = 0
+    """Of what moved over RDMA, what was copied once more since its memory was not registered."""
+    rdma_calls_over_tcp: int = 0
+    """Of channels over RDMA: calls that went over TCP, wholly or in part."""

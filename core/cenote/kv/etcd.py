@@ -50,7 +50,7 @@ T = TypeVar("T")
 ATTEMPT_S_MAX: Final = 1.0
 ATTEMPT_S_MIN: Final = 0.05
 _OPTIONS: Final = (
-    ("grpc.max_receive_message_length", -1),  # a watch that catches up: 1000 revisions at once
+    ("grpc.max_receive_message_length", -1),  # what a range returns is bounded by its limit
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", 10_000),  # etcd hangs up on those who ask more often than each 5 s
     ("grpc.keepalive_timeout_ms", 3_000),
@@ -60,6 +60,9 @@ _OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
+_FRAGMENT: Final = b"\x40\x01"
+"""`fragment=True` of a watch, which the stubs do not know: else a watch that catches up is answered
+with 1000 revisions at once, which may be 250 MB."""
 _TRY_ELSEWHERE: Final = frozenset(
     (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 )
@@ -176,8 +179,8 @@ class EtcdKv:
             except grpc.RpcError as error:
                 last = error
                 if not self._is_elsewhere(error):
-                    if error.code() == grpc.StatusCode.UNAUTHENTICATED and not logged_in_again:
-                        logged_in_again = True  # tokens end after some minutes
+                    if _is_login_over(error) and not logged_in_again:
+                        logged_in_again = True
                         self._drop_client(index)
                         continue
                     raise _refused(what, error) from error
@@ -335,6 +338,7 @@ class EtcdKv:
     def watch(self, key: bytes, end: bytes, *, revision: int) -> EtcdWatch:
         rpc = self._rpc
         create = rpc.WatchCreateRequest(key=key, range_end=end, start_revision=revision)
+        create.MergeFromString(_FRAGMENT)
         watch = EtcdWatch(self, rpc.WatchRequest(create_request=create))
         with self._lock:
             self._watches.add(watch)
@@ -354,7 +358,7 @@ class EtcdKv:
 
     def watch_failed(self, index: int, error: grpc.RpcError) -> None:
         """A watch of this endpoint ended."""
-        if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+        if _is_login_over(error):
             self._drop_client(index)
         elif self._is_elsewhere(error):
             self._move_on(index)
@@ -377,6 +381,12 @@ class EtcdKv:
 
 
 # ---- small things -----------------------------------------------------------------------------
+
+
+def _is_login_over(error: grpc.RpcError) -> bool:
+    """Tokens end after some minutes, and signed ones with each change of etcd's users."""
+    old = "revision of auth store is old"
+    return error.code() == grpc.StatusCode.UNAUTHENTICATED or old in (error.details() or "")
 
 
 def _row(kv: Any) -> KvRow:

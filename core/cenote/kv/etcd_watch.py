@@ -16,7 +16,10 @@ from .service import KvCompacted, KvEvent, KvUnavailable
 
 __all__ = ["ConnectionClosed", "EtcdWatch", "WatchStreams", "unavailable"]
 
-WATCH_RESPONSES_MAX: Final = 64
+QUEUED_BYTES_MAX: Final = 8 << 20
+"""Of keys and values: then etcd is not read from until `poll` has taken them."""
+_EVENT_BYTES: Final = 200
+"""What an event costs besides."""
 CLOSE_TIMEOUT_S: Final = 2.0
 
 
@@ -53,6 +56,8 @@ class EtcdWatch:
         self._request = request
         self._changed = threading.Condition()
         self._events: deque[list[KvEvent]] = deque()
+        self.queued_bytes = 0
+        """What `poll` has not taken yet."""
         self._failure: KvUnavailable | KvCompacted | None = None
         self._woken = False
         self._closed = False
@@ -71,6 +76,7 @@ class EtcdWatch:
             if self._events:
                 events = [event for batch in self._events for event in batch]
                 self._events.clear()
+                self.queued_bytes = 0
                 self._changed.notify_all()
                 return events
             if self._failure is not None:
@@ -130,23 +136,30 @@ class EtcdWatch:
                 self._changed.notify_all()
             self._streams.watch_ended(self)
 
-    def _read(self, stream: Any) -> KvCompacted | None:
+    def _read(self, stream: Any) -> KvCompacted | KvUnavailable | None:
         for response in stream:
             if response.compact_revision:
                 return KvCompacted(f"etcd keeps nothing before {response.compact_revision}")
             if response.canceled:
-                return None
+                return KvUnavailable(
+                    f"etcd ended the watch: {response.cancel_reason or 'no reason'}"
+                )
             events = [_event(event) for event in response.events]
             if events:
                 with self._changed:
                     self._changed.wait_for(
-                        lambda: len(self._events) < WATCH_RESPONSES_MAX or self._closed
+                        lambda: self.queued_bytes < QUEUED_BYTES_MAX or self._closed
                     )
                     if self._closed:
                         return None
                     self._events.append(events)
+                    self.queued_bytes += sum(map(_size_bytes, events))
                     self._changed.notify_all()
         return None
+
+
+def _size_bytes(event: KvEvent) -> int:
+    return len(event.key) + len(event.value or b"") + _EVENT_BYTES
 
 
 def _event(event: Any) -> KvEvent:

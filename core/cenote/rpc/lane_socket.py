@@ -24,9 +24,11 @@ import ctypes
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from cenote.api.errors import ClientClosed, DeadlineExceeded, ProtocolError, Unavailable
+from cenote.runtime.scheduling import CONTENTION, STEP_CONTENDED_S
 
 from .address import Address
 from .frames import (
@@ -51,6 +53,7 @@ from .lane_connect import Cancelled, connect_socket, unreachable
 
 __all__ = ["LaneSocket", "NotSent"]
 
+_now_s = time.monotonic  # not the lane's clock, which a test may hold still
 _RECV_BYTES = 64 << 10
 _SCATTER_FROM_BYTES = 64 << 10  # larger bodies are not copied behind their header
 _BYTES_A_POLL_BITS = 2  # a poll takes 0.5 µs, a server about 2 µs for a key, which has 16 bytes
@@ -218,6 +221,9 @@ class LaneSocket:
         if self._skip:
             self._skip -= 1
             return -1
+        before_s = _now_s()
+        if before_s < CONTENTION.until_s:
+            return -1
         polls = self._spin_polls
         for _ in range(polls + min(size >> _BYTES_A_POLL_BITS, _LONGER_MAX * polls)):
             got: int = _recv(self._c_fd, self._address_in_memory, _RECV_SIZE, _RECV_FLAGS)
@@ -225,6 +231,11 @@ class LaneSocket:
                 self._misses = 0
                 return got
             _step_aside()
+            after_s = _now_s()
+            if after_s - before_s > STEP_CONTENDED_S:
+                CONTENTION.note(after_s)
+                return -1  # the wait that follows returns at once where the reply has come
+            before_s = after_s
         # The first miss in a row has no consequence, then 1, 2, 4, 8, 15 calls don't spin.
         self._misses = min(self._misses + 1, 6)
         self._skip = min((1 << self._misses) >> 2, _SKIP_MAX)

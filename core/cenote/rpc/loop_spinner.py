@@ -4,7 +4,8 @@ To be woken takes 20 to 80 µs (more in virtual machines, where an idle core hal
 than most requests take to serve. After a request the loop is therefore kept turning, without
 waiting, for `spin_s`; each turn steps aside for whoever else may need the core. Where no request
 came meanwhile, the next ones are not waited for: none after the first time in vain, then 1, 2, 4,
-8, 15, so that a client that asks now and then costs about one spin in 16 requests.
+8, 15, so that a client that asks now and then costs about one spin in 16 requests. Where others
+want the cores, it sleeps at once (`runtime.scheduling`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import asyncio
 import os
 import time
 from typing import Final, final
+
+from cenote.runtime.scheduling import CONTENTION, STEP_CONTENDED_S
 
 from .lane_limits import LaneStats
 
@@ -45,7 +48,7 @@ class LoopSpinner:
             self._until_s = time.monotonic() + self._spin_s
         elif self._skip:
             self._skip -= 1
-        elif self._spin_s:
+        elif self._spin_s and time.monotonic() >= CONTENTION.until_s:
             if self._loop is None:
                 self._loop = asyncio.get_running_loop()
             self.spinning = True
@@ -54,8 +57,14 @@ class LoopSpinner:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        if time.monotonic() < self._until_s:
+        now_s = time.monotonic()
+        if now_s < self._until_s:
             os.sched_yield()
+            after_s = time.monotonic()
+            if after_s - now_s > STEP_CONTENDED_S:
+                CONTENTION.note(after_s)
+                self.spinning = False
+                return
             assert self._loop is not None
             self._loop.call_soon(self._turn)
             return

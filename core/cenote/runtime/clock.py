@@ -2,7 +2,8 @@
 
 Whatever decides by time (leases, deadlines, probes) is handed a `Clock`, so that a test or the
 simulator can hand it one that moves only when told to. The clock is monotonic and its zero means
-nothing: its values are never stored, sent, or compared with those of another process.
+nothing: its values are never stored, sent, or compared with those of another process. For what has
+to be stored there is `unix_s`, which may jump: whoever reads it back allows for that.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ class Clock(Protocol):
         """Nanoseconds since the same zero."""
         ...
 
+    def unix_s(self) -> float:
+        """What the wall clock says: seconds since 1970 UTC. May jump, also back."""
+        ...
+
 
 @final
 class SystemClock:
@@ -39,6 +44,7 @@ class SystemClock:
 
     monotonic_s = staticmethod(time.monotonic)
     monotonic_ns = staticmethod(time.monotonic_ns)
+    unix_s = staticmethod(time.time)
 
 
 SYSTEM_CLOCK: Final = SystemClock()
@@ -63,6 +69,10 @@ class ManualClock:
     def monotonic_ns(self) -> int:
         """Nanoseconds since this clock's zero."""
         return self._now_ns
+
+    def unix_s(self) -> float:
+        """The same as `monotonic_s`."""
+        return self.monotonic_s()
 
     def advance_s(self, seconds: float) -> None:
         """Move the clock forward. Raises ValueError where `seconds` is negative."""

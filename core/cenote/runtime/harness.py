@@ -10,7 +10,8 @@ at once, also while the loop is busy in a long call (replaying a journal, touchi
   give up the GIL), faulthandler's own thread, which needs no GIL, ends the process a moment later
   with exit code 1. In all it takes less than 2 s.
 
-A signal before `run_daemon` (while modules load) ends the process in the operating system's way.
+A signal before `run_daemon` (while modules load) ends the process in the operating system's way:
+see `begin_program`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import uvloop
 from cenote.api.errors import CenoteError, InvalidArgument, ResourceUnavailable, Unavailable
 
 from .log import get_logger
+from .scheduling import shorten_time_slice
 
 __all__ = [
     "EXIT_FAILED",
@@ -39,6 +41,7 @@ __all__ = [
     "EXIT_STOP_TIMEOUT",
     "EXIT_UNAVAILABLE",
     "EXIT_USAGE",
+    "begin_program",
     "exit_code_of",
     "parse_ready_line",
     "ready_line",
@@ -88,6 +91,16 @@ def parse_ready_line(line: str) -> dict[str, str] | None:
     return dict(word.split("=", 1) for word in words)
 
 
+def begin_program() -> None:
+    """Let SIGINT end this process at once, until `run_daemon`: for a program's first lines.
+
+    KeyboardInterrupt, which is Python's own way, is lost where it meets a destructor or a callback,
+    of which loading modules has many, or is turned into another error by what it meets.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def run_daemon(
     start: Callable[[], Awaitable[Mapping[str, object]]],
     stop: Callable[[], Awaitable[None]],
@@ -135,6 +148,7 @@ class _Life:
     # -- the main thread ---------------------------------------------------------------------------
 
     def run(self) -> int:
+        shorten_time_slice()
         for number in _SIGNALS:
             # nohup and the like: who asked to survive the terminal's end does.
             if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:

@@ -21,7 +21,13 @@ from typing import Any, Final, TextIO, cast, final
 
 from cenote.api.errors import ConfigError
 
-__all__ = ["LEVELS", "StructuredLogger", "get_logger", "setup_logging"]
+__all__ = [
+    "LEVELS",
+    "StructuredLogger",
+    "get_logger",
+    "log_if_nobody_listens",
+    "setup_logging",
+]
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 _FIELDS: Final = "cenote_fields"
@@ -78,6 +84,19 @@ class StructuredLogger:
 def get_logger(name: str) -> StructuredLogger:
     """The structured logger `name`, normally `__name__`."""
     return StructuredLogger(logging.getLogger(name))
+
+
+def log_if_nobody_listens(logger: str = "cenote") -> None:
+    """Inside another program: have `logger`'s events written to standard error, with their fields,
+    where that program set up no handler that would."""
+    ours = logging.getLogger(logger)
+    if ours.hasHandlers():
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(_TextFormatter(terminal=sys.stderr.isatty()))
+    ours.addHandler(handler)
+    ours.setLevel(logging.INFO)
+    ours.propagate = False
 
 
 def setup_logging(level: str = "info", json: bool = False, stream: TextIO | None = None) -> None:

@@ -30,6 +30,7 @@ from cenote.api.errors import (
     ProtocolError,
     Unavailable,
 )
+from cenote.runtime.scheduling import CONTENTION, STEP_CONTENDED_S
 
 from . import wire
 from .gil import HELD_BYTES_MAX, RELEASES, held_poll, held_recv, held_send, step_aside
@@ -334,9 +335,16 @@ class DataConnection:
         address = self._poll_address
         if held_poll(address, 1, 0):
             return
-        end = monotonic() + self.spin_s + min(count * SPIN_ITEM_S, SPIN_LONGER_S_MAX)
+        now = monotonic()
+        if now < CONTENTION.until_s:
+            return
+        end = now + self.spin_s + min(count * SPIN_ITEM_S, SPIN_LONGER_S_MAX)
         while not held_poll(address, 1, 0):
-            if monotonic() > end:
+            before, now = now, monotonic()
+            if now - before > STEP_CONTENDED_S:
+                CONTENTION.note(now)
+                return
+            if now > end:
                 self._spins_in_vain += 1
                 if self._spins_in_vain >= SPINS_IN_VAIN_MAX:
                     self._spins_in_vain = 0

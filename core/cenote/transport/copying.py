@@ -11,6 +11,7 @@ what it takes for the slower way.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import deque
@@ -50,6 +51,8 @@ _LARGE_PIECE_BYTES: Final = 128 << 20
 """Between pieces the deadline is looked at. Very long copies (from 100 MiB with two cores and a
 large cache, from less elsewhere) are made by glibc around the cache, nearly twice as fast: as good
 as two threads. So they are cut only where there are more than two threads."""
+
+_CLOSE_S: Final = 1.0
 
 _digest: Final = xxhash.xxh3_64_intdigest
 
@@ -271,37 +274,45 @@ class CopyTeam:
         if shared and not self._closed:
             if not self._helpers:
                 self._helpers = [_Helper() for _ in range(self._helpers_wanted)]
-            for helper in self._helpers:
-                helper.begin(work.run)
-            try:
-                work.run()
-            finally:
-                self._wait_for_helpers(work)
+            self._do_together(work, self._helpers)
         else:
             work.run()
         work.finish()
 
-    def _wait_for_helpers(self, work: _Work) -> None:
-        """Also when interrupted (Ctrl-C): only then nothing touches the memory any more."""
-        interrupted = None
-        for helper in self._helpers:
+    def _do_together(self, work: _Work, helpers: list[_Helper]) -> None:
+        """Returns or raises when the helpers are done, also when interrupted (Ctrl-C), be it again
+        and again: only then nothing touches the memory any more."""
+        interrupted: KeyboardInterrupt | None = None
+        try:
+            for helper in helpers:
+                helper.begin(work.run)
+            work.run()
+        finally:
+            # Python handles signals at the end of calls, so none is made here outside of the `try`.
             while True:
                 try:
-                    helper.wait()
+                    if interrupted is not None:
+                        work.stop()
+                    for helper in helpers:
+                        helper.wait()
                     break
                 except KeyboardInterrupt as interrupt:
                     interrupted = interrupt
-                    work.stop()
-        if interrupted is not None:
-            raise interrupted
+            if interrupted is not None:
+                raise interrupted
 
     def close(self) -> None:
         """End the helpers; waits for a copy under way. Later copies are their caller's alone."""
-        with self._owner:
+        # Bounded: whoever was interrupted just as it took the helpers never gives them back.
+        alone = self._owner.acquire(timeout=_CLOSE_S)
+        try:
             self._closed = True
             for helper in self._helpers:
                 helper.end()
             self._helpers = []
+        finally:
+            if alone:
+                self._owner.release()
 
 
 @final
@@ -374,12 +385,18 @@ class _Turn:
 
 @final
 class _Helper:
-    """A thread and two locks: the cheapest way to hand it work and to learn that it is done."""
+    """A thread and two locks: the cheapest way to hand it work and to learn that it is done.
 
-    __slots__ = ("_done", "_go", "_thread", "_work")
+    The locks only wake who sleeps. How far things are is told by numbers: an interrupt between
+    being woken and taking note of it loses nothing.
+    """
+
+    __slots__ = ("_asked", "_done", "_ended", "_ending", "_finished", "_go", "_thread", "_work")
 
     def __init__(self) -> None:
-        self._work: Callable[[], None] | None = None
+        self._work: Callable[[], None] = _nothing
+        self._asked = self._finished = 0
+        self._ending = self._ended = False
         self._go = threading.Lock()
         self._done = threading.Lock()
         self._go.acquire()
@@ -390,21 +407,36 @@ class _Helper:
 
     def begin(self, work: Callable[[], None]) -> None:
         self._work = work
-        self._go.release()
+        self._asked += 1
+        self._go.release()  # no other call comes between: no interrupt does
 
     def wait(self) -> None:
-        self._done.acquire()
+        """Until it is done with what it was asked for. May be called again after an interrupt."""
+        while self._finished != self._asked and not self._ended:
+            self._done.acquire()
 
     def end(self) -> None:
-        self._work = None
-        self._go.release()
+        self._ending = True
+        _wake(self._go)
         self._thread.join()
 
     def _run(self) -> None:
         while True:
             self._go.acquire()
-            work = self._work
-            if work is None:
+            if self._finished != self._asked:
+                self._work()
+                self._work = _nothing
+                self._finished = self._asked
+            self._ended = self._ending
+            _wake(self._done)
+            if self._ended:
                 return
-            work()
-            self._done.release()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _wake(lock: threading.Lock) -> None:
+    with contextlib.suppress(RuntimeError):  # it was woken before, and has not slept since
+        lock.release()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, final
 
 from cenote.api.errors import ClientClosed, InvalidArgument, ProtocolError, Unavailable
+from cenote.runtime.cuda import DmaBuf, export_dmabuf
 from cenote.v1 import common_pb2
 
 from .base import Region, SessionIdentity
@@ -101,6 +102,22 @@ class RdmaTransport:
 
     def register(self, address: int, length: int, keeper: object) -> Region:
         return self.memory.register(address, length, keeper)
+
+    def register_device(
+        self,
+        address: int,
+        length: int,
+        keeper: object,
+        export: Callable[[int, int], DmaBuf] = export_dmabuf,
+    ) -> Region:
+        """As `register`, for memory of a GPU. Extents are then read and written there directly, by
+        this transport alone: what can't go over RDMA fails, since no processor may touch it.
+
+        Raises InvalidBuffer, InvalidArgument, ResourceUnavailable (the driver exports none, or a
+        NIC takes none), which says what would help.
+        """
+        with export(address, length) as buffer:
+            return self.memory.register_dmabuf(buffer, address, length, keeper)
 
     def deregister(self, region: Region) -> None:
         self.memory.deregister(region)

@@ -274,6 +274,8 @@ class RdmaChannel:
     ) -> U8Array:
         if not len(extents):
             return np.zeros(0, np.uint8)
+        if checksums is not None and self._memory.has_device_memory:
+            self._keep_off(addresses, "a checksum can't be taken of it", "pass no checksums")
         deadline = monotonic() + deadline_s
         statuses = self._over_rdma(opcode, extents, addresses, grant_id, deadline, checksums)
         if statuses is None:
@@ -297,11 +299,21 @@ class RdmaChannel:
         deadline: float,
         checksums: U64Array | None,
     ) -> U8Array:
+        if self._memory.has_device_memory:
+            why = self.obstacle or "some of it is not registered at the daemon"
+            self._keep_off(
+                addresses, f"it does not go over RDMA now: {why}", "copy it to host memory first"
+            )
         self._counters.tcp_calls += 1
         left_s = max(0.001, deadline - monotonic())
         if opcode == Opcode.READ:
             return self._tcp.read(extents, addresses, left_s, checksums)
         return self._tcp.write(extents, addresses, grant_id, left_s, checksums)
+
+    def _keep_off(self, addresses: U64Array, why: str, remedy: str) -> None:
+        """The processor must not touch memory of a GPU. Raises ResourceUnavailable."""
+        if self._memory.holds_device_memory(addresses):
+            raise ResourceUnavailable(f"memory of a GPU: {why}", remedy=remedy)
 
     def read_one(
         self,
@@ -354,6 +366,8 @@ class RdmaChannel:
         checksum: bool,
     ) -> tuple[int, int] | None:
         """One small extent, without columns; None where it takes more than the plain way."""
+        if checksum and self._memory.has_device_memory:
+            return None  # looked at more closely as a batch
         deadline = monotonic() + deadline_s
         writes = opcode == Opcode.WRITE
         lane = self._lanes.take(deadline, self.epoch, writes=writes)

@@ -6,10 +6,11 @@ more, and no device ever touches memory that may have been given back.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import threading
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
@@ -24,13 +25,14 @@ from cenote.api.errors import (
     InvalidArgument,
     ResourceUnavailable,
 )
+from cenote.runtime.cuda import GPU_REMEDY, DmaBuf
 from cenote.runtime.memlock import pinning_error
 from cenote.runtime.memory import address_of
 
 from .base import Region, U64Array
 from .rdma_nics import Nics
 from .rdma_places import NOWHERE, IndexArray
-from .verbs.base import Access, MemoryRegion, VerbsError
+from .verbs.base import Access, Device, MemoryRegion, VerbsError
 
 __all__ = ["LocalMemory", "Snapshot", "StagingBlock"]
 
@@ -88,6 +90,7 @@ class LocalMemory:
         self._idle: list[StagingBlock] = []
         self._blocks = 0
         self._kept: list[object] = []
+        self._device_regions: tuple[Region, ...] = ()
         self._closed = False
         self.registered_bytes = 0
         self.snapshot = self._taken()
@@ -99,24 +102,63 @@ class LocalMemory:
 
         Raises InvalidArgument, InvalidBuffer, ResourceUnavailable (the limit of locked memory).
         """
-        if length <= 0:
-            raise InvalidArgument(f"memory of {length} bytes can't be registered")
+        return self._register(
+            Region(address, length, keeper),
+            lambda device: device.register(address, length, Access.LOCAL_WRITE),
+            lambda error: pinning_error(error.errno or 0, length, "a buffer"),
+        )
+
+    def register_dmabuf(self, buffer: DmaBuf, address: int, length: int, keeper: object) -> Region:
+        """Memory of another device, such as a GPU, for every NIC: `address` is what calls name it
+        by. The processor never touches it: see `holds_device_memory`.
+
+        Raises InvalidArgument, ResourceUnavailable (a NIC, its driver or the library can't).
+        """
+        region = self._register(
+            Region(address, length, keeper),
+            lambda device: device.register_dmabuf(
+                buffer.fd, buffer.offset, length, address, Access.LOCAL_WRITE
+            ),
+            _dmabuf_error,
+        )
+        with self._changed:
+            self._device_regions = (*self._device_regions, region)
+        return region
+
+    def _register(
+        self,
+        region: Region,
+        make: Callable[[Device], MemoryRegion],
+        error_of: Callable[[VerbsError], CenoteError],
+    ) -> Region:
+        if region.length <= 0:
+            raise InvalidArgument(f"memory of {region.length} bytes can't be registered")
         made: dict[str, MemoryRegion] = {}
-        region = Region(address, length, keeper)
         try:
             for name, device in self._nics.devices.items():
-                made[name] = device.register(address, length, Access.LOCAL_WRITE)
+                made[name] = make(device)
         except VerbsError as error:
             _let_go(made)
-            raise pinning_error(error.errno or 0, length, "a buffer") from error
+            raise error_of(error) from error
         with self._changed:
             if self._closed:
                 _let_go(made)
                 raise ClientClosed("the RDMA transport is closed")
             self._regions[id(region)] = region, made
-            self.registered_bytes += length
+            self.registered_bytes += region.length
             self.snapshot = self._taken()
         return region
+
+    @property
+    def has_device_memory(self) -> bool:
+        return bool(self._device_regions)
+
+    def holds_device_memory(self, addresses: U64Array) -> bool:
+        """Whether any of these is in memory that the processor must not touch."""
+        return any(
+            ((addresses >= region.address) & (addresses < region.address + region.length)).any()
+            for region in self._device_regions
+        )
 
     def deregister(self, region: Region) -> None:
         """The reverse; no call may be using it. Idempotent."""
@@ -124,6 +166,7 @@ class LocalMemory:
             _, made = self._regions.pop(id(region), (region, {}))
             if made:
                 self.registered_bytes -= region.length
+            self._device_regions = tuple(r for r in self._device_regions if r is not region)
             self.snapshot = self._taken()
         _let_go(made)
 
@@ -199,6 +242,11 @@ class LocalMemory:
             self._changed.notify_all()
         for _, made in regions:
             _let_go(made)
+
+
+def _dmabuf_error(error: VerbsError) -> CenoteError:
+    what = f"{error.strerror or error} (errno {errno.errorcode.get(error.errno or 0, error.errno)})"
+    return ResourceUnavailable(f"GPU memory can't be registered: {what}", remedy=GPU_REMEDY)
 
 
 def _let_go(made: dict[str, MemoryRegion]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, final
 
@@ -30,19 +30,45 @@ class Nics:
         """Open the ports' devices; one that can't be opened is left out, with the reason."""
         self.verbs = verbs
         self.devices: dict[str, Device] = {}
-        refused = list(refusals)
-        used = []
+        self.ports: tuple[NicPort, ...] = ()
+        self.refusals = tuple(refusals)
+        """Ports that are not used, and why."""
+        self.add(ports)
+
+    def add(
+        self, ports: Sequence[NicPort], prepare: Callable[[Device], None] | None = None
+    ) -> tuple[NicPort, ...]:
+        """Use more ports; those that can be.
+
+        `prepare` is called with each device that is new, before others can see it; should it raise
+        VerbsError, the device is left out. `devices` and `ports` are replaced, not changed: other
+        threads may be going through them.
+        """
+        added: list[NicPort] = []
         for port in ports:
             if port.device not in self.devices:
                 try:
-                    self.devices[port.device] = verbs.open(port.device)
+                    device = self.verbs.open(port.device)
                 except VerbsError as error:
-                    refused.append(Refusal(port.name, str(error.strerror or error)))
+                    self._refuse(port, error)
                     continue
-            used.append(port)
-        self.ports = tuple(used)
-        self.refusals = tuple(refused)
-        """Ports that are not used, and why."""
+                try:
+                    if prepare is not None:
+                        prepare(device)
+                except VerbsError as error:
+                    device.close()
+                    self._refuse(port, error)
+                    continue
+                self.devices = {**self.devices, port.device: device}
+            added.append(port)
+        names = {port.name for port in added}
+        self.refusals = tuple(refusal for refusal in self.refusals if refusal.name not in names)
+        self.ports = (*self.ports, *added)
+        return tuple(added)
+
+    def _refuse(self, port: NicPort, error: VerbsError) -> None:
+        others = (refusal for refusal in self.refusals if refusal.name != port.name)
+        self.refusals = (*others, Refusal(port.name, str(error.strerror or error)))
 
     def close(self) -> None:
         """Close the devices. Idempotent."""

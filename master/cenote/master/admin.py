@@ -111,6 +111,7 @@ class AdminGrpc:
             broken_slots=status.broken_slots,
             unverified_slots=status.unverified_slots,
             writes_refused="" if refusal is None else str(refusal),
+            rdma_trouble=status.rdma_trouble,
             notice=status.notice,
             ssd_capacity_bytes=status.ssd_capacity_bytes,
             ssd_used_bytes=status.ssd_used_bytes,

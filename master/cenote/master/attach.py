@@ -16,9 +16,9 @@ from cenote.api.rows import CLAIM, SLOT, SLOT_REF, UNIT_BYTES
 from .adopting import adopt
 from .commands import Attach, AttachReply, PoolCopy, SegmentReport
 from .copies import abandon_copies
-from .effects import GoneReason, NodeKnown, NodeServes, SegmentKnown, SegmentMet, SlotsGrown
+from .effects import GoneReason, NodeKnown, SegmentKnown, SegmentMet, SlotsGrown
 from .inventory import confirm
-from .node_ops import lose_segment
+from .node_ops import lose_segment, set_endpoints
 from .nodes import Node, NodeState
 from .objects import LIVE
 from .pool import Pool
@@ -212,9 +212,7 @@ def _node(pool: Pool, command: Attach, now_s: float) -> tuple[Node, bool]:
     if node is None or node.known() != known:
         node = pool.nodes.apply(known)
         pool.effects.append(known)
-    if node.endpoints != command.endpoints:
-        node.endpoints = command.endpoints
-        pool.effects.append(NodeServes(node.node_id, command.endpoints))
+    set_endpoints(pool, node, command.endpoints)
     node.process_id = command.process_id
     node.start_number = command.start_number
     node.server_version = command.server_version

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from .node_counters import NodeCounters
+
 if TYPE_CHECKING:
     from .effects import NamespaceOpened
     from .instructions import Instruction
@@ -84,6 +86,17 @@ class OpenNamespace:
     durability: int
     seed_if_new: int
     """Random digest seed, drawn by the shell: the state rolls no dice."""
+
+
+@dataclass(slots=True)
+class SetQuota:
+    """None: as it is. Reply: a QuotaSet effect."""
+
+    name: str
+    dram_bytes: int | None = None
+    ssd_bytes: int | None = None
+    objects: int | None = None
+    priority: int | None = None
 
 
 @dataclass(slots=True)
@@ -387,17 +400,6 @@ class AttachReply:
 
 
 @dataclass(slots=True)
-class NodeCounters:
-    read_bytes: int = 0
-    written_bytes: int = 0
-    seals: int = 0
-    sessions: int = 0
-    connections: int = 0
-    broken_slots: int = 0
-    unverified_slots: int = 0
-
-
-@dataclass(slots=True)
 class Heartbeat:
     node_id: int
     epoch: int
@@ -419,6 +421,8 @@ class Heartbeat:
     """rows.COPIED: what became of copies between tiers."""
     held: bool = False
     """One that was taken down before and held open since: it says nothing of its sender now."""
+    endpoints: list[EndpointInfo] | None = None
+    """Where it is served now; None: as it was told last."""
 
 
 @dataclass(slots=True)
@@ -473,6 +477,7 @@ Command = (
     | CloseSession
     | OpenNamespace
     | ResetNamespace
+    | SetQuota
     | Exists
     | Acquire
     | Release

@@ -20,6 +20,7 @@ from .commands import PutAbort, PutCommit, PutCommitReply
 from .damage import drop_unsealed
 from .effects import PLACED, GoneReason, Stored
 from .grants import Grant
+from .lifetimes import note_lifetimes
 from .lookups import hits
 from .pool import UNSEALED, Pool, Rows
 from .sealing import note_decided, unsealed_rows
@@ -176,7 +177,7 @@ def _note_decided(pool: Pool, grant: Grant, effect: Stored, now_s: float) -> Non
     pool.counters.committed_bytes += int(effect.sizes.sum())
     pool.effects.append(effect)
     if grant.ttl_s:
-        pool.expiries.add(now_s + grant.ttl_s, effect.digests, effect.seqs)
+        note_lifetimes(pool, effect, grant.ttl_s, now_s)
 
 
 def commit_many(

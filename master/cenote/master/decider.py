@@ -23,6 +23,7 @@ from cenote.runtime.clock import Clock
 from .commands import Command, Digests, Exists, ExtendTenure, Tick
 from .effects import (
     Effect,
+    Expires,
     Gone,
     InstructionsWaiting,
     NamespaceOpened,
@@ -50,7 +51,7 @@ the time that it takes must have room beside what is granted in that time."""
 AHEAD_GROWTH: Final = 1.1
 AHEAD_DECAY_PER_S: Final = 0.1
 _TICK: Final = Tick()
-_OF_OBJECTS: Final = (Gone, ReplicasChanged, Pinned)
+_OF_OBJECTS: Final = (Gone, ReplicasChanged, Pinned, Expires)
 
 
 def _ignore(_node_id: int) -> None:
@@ -116,7 +117,7 @@ class Decider:
         self.replayed_entries = self.backend.last_entry
         self._log = LogWriter(self.backend, opened.epoch)
         self._state = state
-        self._take(state.start(self.clock.monotonic_s()))
+        self._take(state.start(self.clock.monotonic_s(), self.clock.unix_s()))
         self._extend_tenure()
         self.flush()
         if self._shared:
@@ -133,7 +134,7 @@ class Decider:
             state.replay(effect)
         self._log = LogWriter(self.backend, self.epoch)
         self._state = state
-        self._take(state.start(self.clock.monotonic_s()))
+        self._take(state.start(self.clock.monotonic_s(), self.clock.unix_s()))
         self.flush()
 
     @property

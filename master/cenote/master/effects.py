@@ -87,6 +87,19 @@ class NamespaceOpened:
 
 
 @dataclass(slots=True)
+class QuotaSet:
+    """What a namespace has for sure, and its priority (durable); it outlives resets."""
+
+    namespace_id: int
+    dram_bytes: int
+    """0: no limit, as with the others."""
+    ssd_bytes: int
+    objects: int
+    priority: int
+    """1 low, 2 normal, 3 high."""
+
+
+@dataclass(slots=True)
 class NodeKnown:
     """(durable)"""
 
@@ -156,6 +169,17 @@ class Pinned:
 
 
 @dataclass(slots=True)
+class Expires:
+    """Objects that go by themselves at a time of the wall clock (durable)."""
+
+    until_unix_ms: int
+    ttl_ms: int
+    """What they were given at first."""
+    digests: NDArray[np.uint64]
+    seqs: NDArray[np.uint64]
+
+
+@dataclass(slots=True)
 class EpochStarted:
     """(durable) Replay continues versions above all that were decided before."""
 
@@ -209,6 +233,7 @@ DurableEffect = (
     | Gone
     | ReplicasChanged
     | NamespaceOpened
+    | QuotaSet
     | NodeKnown
     | NodeServes
     | SegmentKnown
@@ -216,6 +241,7 @@ DurableEffect = (
     | SegmentMet
     | SegmentGone
     | Pinned
+    | Expires
     | EpochStarted
     | PoolKnown
 )
@@ -226,6 +252,7 @@ DURABLE = (
     Gone,
     ReplicasChanged,
     NamespaceOpened,
+    QuotaSet,
     NodeKnown,
     NodeServes,
     SegmentKnown,
@@ -233,6 +260,7 @@ DURABLE = (
     SegmentMet,
     SegmentGone,
     Pinned,
+    Expires,
     EpochStarted,
     PoolKnown,
 )

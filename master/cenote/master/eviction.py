@@ -16,6 +16,7 @@ from cenote.api.rows import UNIT_BYTES
 from .effects import GoneReason
 from .objects import LIVE
 from .pool import TOUCHED, UNCOPYABLE, Pool, Rows
+from .quotas import may_go
 from .segments import DRAM, Segment
 from .spans import distinct, segments_of, units_of
 from .victims import next_victims
@@ -63,6 +64,9 @@ def make_room(pool: Pool, units: int, tier: int) -> bool:
     goal = max(units, min(spare, _BATCH_BYTES_MAX // UNIT_BYTES))
     freed = sweep(pool, pool.config.tick_sweep_rows_max) if pool.sweep_at else 0
     gone = pool.counters.evicted
+    if pool.quotas.active and goal > units:
+        # No more than is needed of what is kept for others, nor of what the claimant has itself.
+        goal = units
     freed += _evict(pool, goal - freed, column, pool.config.tick_evict_rows_max * _ROUNDS_MAX)
     pool.counters.evictions_on_demand += pool.counters.evicted - gone
     return freed > 0
@@ -81,7 +85,7 @@ def make_room_in(pool: Pool, segment: Segment, units: int) -> bool:
     gone = pool.counters.evicted
     while segment.free_units < units and left > 0:
         step = max(1, min(left, units))
-        if not _evict(pool, step, column, pool.config.tick_evict_rows_max):
+        if not _evict(pool, step, column, pool.config.tick_evict_rows_max, kept=False):
             break
         left -= step
     pool.counters.evictions_on_demand += pool.counters.evicted - gone
@@ -102,10 +106,18 @@ def make_rows(pool: Pool, wanted: int) -> int:
     return max(0, min(room, wanted))
 
 
-def _evict(pool: Pool, units: int, column: NDArray[np.bool_] | None, rows_max: int) -> int:
+def _evict(
+    pool: Pool,
+    units: int,
+    column: NDArray[np.bool_] | None,
+    rows_max: int,
+    *,
+    kept: bool = True,
+) -> int:
+    """`kept`: also what quotas keep for others, where who claims room is within its own."""
     freed = 0
     while freed < units and rows_max > 0:
-        rows = next_victims(pool, units - freed, column)
+        rows = next_victims(pool, units - freed, column, kept=kept)
         if not len(rows):
             break
         rows_max -= len(rows)
@@ -191,6 +203,7 @@ def evict_nearby(pool: Pool, segment: Segment, length: int) -> bool:
     movable = (pool.state.take(rows) & LIVE) != 0
     movable &= pool.lease_count.take(rows) == 0
     movable &= pool.pin.take(rows) == 0
+    movable &= may_go(pool, rows, on_ssd=segment.tier != DRAM)
     rows, spans = rows[movable], spans[movable]
     if not len(rows):
         return False

@@ -126,7 +126,7 @@ class FileBackend:
                 )
             epoch = epoch or self._first_epoch - 1
             write_epoch(self._directory, epoch + 1)
-        except BaseException:
+        except BaseException:  # whatever it was, the directory is somebody else's to take
             self._unlock()
             raise
         self._epoch = epoch + 1

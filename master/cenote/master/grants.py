@@ -119,7 +119,7 @@ class Grant:
 class GrantTable:
     """`first_id` carries the epoch in its high bits."""
 
-    __slots__ = ("_next_id", "by_id", "keys", "units")
+    __slots__ = ("_next_id", "by_id", "keys", "units", "units_by_incarnation")
 
     def __init__(self, first_id: int) -> None:
         self.by_id: dict[int, Grant] = {}
@@ -128,6 +128,8 @@ class GrantTable:
         """Granted and undecided."""
         self.keys = 0
         """Likewise."""
+        self.units_by_incarnation: dict[int, int] = {}
+        """The same units, by whose they are to be; none where it is 0."""
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -143,13 +145,22 @@ class GrantTable:
 
     def add(self, grant: Grant) -> None:
         self.by_id[grant.grant_id] = grant
-        self.units += grant.units
+        self._count(grant, grant.units)
         self.keys += len(grant)
+
+    def _count(self, grant: Grant, units: int) -> None:
+        self.units += units
+        owner, owned = grant.namespace.incarnation, self.units_by_incarnation
+        left = owned.get(owner, 0) + units
+        if left:
+            owned[owner] = left
+        else:
+            owned.pop(owner, None)
 
     def drop(self, grant: Grant) -> None:
         """The grant is over, whatever was pending."""
         del self.by_id[grant.grant_id]
-        self.units -= grant.units
+        self._count(grant, -grant.units)
         self.keys -= grant.pending_count
         grant.units = 0
 
@@ -157,7 +168,7 @@ class GrantTable:
         """Entries of so many units are decided or given up."""
         grant.settle(entries)
         grant.units -= units
-        self.units -= units
+        self._count(grant, -units)
         self.keys -= len(entries)
 
     def settle_one(self, grant: Grant, entry: int, units: int) -> None:
@@ -166,7 +177,7 @@ class GrantTable:
             grant.pending = np.ones(len(grant), np.bool_)
         grant.pending[entry] = False
         grant.units -= units
-        self.units -= units
+        self._count(grant, -units)
         self.keys -= 1
 
     def recount(self) -> int:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from .commands import Tick
-from .effects import GoneReason, Pinned
 from .eviction import evict_ahead, sweep
+from .lifetimes import end_lifetimes
 from .node_ops import lose_segment, set_node_state
 from .nodes import NodeState
-from .pool import Pool, Rows
+from .pool import Pool
 from .rebuilding import known_pool
 from .sampling import follow_samples
 from .segments import GROW_ALWAYS
 from .session_ops import abandon_session
 from .slot_growth import grow_slots
-from .spans import distinct
 from .tenure import resume
 from .tiers import plan_copies
-from .timers import Timed
 
 __all__ = ["tick"]
 
@@ -36,8 +34,7 @@ def tick(pool: Pool, command: Tick, now_s: float) -> None:
         pool.end_lease(lease)
     for session in pool.sessions.due(now_s, limit):
         abandon_session(pool, session)
-    _expire_objects(pool, now_s)
-    _end_pins(pool, now_s)
+    end_lifetimes(pool, now_s)
     _watch_nodes(pool, now_s)
     if pool.adoption_open and now_s >= pool.adoption_until_s:
         was_rebuilt = pool.adoption.below > 0
@@ -56,34 +53,6 @@ def tick(pool: Pool, command: Tick, now_s: float) -> None:
     pool.counters.rows_moved += len(moved)
     pool.note_time(now_s)
     follow_samples(pool, now_s)
-
-
-def _due_rows(pool: Pool, due: Timed) -> Rows:
-    rows = pool.objects.lookup(due.digests)
-    return rows[(rows >= 0) & pool.objects.rows_match(rows, due.seqs)]
-
-
-def _expire_objects(pool: Pool, now_s: float) -> None:
-    for _ in range(16):
-        due = pool.expiries.due(now_s)
-        if due is None:
-            return
-        rows = _due_rows(pool, due)
-        pool.counters.expired += len(rows)
-        pool.unlink(rows, GoneReason.EXPIRED)
-
-
-def _end_pins(pool: Pool, now_s: float) -> None:
-    for _ in range(16):
-        due = pool.unpins.due(now_s)
-        if due is None:
-            return
-        rows = _due_rows(pool, due)
-        rows = pool.clear_pins(rows[pool.pin.take(rows) == due.tag])
-        owners = pool.namespaces.owner[pool.incarnations_of(rows)]
-        for namespace_id in distinct(owners).tolist():
-            digests = pool.digests_of(rows[owners == namespace_id])
-            pool.effects.append(Pinned(namespace_id, digests, False, 0))
 
 
 def _watch_nodes(pool: Pool, now_s: float) -> None:

@@ -41,6 +41,7 @@ from .journal_layout import (
 )
 
 __all__ = [
+    "ENTRIES_PER_RECORD_MAX",
     "FLAG_SNAPSHOT",
     "HEADER_BYTES",
     "MAGIC_BYTES",
@@ -77,6 +78,7 @@ _RANGE_OFFSET: Final = 24
 _ENTRY: Final = Struct("<B3xI")  # kind, length
 _ENTRIES_BYTES_MAX: Final = RECORD_BYTES_MAX - HEADER_BYTES
 assert _ENTRIES_BYTES_MAX - _ENTRY.size >= PAYLOAD_BYTES_MAX
+ENTRIES_PER_RECORD_MAX: Final = _ENTRIES_BYTES_MAX // _ENTRY.size
 
 
 class RecordHeader(NamedTuple):

@@ -16,6 +16,7 @@ from .effects import (
     PLACED,
     DurableEffect,
     EpochStarted,
+    Expires,
     Gone,
     GoneReason,
     NamespaceOpened,
@@ -23,6 +24,7 @@ from .effects import (
     NodeServes,
     Pinned,
     PoolKnown,
+    QuotaSet,
     ReplicasChanged,
     SegmentGone,
     SegmentKnown,
@@ -34,17 +36,21 @@ from .journal_layout import (
     END,
     ENDPOINT,
     EPOCH,
+    EXPIRES,
+    EXPIRES_WIDTHS,
     EXTENT_BYTES,
     GONE,
     GONE_WIDTHS,
     GROWN,
     KIND_EPOCH,
+    KIND_EXPIRES,
     KIND_GONE,
     KIND_GROWN,
     KIND_NAMESPACE,
     KIND_NODE,
     KIND_PINNED,
     KIND_POOL,
+    KIND_QUOTA,
     KIND_REPLICAS,
     KIND_SEGMENT,
     KIND_SEGMENT_GONE,
@@ -58,6 +64,7 @@ from .journal_layout import (
     PINNED,
     PINNED_WIDTHS,
     POOL,
+    QUOTA,
     REPLICAS,
     REPLICAS_WIDTHS,
     SEGMENT,
@@ -135,11 +142,16 @@ def _build_pinned(key: list[int], columns: list[bytes]) -> Pinned:
     )
 
 
+def _build_expires(key: list[int], columns: list[bytes]) -> Expires:
+    return Expires(key[0], key[1], _digests(columns[0]), np.frombuffer(columns[1], "<u8"))
+
+
 _TABLES: Final = {
     KIND_STORED: _Table(STORED, STORED_WIDTHS, True, _build_stored),
     KIND_GONE: _Table(GONE, GONE_WIDTHS, False, _build_gone),
     KIND_REPLICAS: _Table(REPLICAS, REPLICAS_WIDTHS, True, _build_replicas),
     KIND_PINNED: _Table(PINNED, PINNED_WIDTHS, False, _build_pinned),
+    KIND_EXPIRES: _Table(EXPIRES, EXPIRES_WIDTHS, False, _build_expires),
 }
 
 
@@ -275,6 +287,11 @@ def _decode_namespace(payload: memoryview) -> NamespaceOpened:
     return NamespaceOpened(name.decode(), namespace_id, generation, fingerprint, seed, durability)
 
 
+def _decode_quota(payload: memoryview) -> QuotaSet:
+    namespace_id, priority, dram, ssd, objects = QUOTA.unpack(payload)
+    return QuotaSet(namespace_id, dram, ssd, objects, priority)
+
+
 def _decode_node(payload: memoryview) -> NodeKnown:
     node_id, *lengths = NODE.unpack_from(payload)
     node_uuid, name, boot_id, failure_domain = _texts(payload, NODE.size, tuple(lengths))
@@ -324,6 +341,7 @@ def _decode_end(payload: memoryview) -> SnapshotEnd:
 
 _DECODERS: Final[dict[int, Callable[[memoryview], Entry]]] = {
     KIND_NAMESPACE: _decode_namespace,
+    KIND_QUOTA: _decode_quota,
     KIND_NODE: _decode_node,
     KIND_SERVES: _decode_serves,
     KIND_SEGMENT: _decode_segment,

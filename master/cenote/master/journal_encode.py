@@ -15,12 +15,14 @@ from cenote.api.errors import InternalError
 
 from .effects import (
     EpochStarted,
+    Expires,
     Gone,
     NamespaceOpened,
     NodeKnown,
     NodeServes,
     Pinned,
     PoolKnown,
+    QuotaSet,
     ReplicasChanged,
     SegmentGone,
     SegmentKnown,
@@ -32,18 +34,22 @@ from .journal_layout import (
     END,
     ENDPOINT,
     EPOCH,
+    EXPIRES,
+    EXPIRES_WIDTHS,
     EXTENT_BYTES,
     GONE,
     GONE_WIDTHS,
     GROWN,
     HEAD_BYTES_MAX,
     KIND_EPOCH,
+    KIND_EXPIRES,
     KIND_GONE,
     KIND_GROWN,
     KIND_NAMESPACE,
     KIND_NODE,
     KIND_PINNED,
     KIND_POOL,
+    KIND_QUOTA,
     KIND_REPLICAS,
     KIND_SEGMENT,
     KIND_SEGMENT_GONE,
@@ -58,6 +64,7 @@ from .journal_layout import (
     PINNED_WIDTHS,
     POOL,
     POOL_ID_BYTES,
+    QUOTA,
     REPLICAS,
     REPLICAS_ROW_BYTES,
     SEGMENT,
@@ -130,6 +137,16 @@ def _encode_pinned(effect: Pinned) -> _Parts:
     return parts
 
 
+def _encode_expires(effect: Expires) -> _Parts:
+    n = len(effect.seqs)
+    if not n:
+        return ()
+    head = EXPIRES.pack(effect.until_unix_ms, effect.ttl_ms, n)
+    parts = (head, effect.digests.tobytes(), effect.seqs.tobytes())
+    _check(effect, parts, EXPIRES.size + n * sum(EXPIRES_WIDTHS))
+    return parts
+
+
 def _check(effect: object, parts: _Parts, expected_bytes: int) -> None:
     if sum(map(len, parts)) != expected_bytes:
         raise InternalError(f"the columns of {type(effect).__name__} have wrong types or lengths")
@@ -192,6 +209,13 @@ def _split_pinned(effect: Pinned) -> Iterator[Pinned]:
         yield Pinned(effect.namespace_id, digests, effect.pinned, effect.ttl_ms)
 
 
+def _split_expires(effect: Expires) -> Iterator[Expires]:
+    step = (PAYLOAD_BYTES_MAX - HEAD_BYTES_MAX) // sum(EXPIRES_WIDTHS)
+    for a in range(0, len(effect.seqs), step):
+        digests, seqs = effect.digests[a : a + step], effect.seqs[a : a + step]
+        yield Expires(effect.until_unix_ms, effect.ttl_ms, digests, seqs)
+
+
 # ---- effects without columns ----------------------------------------------------------------
 
 
@@ -206,6 +230,11 @@ def _encode_namespace(effect: NamespaceOpened) -> _Parts:
         len(effect.fingerprint),
     )
     return (head, name, effect.fingerprint)
+
+
+def _encode_quota(effect: QuotaSet) -> _Parts:
+    what = effect.dram_bytes, effect.ssd_bytes, effect.objects
+    return (QUOTA.pack(effect.namespace_id, effect.priority, *what),)
 
 
 def _encode_node(effect: NodeKnown) -> _Parts:
@@ -274,6 +303,7 @@ _ENCODERS: Final[dict[type[Entry], tuple[int, Callable[..., _Parts]]]] = {
     Gone: (KIND_GONE, _encode_gone),
     ReplicasChanged: (KIND_REPLICAS, _encode_replicas),
     NamespaceOpened: (KIND_NAMESPACE, _encode_namespace),
+    QuotaSet: (KIND_QUOTA, _encode_quota),
     NodeKnown: (KIND_NODE, _encode_node),
     NodeServes: (KIND_SERVES, _encode_serves),
     SegmentKnown: (KIND_SEGMENT, _encode_segment),
@@ -281,6 +311,7 @@ _ENCODERS: Final[dict[type[Entry], tuple[int, Callable[..., _Parts]]]] = {
     SegmentMet: (KIND_SEGMENT_MET, _encode_segment_met),
     SegmentGone: (KIND_SEGMENT_GONE, _encode_segment_gone),
     Pinned: (KIND_PINNED, _encode_pinned),
+    Expires: (KIND_EXPIRES, _encode_expires),
     EpochStarted: (KIND_EPOCH, _encode_epoch),
     PoolKnown: (KIND_POOL, _encode_pool),
     SnapshotEnd: (KIND_SNAPSHOT_END, _encode_end),
@@ -290,6 +321,7 @@ _SPLITTERS: Final[dict[type[Entry], Callable[..., Iterator[Entry]]]] = {
     Gone: _split_gone,
     ReplicasChanged: _split_replicas,
     Pinned: _split_pinned,
+    Expires: _split_expires,
 }
 
 

@@ -170,7 +170,7 @@ def replace_durably(path: Path, pieces: Iterable[bytes]) -> None:
             stream.flush()
             os.fsync(fd)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException:  # whatever it was, no half-written file may stay
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise

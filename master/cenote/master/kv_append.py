@@ -180,10 +180,11 @@ class Appender:
         return None
 
     def _behind(self) -> ResourceUnavailable:
-        trouble = f": {self._trouble.message}" if self._trouble is not None else ""
+        trouble, remedy = self._trouble, "check etcd's disks and network: `etcdctl endpoint status`"
         return ResourceUnavailable(
-            f"the journal in etcd is {self._pending_bytes >> 10} KiB behind{trouble}",
-            remedy="check etcd's disks and network: `etcdctl endpoint status`",
+            f"the journal in etcd is {self._pending_bytes >> 10} KiB behind"
+            + (f": {trouble.message}" if trouble is not None else ""),
+            remedy=remedy if trouble is None else trouble.remedy,
         )
 
     def fail(self, error: CenoteError) -> None:

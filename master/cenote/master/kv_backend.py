@@ -250,7 +250,7 @@ class KvBackend:
         return ResourceUnavailable(
             "the metadata service does not confirm this master's lead"
             + (f": {why.message}" if why is not None else ""),
-            remedy="check etcd: `etcdctl endpoint health`",
+            remedy="check etcd: `etcdctl endpoint health`" if why is None else why.remedy,
         )
 
     def publish(self, rows: Mapping[str, str | None]) -> None:

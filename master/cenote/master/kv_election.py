@@ -149,7 +149,6 @@ class Candidacy:
     ) -> None:
         """`entry`: the newest that this master knows. `first_epoch`: where there was none before.
         Raises JournalCorrupt."""
-        self._seen = seen
         self.epoch = seen.epoch_number + 1 if seen.epoch is not None else first_epoch
         self.row = LeaderRow(self.epoch, nonce, master)
         tenure = TenureRow(self.epoch, round(tenure_s * 1000), entry)
@@ -171,7 +170,3 @@ class Candidacy:
         row = LeaderRow.parse(seen.leader.value)
         mine = row.nonce == self.row.nonce and row.epoch == self.epoch
         return seen.epoch.mod_revision if mine else 0
-
-    def is_open(self, seen: Seen) -> bool:
-        """Whether nothing changed since, so that it may still succeed."""
-        return seen == self._seen

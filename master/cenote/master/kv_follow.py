@@ -14,7 +14,7 @@ from enum import Enum, auto
 from typing import Final, final
 
 from cenote.api.errors import ResourceUnavailable
-from cenote.kv.service import Kv, KvCompacted, KvEvent, Watch
+from cenote.kv.service import Kv, KvCompacted, KvEvent, KvUnavailable, Watch
 from cenote.runtime.clock import Clock
 from cenote.runtime.log import get_logger
 
@@ -32,7 +32,7 @@ from .workers import Workers
 
 __all__ = ["Follower", "last_entry_of", "split_records"]
 
-CHUNKS_PER_READ: Final = 64
+CHUNKS_PER_READ_MAX: Final = 64
 ROWS_PER_READ_MIN: Final = 64
 ROWS_PER_READ_MAX: Final = 4096
 READ_BYTES: Final = 4 << 20
@@ -74,6 +74,7 @@ class Follower:
         self._snapshot: _Snapshot | None = None
         self._watch: Watch | None = None
         self._rows_per_read = ROWS_PER_READ_MIN
+        self._chunks_per_read = CHUNKS_PER_READ_MAX
         self._restarts = 0
         self._resume = 1
         """First entry of the key in which reading goes on."""
@@ -175,8 +176,12 @@ class Follower:
         position = self.last, self._resume, self.journal_bytes, self.journal_values
         try:
             return self._step_from_here(timeout_s)
-        except ResourceUnavailable:
+        except ResourceUnavailable as error:
             self.last, self._resume, self.journal_bytes, self.journal_values = position
+            if isinstance(error, KvUnavailable) and self._at is not _At.WATCH:
+                # Where network or service are slow, less fits into the time of a call.
+                self._rows_per_read = max(self._rows_per_read // 2, 1)
+                self._chunks_per_read = max(self._chunks_per_read // 2, 1)
             raise
 
     def _step_from_here(self, timeout_s: float) -> Followed:
@@ -213,20 +218,25 @@ class Follower:
         at = self._snapshot.row if self._at is _At.SNAPSHOT and self._snapshot else None
         replaced = row is not None and (row.covers > self.last if at is None else row != at)
         self._restarts += 1
-        if not replaced or self._restarts > RESTARTS_MAX:
+        if not replaced:
             raise JournalCorrupt(
                 f"{what} is missing in etcd, under {self._keys.snapshot.decode()}",
                 remedy="restore etcd from a backup, or delete all keys under the prefix but for "
                 "`epoch`, and the pool starts empty",
             )
         self._begin_anew()
+        if self._restarts > RESTARTS_MAX:
+            raise ResourceUnavailable(
+                f"{what} was truncated before it was read, {self._restarts} times in a row",
+                remedy="give this master a faster way to etcd; it goes on trying",
+            )
         return Followed()
 
     def _read_snapshot(self) -> Followed:
         snapshot = self._snapshot
         assert snapshot is not None
         row, first = snapshot.row, snapshot.next_chunk
-        count = min(CHUNKS_PER_READ, row.chunks - first)
+        count = min(self._chunks_per_read, row.chunks - first)
         rows = self._kv.range(*self._keys.chunks(row, first, count), timeout_s=READ_TIMEOUT_S).rows
         if len(rows) != count:
             return self._lost(f"a part of the snapshot of entry {row.covers}")
@@ -245,6 +255,7 @@ class Follower:
                 snapshot.next_entry = header.last + 1
                 snapshot.ended = end is not None
                 records.append(record)
+        self._chunks_per_read = min(2 * self._chunks_per_read, CHUNKS_PER_READ_MAX)
         snapshot.next_chunk += count
         if snapshot.next_chunk == row.chunks:
             if not snapshot.ended:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final, final
 
 from cenote.api.errors import NotLeader, ResourceUnavailable
-from cenote.kv.service import Delete, Kv, KvUnavailable, Modified, Put
+from cenote.kv.service import Delete, Kv, KvRefused, KvUnavailable, Modified, Put
 from cenote.runtime.clock import Clock
 from cenote.runtime.log import get_logger
 
@@ -161,8 +161,8 @@ class Keeper:
                 if reply.succeeded:
                     return reply.revision
                 return candidacy.won(seen_from(reply))
-            except KvUnavailable as error:
-                self.trouble = error
+            except (KvUnavailable, KvRefused) as error:  # no answer; a full database, no permission
+                self._note_trouble(error)
             if self._clock.monotonic_s() >= end_s:
                 # Should it be carried out later nobody proves the tenure: it ends by itself.
                 return 0

@@ -14,7 +14,7 @@ from typing import Final
 from cenote.api.errors import ResourceUnavailable
 from cenote.kv.service import Get, Kv, KvUnavailable, Modified, Put
 
-from .journal import RECORD_BYTES_MAX
+from .journal import ENTRIES_PER_RECORD_MAX, RECORD_BYTES_MAX
 from .kv_follow import last_entry_of
 from .kv_keys import Keys, SnapshotRow
 
@@ -59,16 +59,17 @@ def write_snapshot(
 
 def _resume(kv: Kv, keys: Keys, covers: int) -> int:
     """See `SnapshotRow.resume`. What a key of the journal holds never changes."""
-    found = kv.range(
-        *keys.journal_before(covers + 1), keys_only=True, timeout_s=CALL_TIMEOUT_S
-    ).rows
+    # A key has at most as many entries as one record could. To be given all keys of a long journal
+    # takes longer than a call may.
+    first, end = keys.journal(max(covers - ENTRIES_PER_RECORD_MAX, 0)), keys.journal(covers + 1)
+    found = kv.range(first, end, keys_only=True, timeout_s=CALL_TIMEOUT_S).rows
     rows = kv.range(found[-1].key, timeout_s=CALL_TIMEOUT_S).rows if found else []
     last = last_entry_of(rows[0].value) if rows else 0
     if last < covers:  # not written yet, or truncated since: then another snapshot is in force
         raise ResourceUnavailable(f"entry {covers} is not in the journal in etcd")
-    first = keys.first_entry(rows[0].key)
-    assert first is not None
-    return first if last > covers else covers + 1
+    resume = keys.first_entry(rows[0].key)
+    assert resume is not None
+    return resume if last > covers else covers + 1
 
 
 def _values(records: Iterable[bytes]) -> Iterator[bytes]:

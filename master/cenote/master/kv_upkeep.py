@@ -146,6 +146,7 @@ class Upkeep:
             try:
                 job()
                 self._answered = True
+                self._complaints.pop(job.__name__, None)
             except KvUnavailable as error:
                 self._answered = False
                 _log.debug("upkeep has to wait", why=error.message)

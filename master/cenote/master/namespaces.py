@@ -76,6 +76,7 @@ class Namespaces:
         "ids_after",
         "objects",
         "owner",
+        "ssd_units",
         "units",
         "version",
     )
@@ -96,6 +97,9 @@ class Namespaces:
         """Namespace id of each incarnation."""
         self.objects: NDArray[np.int64] = np.zeros(16, np.int64)
         self.units: NDArray[np.int64] = np.zeros(16, np.int64)
+        """Of all copies, wherever they are."""
+        self.ssd_units: NDArray[np.int64] = np.zeros(16, np.int64)
+        """Of those on SSDs."""
 
     def check(self, namespace_id: int, generation: int) -> Namespace:
         """The namespace, if this is its current generation. Raises NamespaceReset."""
@@ -183,6 +187,7 @@ class Namespaces:
             self.owner = np.concatenate((self.owner, np.zeros(number, np.uint32)))
             self.objects = np.concatenate((self.objects, np.zeros(number, np.int64)))
             self.units = np.concatenate((self.units, np.zeros(number, np.int64)))
+            self.ssd_units = np.concatenate((self.ssd_units, np.zeros(number, np.int64)))
         self.count = number + 1
         self.alive[number] = True
         self.owner[number] = namespace_id
@@ -208,6 +213,11 @@ class Namespaces:
         """Objects that stay became larger by so many units (negative: smaller)."""
         sums = np.bincount(incarnations, weights=units, minlength=len(self.units))
         self.units += sums.astype(np.int64)
+
+    def add_ssd_units(self, incarnations: NDArray[np.integer], units: NDArray[np.int64]) -> None:
+        """The same, of what objects have on SSDs."""
+        sums = np.bincount(incarnations, weights=units, minlength=len(self.ssd_units))
+        self.ssd_units += sums.astype(np.int64)
 
     @property
     def stale_objects(self) -> int:

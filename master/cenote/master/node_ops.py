@@ -5,16 +5,24 @@ from __future__ import annotations
 from cenote.api.errors import NodeSuperseded, SessionUnknown, StaleEpoch
 from cenote.api.rows import UNIT_BYTES
 
-from .commands import Detach, Heartbeat, HeartbeatReply, NodeProbed, ReportFailure
+from .commands import Detach, EndpointInfo, Heartbeat, HeartbeatReply, NodeProbed, ReportFailure
 from .copies import end_copies, forget_copies
 from .damage import drop_damaged, drop_misread
-from .effects import ProbeNode
+from .effects import NodeServes, ProbeNode
 from .nodes import Node, NodeState
 from .pool import Pool
 from .session_ops import node_cut_session
 from .sessions import claimer
 
-__all__ = ["detach", "heartbeat", "lose_segment", "node_probed", "report_failure", "set_node_state"]
+__all__ = [
+    "detach",
+    "heartbeat",
+    "lose_segment",
+    "node_probed",
+    "report_failure",
+    "set_endpoints",
+    "set_node_state",
+]
 
 
 def set_node_state(pool: Pool, node: Node, state: NodeState) -> None:
@@ -24,6 +32,15 @@ def set_node_state(pool: Pool, node: Node, state: NodeState) -> None:
     node.state = state
     pool.segments.refresh_readable()
     pool.view_changed()
+
+
+def set_endpoints(pool: Pool, node: Node, endpoints: list[EndpointInfo]) -> bool:
+    """Where a node is served; whether that is news."""
+    if node.endpoints == endpoints:
+        return False
+    node.endpoints = endpoints
+    pool.effects.append(NodeServes(node.node_id, endpoints))
+    return True
 
 
 def heartbeat(pool: Pool, command: Heartbeat, now_s: float) -> HeartbeatReply:
@@ -49,6 +66,8 @@ def heartbeat(pool: Pool, command: Heartbeat, now_s: float) -> HeartbeatReply:
     if command.copied is not None:
         end_copies(pool, node, command.copied, now_s)
     node.counters = command.counters
+    if command.endpoints is not None and set_endpoints(pool, node, command.endpoints):
+        pool.view_changed()
     node.quarantined_session_ids = list(command.quarantined_session_ids)
     if node.state == NodeState.DEAD:
         if node.unanswered:  # it talks to us, but clients may still not reach it

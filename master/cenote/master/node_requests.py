@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, cast, final
 
@@ -24,11 +25,11 @@ from .commands import (
     Detach,
     EndpointInfo,
     Heartbeat,
-    NodeCounters,
     PoolCopy,
     SegmentReport,
 )
 from .effects import NamespaceOpened
+from .node_counters import NodeCounters
 from .requests import check_id, check_text
 
 __all__ = ["AttachCollector", "detach_command", "heartbeat_command", "pool_message"]
@@ -37,6 +38,7 @@ SEGMENTS_MAX: Final = 256
 """Of one node."""
 ENDPOINTS_MAX: Final = 16
 DEVICE_INFO_BYTES_MAX: Final = 64 << 10
+TROUBLE_BYTES_MAX: Final = 1024
 INCARNATION_BYTES_MAX: Final = 64
 RETIRED_EXTENTS_MAX: Final = 65_536
 SLOTS_MAX: Final = 1 << 26
@@ -101,12 +103,16 @@ def _endpoint(message: common_pb2.Endpoint) -> EndpointInfo:
     return EndpointInfo(message.kind, address, message.device_info)
 
 
+def _endpoints(messages: Sequence[common_pb2.Endpoint]) -> list[EndpointInfo]:
+    if len(messages) > ENDPOINTS_MAX:
+        raise InvalidArgument(f"a node has at most {ENDPOINTS_MAX} endpoints")
+    return [_endpoint(endpoint) for endpoint in messages]
+
+
 def _attach(message: pb.AttachRequest) -> Attach:
     name = check_text(message.node_name, "node_name")
     if not name:
         raise InvalidArgument("a node needs a node_name")
-    if len(message.endpoints) > ENDPOINTS_MAX:
-        raise InvalidArgument(f"a node has at most {ENDPOINTS_MAX} endpoints")
     if len(message.segments) > SEGMENTS_MAX:
         raise InvalidArgument(f"a node has at most {SEGMENTS_MAX} segments")
     segments = [_segment(segment) for segment in message.segments]
@@ -117,7 +123,7 @@ def _attach(message: pb.AttachRequest) -> Attach:
         name,
         check_text(message.boot_id, "boot_id"),
         check_text(message.failure_domain, "failure_domain"),
-        [_endpoint(endpoint) for endpoint in message.endpoints],
+        _endpoints(message.endpoints),
         segments,
         np.zeros(0, SLOT),
         message.process_id,
@@ -325,6 +331,11 @@ def heartbeat_command(message: pb.HeartbeatRequest, *, held: bool = False) -> He
             stats.connections,
             stats.broken_slots,
             stats.unverified_slots,
+            stats.rdma_registered_bytes,
+            stats.rdma_queue_pairs,
+            stats.rdma_received_bytes,
+            stats.rdma_sent_bytes,
+            check_text(stats.rdma_trouble, "rdma_trouble", TROUBLE_BYTES_MAX),
         ),
         message.start_number,
         unpack_ids(message.withdrawn_session_ids, "withdrawn_session_ids"),
@@ -332,6 +343,7 @@ def heartbeat_command(message: pb.HeartbeatRequest, *, held: bool = False) -> He
         unpack_rows(stats.damaged_slots, SLOT, "damaged_slots") if stats.damaged_slots else None,
         unpack_rows(message.copied, COPIED, "copied") if message.copied else None,
         held,
+        _endpoints(message.endpoints) if message.endpoints else None,
     )
 
 

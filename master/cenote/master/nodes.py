@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from .commands import EndpointInfo, NodeCounters
+from .commands import EndpointInfo
 from .effects import NodeKnown
 from .instructions import Instruction
+from .node_counters import NodeCounters
 
 __all__ = ["Node", "NodeState", "Nodes"]
 

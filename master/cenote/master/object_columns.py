@@ -6,7 +6,7 @@
     stamp      8   }
     state      1   } what eviction scans, each a column of its own
     lease_count 4  }
-    pin        1   }
+    pin        4   }
     parent     4   what stands before it in its chain; no memory where no policy asks for it
 
 Fields that are wanted together lie together (a row of `record` or `extent` is one gather and about
@@ -71,7 +71,7 @@ class ObjectColumns:
         stamp = Reservation(np.uint64, capacity)
         state = Reservation(np.uint8, capacity)
         lease_count = Reservation(np.uint32, capacity)
-        pin = Reservation(np.uint8, capacity)
+        pin = Reservation(np.uint32, capacity)
         parent = Reservation(np.uint32, capacity)
         columns = [digest, record, extent, stamp, lease_count, pin, parent]
         self._space = RowSpace(state, columns, capacity)
@@ -89,7 +89,7 @@ class ObjectColumns:
         self._stamp = stamp.array.view(np.uint64)
         self._state = state.array.view(np.uint8)
         self._lease_count = lease_count.array.view(np.uint32)
-        self._pin = pin.array.view(np.uint8)
+        self._pin = pin.array.view(np.uint32)
         self._has_links = False
         """Whether any was ever written to `parent`, the last column."""
         self.parent: U32 = parent.array.view(np.uint32)
@@ -98,7 +98,7 @@ class ObjectColumns:
         self._digest_words = digest.view.cast("Q")
         self._record_view, self._extent_view = record.view, extent.view
         self._stamp_words, self._lease_words = stamp.view.cast("Q"), lease_count.view.cast("I")
-        self._state_view, self._pin_view = state.view, pin.view
+        self._state_view, self._pin_words = state.view, pin.view.cast("I")
 
     @property
     def digests(self) -> U64:
@@ -121,7 +121,7 @@ class ObjectColumns:
         return self._lease_count[: self._space.high_water]
 
     @property
-    def pin(self) -> U8:
+    def pin(self) -> U32:
         """Not 0: not to be evicted."""
         return self._pin[: self._space.high_water]
 

@@ -46,6 +46,8 @@ class ObjectRows:
         self.state_bytes = memoryview(self.state.data)
         self.record_of = objects.record_of_one
         self._extent_bytes = objects._extent_view
+        self.pinned_bytes = 0
+        self.pinned_objects = 0
 
     def extent_of(self, row: int) -> tuple[int, ...]:
         """The first extent's fields."""
@@ -152,4 +154,21 @@ class ObjectRows:
         counts, spans = self.spans_of(rows)
         ends = np.cumsum(counts)
         sums: NDArray[np.int64] = np.add.reduceat(spans[:, 3].astype(np.int64), ends - counts)
+        return sums
+
+    def clear_pins(self, rows: Rows) -> Rows:
+        """Take the pins off rows; returns those that had one."""
+        pinned: Rows = rows[self.pin.take(rows) != 0]
+        if len(pinned):
+            self.pin[pinned] = 0
+            self.pinned_objects -= len(pinned)
+            self.pinned_bytes -= int(self.sizes_of(pinned).sum())
+        return pinned
+
+    def _ssd_units(self, counts: NDArray[np.int64], spans: Spans) -> NDArray[np.int64]:
+        """Units on SSDs of each of some objects, of which these are all extents."""
+        lengths = np.where(self.segments.on_ssd[segments_of(spans)], spans[:, 3], 0)
+        sums: NDArray[np.int64] = np.add.reduceat(
+            lengths.astype(np.int64), np.cumsum(counts) - counts
+        )
         return sums

@@ -328,7 +328,7 @@ class ObjectTable(ObjectColumns):
         if node:
             self._extras.drop(np.array([node]))
         self._record_view[row * _RECORD_BYTES : (row + 1) * _RECORD_BYTES] = _NO_RECORD
-        self._pin_view[row] = 0
+        self._pin_words[row] = 0
         self._space.give_one(row)
 
     def _drop_extras(self, rows: Rows) -> None:

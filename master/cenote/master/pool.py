@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +52,7 @@ from .nodes import Node, Nodes
 from .object_rows import RECORD_WORDS, ObjectRows, Rows
 from .objects import LIVE, ObjectTable
 from .placement import Placement
+from .quotas import Quotas
 from .segments import DRAM, Segment, Segments
 from .sessions import Orphans, Session, Sessions
 from .spans import (
@@ -108,6 +110,7 @@ class Pool(ObjectRows):
         """Keys without any of these bits in their first word are sampled; see `sampling`."""
         self.sampled_s = -math.inf
         self.namespaces = Namespaces()
+        self.quotas = Quotas()
         self.nodes = Nodes()
         self.sessions = Sessions()
         self.orphans = Orphans()
@@ -115,6 +118,8 @@ class Pool(ObjectRows):
         self.tiers = Tiers()
         self.adoption = AdoptionLog(config.tombstones_max)
         self.expiries = ObjectTimers()
+        self.unix_offset_s = 0.0
+        """From monotonic time to the wall clock's, since the epoch started; see `lifetimes`."""
         self.unpins = ObjectTimers()
         self.counters = Counters()
         self.effects: list[Effect] = []
@@ -128,22 +133,17 @@ class Pool(ObjectRows):
         self.lease_cap_bytes = 0
         self.session_cap_units = 0
         self.leased_bytes = 0
-        self.pinned_bytes = 0
-        self.pinned_objects = 0
         self.ahead_units = 0
         """To be kept free ahead of need, where that is more than the configured reserve."""
         self.condemned_units = 0
         self.condemned_rows = 0
         self.placement = Placement()
         self.placement_dirty = True
-        self.victim_rows: Rows = np.zeros(0, np.int64)
-        self.victim_stamps: NDArray[np.uint64] = np.zeros(0, np.uint64)
-        self.victim_at = 0
-        self.victim_low: NDArray[np.bool_] | None = None
+        self.victim_queues: dict[int, Any] = {}
+        """By rank; the business of `victims`."""
         self.sweep_at = 0
         """Where the sweep of dead generations goes on; 0 = nothing to sweep."""
         self.replayed_epoch = 0
-        self.replayed_pins: list[tuple[float, NDArray[np.uint64], NDArray[np.uint64], int]] = []
         self.adoption_open = True
         self.adoption_until_s = 0.0
         self.pin_tag = 1
@@ -197,8 +197,7 @@ class Pool(ObjectRows):
     def take_policy(self, policy: EvictionPolicy) -> None:
         """Another policy goes on from where the one in force is."""
         self.policy = policy
-        self.victim_rows = self.victim_rows[:0]
-        self.victim_at = 0
+        self.victim_queues.clear()
 
     # ---- nodes and segments -------------------------------------------------------------------
 
@@ -275,6 +274,9 @@ class Pool(ObjectRows):
         )
         self.namespaces.objects[namespace.incarnation] += len(rows)
         self.namespaces.units[namespace.incarnation] += units
+        if self.segments.has_ssd:
+            on_ssd = self.segments.on_ssd[segments_of(spans)]
+            self.namespaces.ssd_units[namespace.incarnation] += units_of(spans[on_ssd])
         return rows
 
     def unlink(self, rows: Rows, reason: GoneReason, *, quiet: bool = False) -> int:
@@ -291,6 +293,8 @@ class Pool(ObjectRows):
         ends = np.cumsum(counts)
         sums = np.add.reduceat(spans[:, 3].astype(np.int64), ends - counts)
         self.namespaces.account(incarnations, sums, -1)
+        if self.segments.has_ssd:
+            self.namespaces.add_ssd_units(incarnations, -self._ssd_units(counts, spans))
         self.objects.unlink(rows)
         if self.keeps_links:
             self.objects.parent[rows] = 0
@@ -399,8 +403,12 @@ class Pool(ObjectRows):
     ) -> None:
         """LIVE -> LIVE with other extents; their space is the caller's business."""
         before = self.units_of_rows(rows)
+        owners = self.incarnations_of(rows)
+        if self.segments.has_ssd:
+            change = self._ssd_units(counts, spans) - self._ssd_units(*self.spans_of(rows))
+            self.namespaces.add_ssd_units(owners, change)
         self.objects.set_extents(rows, counts, to_extents(spans).view(EXTENT), replicas)
-        self.namespaces.add_units(self.incarnations_of(rows), self.units_of_rows(rows) - before)
+        self.namespaces.add_units(owners, self.units_of_rows(rows) - before)
 
     def lose_segment(self, segment: Segment) -> int:
         """A segment's contents are gone, and so is it. Returns how many objects were lost."""
@@ -484,12 +492,3 @@ class Pool(ObjectRows):
         self.condemned_units -= units_of(spans)
         self.segments.give(spans)
         self.objects.free(rows)
-
-    def clear_pins(self, rows: Rows) -> Rows:
-        """Take the pins off rows; returns those that had one."""
-        pinned: Rows = rows[self.pin.take(rows) != 0]
-        if len(pinned):
-            self.pin[pinned] = 0
-            self.pinned_objects -= len(pinned)
-            self.pinned_bytes -= int(self.sizes_of(pinned).sum())
-        return pinned

@@ -22,6 +22,9 @@ from .config import host_and_port
 __all__ = ["PROBE_TIMEOUT_S", "Prober", "answers"]
 
 PROBE_TIMEOUT_S: Final = 0.3
+LATE_S: Final = 2.0
+"""How much longer an answer is waited for: a node of a slow machine, or one that was stopped for a
+moment, is back with it, and not only when a later probe is answered in time."""
 PROBES_MAX: Final = 64
 _log = get_logger("cenote.master")
 
@@ -31,8 +34,9 @@ class Prober:
     """One probe a node at a time, PROBES_MAX in all.
 
     `endpoint_of(node_id)`: its data address, "" where it told none. `note(node_id, answered)` gets
-    what came of a probe. A node that is asked for while it is probed is probed again: the answer
-    may have been under way before whatever made somebody ask.
+    what came of a probe: False after PROBE_TIMEOUT_S, then True should it answer late. A node that
+    is asked for while it is probed is probed again: the answer may have been under way before
+    whatever made somebody ask.
     """
 
     def __init__(
@@ -67,9 +71,20 @@ class Prober:
             host, port = host_and_port(address, "endpoint")
         except ConfigError:
             return  # it has not said where it listens: its heartbeats tell whether it lives
-        answered = await answers(host, port, PROBE_TIMEOUT_S)
-        self._note(node_id, answered)
-        _log.info("probed", node=node_id, address=address, answered=answered)
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        asking = loop.create_task(answers(host, port, PROBE_TIMEOUT_S + LATE_S))
+        try:
+            in_time, _ = await asyncio.wait([asking], timeout=PROBE_TIMEOUT_S)
+            if not in_time:
+                self._note(node_id, False)
+            answered = await asking
+        finally:
+            asking.cancel()
+        if in_time or answered:
+            self._note(node_id, answered)
+        took = round(loop.time() - began_s, 3)
+        _log.info("probed", node=node_id, address=address, answered=answered, seconds=took)
 
     def close(self) -> None:
         """End all probes, and begin none any more."""

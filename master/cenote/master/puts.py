@@ -119,11 +119,9 @@ def _put_start_one(
         or len(session.grants) >= pool.config.session_grants_max
     ):
         return None
-    size = int(command.sizes[0])
-    tails = command.tail_lengths
+    size, tails, placement = int(command.sizes[0]), command.tail_lengths, pool.placement
     length = size + (int(tails[0]) if tails is not None else 0)
     units = (length + UNIT_BYTES - 1) // UNIT_BYTES
-    placement = pool.placement
     if (
         not 0 < size < _SIZE_MAX
         or pool.placement_dirty
@@ -133,12 +131,10 @@ def _put_start_one(
     ):
         return None
     entry = placement.first(command.tier or 1)
-    if entry is None:
+    taken = None if entry is None else entry.segment.take_one(units)
+    if entry is None or taken is None:
         return None
     segment = entry.segment
-    taken = segment.take_one(units)
-    if taken is None:
-        return None
     offset, slot, units = taken
     placement.charge_first(entry, units)
     if segment.wants_slots():
@@ -193,22 +189,23 @@ def _put_start_many(
     if len(left) and int(left.max()) >= 0:
         links = -1  # hidden objects stand where these will: commit has to look again
     keys = _Keys(command, todo)
-    refused = _refusals(pool, session, keys)
-    if refused is not None:
-        at = np.arange(n) if todo is None else todo
-        puts["status"][at] = refused
-        todo = at[refused == 0]
-        keys = _Keys(command, todo)
-    if not len(keys.units):
-        _count(pool, n, 0, present, puts)
-        return PutStartReply(puts.tobytes(), b"", 0, pool.view_version, unsealed=unsealed)
-    placed = place(
-        pool,
-        keys.units,
-        max(1, command.replicas),
-        max(1, command.min_replicas),
-        _wanted(pool, command, session, now_s),
-    )
+    if pool.quotas.active:
+        units = int(keys.units.sum()) * max(1, command.replicas)
+        pool.quotas.begin_claim(namespace.incarnation, units, len(keys.units))
+    try:
+        refused = _refusals(pool, session, keys)
+        if refused is not None:
+            at = np.arange(n) if todo is None else todo
+            puts["status"][at] = refused
+            todo = at[refused == 0]
+            keys = _Keys(command, todo)
+        if not len(keys.units):
+            _count(pool, n, 0, present, puts)
+            return PutStartReply(puts.tobytes(), b"", 0, pool.view_version, unsealed=unsealed)
+        replicas = max(1, command.replicas), max(1, command.min_replicas)
+        placed = place(pool, keys.units, *replicas, _wanted(pool, command, session, now_s))
+    finally:
+        pool.quotas.end_claim()
     if placed.status is not None:
         at = np.arange(n) if todo is None else todo
         puts["status"][at] = placed.status

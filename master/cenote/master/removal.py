@@ -1,4 +1,4 @@
-"""Remove, pin, unpin, and the reset of a namespace."""
+"""Remove, pin, unpin, quotas, and the reset of a namespace."""
 
 from __future__ import annotations
 
@@ -7,8 +7,17 @@ from numpy.typing import NDArray
 
 from cenote.api.errors import QuotaExceeded
 
-from .commands import NamespaceReply, OpenNamespace, Pin, Remove, ResetNamespace, Unpin
-from .effects import Gone, GoneReason, NamespaceOpened, Pinned
+from .commands import (
+    NamespaceReply,
+    OpenNamespace,
+    Pin,
+    Remove,
+    ResetNamespace,
+    SetQuota,
+    Unpin,
+)
+from .effects import Gone, GoneReason, NamespaceOpened, Pinned, QuotaSet
+from .lifetimes import set_pins
 from .lookups import check_digests
 from .namespaces import Namespace
 from .pool import Pool, Rows
@@ -18,18 +27,14 @@ from .spans import distinct
 from .tenure import check_tenure
 
 __all__ = [
-    "PIN_FOREVER",
     "namespace_reply",
     "open_namespace",
     "pin",
     "remove",
     "reset_namespace",
-    "set_pins",
+    "set_quota",
     "unpin",
 ]
-
-PIN_FOREVER = 1
-"""In the pin column. Other values are pins that end, by the batch they were set in."""
 
 
 def _rows_of(
@@ -95,13 +100,8 @@ def pin(pool: Pool, command: Pin, now_s: float) -> NDArray[np.uint8]:
     found, rows = _rows_of(pool, namespace, command.digests)
     fresh = rows[pool.pin.take(rows) == 0]
     fresh_bytes = int(pool.sizes_of(fresh).sum())
-    budget = int(pool.capacity_bytes * pool.config.pinned_share_max)
-    if len(fresh) and pool.pinned_bytes + fresh_bytes > budget:
-        raise QuotaExceeded(
-            f"{pool.pinned_bytes + fresh_bytes} bytes would be pinned, "
-            f"{budget} is the most ({pool.config.pinned_share_max:.0%} of the capacity)",
-            remedy="unpin something or add capacity",
-        )
+    if len(fresh):
+        _check_budget(pool, namespace, fresh_bytes)
     tag = set_pins(pool, rows, timed=command.ttl_ms > 0)
     if len(rows):
         digests = pool.digests_of(rows)
@@ -111,19 +111,50 @@ def pin(pool: Pool, command: Pin, now_s: float) -> NDArray[np.uint8]:
     return found.view(np.uint8)
 
 
-def set_pins(pool: Pool, rows: Rows, *, timed: bool) -> int:
-    """Pin rows. Returns the tag in their pin column: PIN_FOREVER, or one that a timer can name.
+def _check_budget(pool: Pool, namespace: Namespace, fresh_bytes: int) -> None:
+    """Pins must not starve the pool, nor what is promised to others. Raises QuotaExceeded."""
+    share = pool.config.pinned_share_max
+    budget = int(pool.capacity_bytes * share)
+    if pool.pinned_bytes + fresh_bytes > budget:
+        raise QuotaExceeded(
+            f"{pool.pinned_bytes + fresh_bytes} bytes would be pinned, "
+            f"{budget} is the most ({share:.0%} of the capacity)",
+            remedy="unpin something or add capacity",
+        )
+    if not pool.quotas.active:
+        return
+    own = pool.quotas.of(namespace.namespace_id).dram_bytes
+    promised = sum(quota.dram_bytes for quota in pool.quotas.by_id.values())
+    budget = own or int(max(0, pool.capacity_bytes - promised) * share)
+    end = pool.objects.high_water
+    pinned = np.flatnonzero(pool.pin[:end])
+    pinned = pinned[pool.incarnations_of(pinned) == namespace.incarnation]
+    would_be = int(pool.sizes_of(pinned).sum()) + fresh_bytes
+    if would_be > budget:
+        what = "its quota" if own else f"{share:.0%} of what no quota promises"
+        raise QuotaExceeded(
+            f"{would_be} bytes of namespace {namespace.name!r} would be pinned, "
+            f"{budget} is the most ({what})",
+            remedy="unpin something, or `cenote namespaces set-quota`",
+        )
 
-    A later pin replaces an earlier one and its time: the earlier one's timer finds another tag.
-    """
-    fresh = rows[pool.pin.take(rows) == 0]
-    pool.pinned_objects += len(fresh)
-    pool.pinned_bytes += int(pool.sizes_of(fresh).sum())
-    tag = PIN_FOREVER
-    if timed:
-        pool.pin_tag = tag = pool.pin_tag + 1 if pool.pin_tag < 255 else PIN_FOREVER + 1
-    pool.pin[rows] = tag
-    return tag
+
+def set_quota(pool: Pool, command: SetQuota, now_s: float) -> QuotaSet:
+    """What a namespace has for sure, from now on. Raises NamespaceNotFound."""
+    namespace = pool.namespaces.named(command.name)
+    known = pool.quotas.of(namespace.namespace_id)
+    quota = QuotaSet(
+        namespace.namespace_id,
+        known.dram_bytes if command.dram_bytes is None else command.dram_bytes,
+        known.ssd_bytes if command.ssd_bytes is None else command.ssd_bytes,
+        known.objects if command.objects is None else command.objects,
+        known.priority if command.priority is None else command.priority,
+    )
+    pool.quotas.apply(quota)
+    pool.namespaces.version += 1
+    pool.effects.append(quota)
+    tell_namespace(pool, namespace.opened())
+    return quota
 
 
 def unpin(pool: Pool, command: Unpin, now_s: float) -> NDArray[np.uint8]:

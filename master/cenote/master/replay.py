@@ -18,6 +18,7 @@ from cenote.api.errors import InternalError, StaleEpoch
 from .effects import (
     DurableEffect,
     EpochStarted,
+    Expires,
     Gone,
     GoneReason,
     NamespaceOpened,
@@ -25,6 +26,7 @@ from .effects import (
     NodeServes,
     Pinned,
     PoolKnown,
+    QuotaSet,
     ReplicasChanged,
     SegmentGone,
     SegmentKnown,
@@ -32,10 +34,10 @@ from .effects import (
     SlotsGrown,
     Stored,
 )
+from .lifetimes import lifetimes, pins, replay_expires, replay_pinned, start_timers
 from .objects import LIVE
 from .pool import Pool, Rows
 from .rebuilding import begin_pool, known_pool, name_pool
-from .removal import PIN_FOREVER, set_pins
 from .spans import SEGMENT_MASK, distinct, from_placed, to_placed
 
 __all__ = ["replay", "snapshot", "start_epoch"]
@@ -141,6 +143,10 @@ def _namespace(pool: Pool, effect: NamespaceOpened) -> None:
     pool.sweep_at = 1
 
 
+def _quota(pool: Pool, effect: QuotaSet) -> None:
+    pool.quotas.apply(effect)
+
+
 def _node(pool: Pool, effect: NodeKnown) -> None:
     pool.nodes.apply(effect)
 
@@ -175,19 +181,6 @@ def _segment_gone(pool: Pool, effect: SegmentGone) -> None:
     pool.segments.drop(effect.segment_id)
 
 
-def _pinned(pool: Pool, effect: Pinned) -> None:
-    rows = pool.objects.lookup(np.ascontiguousarray(effect.digests))
-    rows = distinct(rows[rows >= 0])
-    if not effect.pinned:
-        pool.clear_pins(rows)
-        return
-    tag = set_pins(pool, rows, timed=effect.ttl_ms > 0)
-    if effect.ttl_ms and len(rows):
-        pool.replayed_pins.append(
-            (effect.ttl_ms / 1000, pool.digests_of(rows), pool.seqs_of(rows), tag)
-        )
-
-
 def _epoch(pool: Pool, effect: EpochStarted) -> None:
     pool.replayed_epoch = max(pool.replayed_epoch, effect.epoch)
     pool.last_seq = max(pool.last_seq, effect.last_seq)
@@ -205,21 +198,24 @@ _REPLAY: dict[type[DurableEffect], Callable[[Pool, Any], None]] = {
     Gone: _gone,
     ReplicasChanged: _replicas_changed,
     NamespaceOpened: _namespace,
+    QuotaSet: _quota,
     NodeKnown: _node,
     NodeServes: _serves,
     SegmentKnown: _segment,
     SlotsGrown: _grown,
     SegmentMet: _segment_met,
     SegmentGone: _segment_gone,
-    Pinned: _pinned,
+    Pinned: replay_pinned,
+    Expires: replay_expires,
     EpochStarted: _epoch,
     PoolKnown: _pool,
 }
 
 
-def start_epoch(pool: Pool, now_s: float) -> None:
+def start_epoch(pool: Pool, now_s: float, unix_s: float | None = None) -> None:
     """Replay is over: the tenure begins. Emits EpochStarted.
 
+    `unix_s`: what the wall clock says; None: the same as `now_s`, where all leaders share a clock.
     Raises StaleEpoch where what was replayed is of this epoch or a later one.
     """
     if pool.started:
@@ -236,9 +232,7 @@ def start_epoch(pool: Pool, now_s: float) -> None:
     pool.adoption_until_s = now_s + config.adoption_window_s
     for node in pool.nodes.by_id.values():
         node.heard_s = now_s
-    for ttl_s, digests, seqs, tag in pool.replayed_pins:
-        pool.unpins.add(now_s + ttl_s, digests, seqs, tag)
-    pool.replayed_pins = []
+    start_timers(pool, now_s, now_s if unix_s is None else unix_s)
     pool.adoption.start(pool.epoch, pool.last_seq)
     pool.effects.append(EpochStarted(pool.epoch, pool.last_seq))
     begin_pool(pool)
@@ -279,6 +273,7 @@ def _parts(pool: Pool) -> Iterator[DurableEffect]:
     yield from _epochs(pool)
     for namespace in sorted(pool.namespaces.by_id.values(), key=lambda n: n.namespace_id):
         yield namespace.opened()
+    yield from pool.quotas.by_id.values()
     if pool.pool_id:
         yield known_pool(pool)
     for node in pool.nodes.by_id.values():
@@ -296,21 +291,8 @@ def _parts(pool: Pool) -> Iterator[DurableEffect]:
     rows = rows[np.argsort(pool.stamp.take(rows), kind="stable")]
     for start in range(0, len(rows), _CHUNK_ROWS):
         yield from _stored_chunk(pool, rows[start : start + _CHUNK_ROWS])
-    yield from _pins(pool, rows[pool.pin.take(rows) == PIN_FOREVER], 0)
-    for timed in sorted(pool.unpins.entries):
-        pinned = pool.objects.lookup(timed.digests)
-        pinned = pinned[(pinned >= 0) & pool.objects.rows_match(pinned, timed.seqs)]
-        pinned = pinned[pool.pin.take(pinned) == timed.tag]
-        yield from _pins(pool, pinned, max(1, int((timed.at_s - pool.now_s) * 1000)))
-
-
-def _pins(pool: Pool, rows: Rows, ttl_ms: int) -> Iterator[Pinned]:
-    owners = pool.namespaces.owner[pool.incarnations_of(rows)]
-    for namespace_id in distinct(owners).tolist():
-        here = rows[owners == namespace_id]
-        for start in range(0, len(here), _CHUNK_ROWS):
-            digests = pool.digests_of(here[start : start + _CHUNK_ROWS])
-            yield Pinned(namespace_id, digests, True, ttl_ms)
+    yield from pins(pool, rows)
+    yield from lifetimes(pool)
 
 
 def _epochs(pool: Pool) -> Iterator[DurableEffect]:

@@ -26,6 +26,7 @@ from .admin import ADMIN_SERVICE, AdminGrpc
 from .config import MasterConfig, host_and_port
 from .front import STANDBY, Front
 from .grpc_service import MASTER_SERVICE, MasterGrpc
+from .journal import JournalCorrupt
 from .master_metrics import TickStats, register_metrics
 from .metadata import MasterRow, MetadataBackend, open_backend
 from .operations import Settings
@@ -42,9 +43,11 @@ LOAD_SLICE_S: Final = 0.02
 LATE_S: Final = 0.25
 HEAR_S: Final = 0.05
 RETRY_S: Final = 0.2
+"""After a campaign that was won in vain."""
+RETRY_S_MAX: Final = 30.0
+"""The same after a journal that is damaged."""
 BEGIN_S: Final = 10.0
 """The journal gives up earlier by itself."""
-"""After a campaign that was won in vain."""
 GC_INTERVAL_S: Final = 30.0
 GC_IDLE_CALLS_MAX: Final = 4
 """Calls since the last tick, at most, for a collection to begin."""
@@ -205,6 +208,7 @@ class MasterServer:
 
     async def _stand_by(self, front: Front) -> None:
         """Until this master leads."""
+        retry_s = RETRY_S
         while True:
             state_config = _with_pool_id(self._config.state_config())
             standby = self._standby = Standby(front.backend, state_config)
@@ -215,7 +219,8 @@ class MasterServer:
             except (NotLeader, ResourceUnavailable) as error:
                 _log.warning("could not begin to lead", why=str(error))
                 await self._renew_backend(front)
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(retry_s)
+                retry_s = _next_retry_s(retry_s, error)
                 continue
             finally:
                 standby.stop()
@@ -346,6 +351,12 @@ class MasterServer:
 def _with_pool_id(config: StateConfig) -> StateConfig:
     """With an id for a pool that begins now; one that has its id keeps it."""
     return dataclasses.replace(config, pool_id=secrets.token_bytes(16))
+
+
+def _next_retry_s(last_s: float, error: CenoteError) -> float:
+    """How long to wait before the attempt after the next one: all of the journal may be read then,
+    and one that is damaged will be so the next time, too."""
+    return min(2 * last_s, RETRY_S_MAX) if isinstance(error, JournalCorrupt) else RETRY_S
 
 
 def _campaign(standby: Standby, config: StateConfig, settings: Settings) -> MasterService | None:

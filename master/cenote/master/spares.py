@@ -243,9 +243,8 @@ def commit_one_spare(
     namespaces = pool.namespaces
     namespaces.objects[namespace.incarnation] += 1
     namespaces.units[namespace.incarnation] += units
-    counters = pool.counters
-    counters.committed += 1
-    counters.committed_bytes += size
+    pool.counters.committed += 1
+    pool.counters.committed_bytes += size
     place = word & 0xFFFF, slot, offset, units
     columns = _COLUMNS.pack(size, command.checksum, seq, tail, *place, 0)
     pool.effects.append(

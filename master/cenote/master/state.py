@@ -10,7 +10,7 @@ This file says which command goes where. What it does to an object goes through 
     put_calls     whose put, and whether it came before attach        daemons' inventories
     puts placing  put_start                             node_ops      heartbeats, detach, failures
     commits       put_commit, put_abort                 spares        space granted ahead of need
-    removal       remove, pins, namespace reset         housekeeping  the tick
+    removal       remove, pins, quotas, resets          housekeeping  the tick
     tenure        until when anything may be decided
     eviction      which space is made free, when        replay        rebuilding, snapshots
 
@@ -77,6 +77,7 @@ class MasterState:
             c.CloseSession: session_ops.close_session,
             c.OpenNamespace: removal.open_namespace,
             c.ResetNamespace: removal.reset_namespace,
+            c.SetQuota: removal.set_quota,
             c.Exists: lookups.exists,
             c.Acquire: lookups.acquire,
             c.Release: lookups.release,
@@ -183,9 +184,12 @@ class MasterState:
         self.epoch = epoch
         self._pool.take_up(config, epoch)
 
-    def start(self, now_s: float) -> list[Effect]:
-        """Begin the epoch: EpochStarted is the first effect. Raises StaleEpoch."""
-        replay.start_epoch(self._pool, now_s)
+    def start(self, now_s: float, unix_s: float | None = None) -> list[Effect]:
+        """Begin the epoch: EpochStarted is the first effect. Raises StaleEpoch.
+
+        `unix_s`: what the wall clock says now, for what must end at its time whoever leads then.
+        """
+        replay.start_epoch(self._pool, now_s, unix_s)
         return self.take_effects()
 
     def snapshot(self) -> Iterator[DurableEffect]:

@@ -23,6 +23,7 @@ DECISIONS: Final[frozenset[type[Any]]] = frozenset(
     (
         c.RenewSession,
         c.ResetNamespace,
+        c.SetQuota,
         c.PutStart,
         c.PutCommit,
         c.CommitSpare,

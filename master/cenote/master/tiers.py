@@ -28,6 +28,7 @@ from .eviction import evict, evict_nearby, reserve_units
 from .nodes import Node
 from .objects import LIVE
 from .pool import COPYING, TOUCHED, UNCOPYABLE, Pool, Rows
+from .quotas import lowest_of, may_go
 from .segments import DRAM, Segment
 from .spans import SEGMENT_MASK, Spans, pack_span, segments_of
 from .tier_tables import Copy
@@ -173,7 +174,8 @@ def _demote_one(
         if nodes or budgets.get(node_id, 0) <= 0:
             continue
         units = sum(extent[5] for extent in here)
-        target = _take_on_ssd(pool, disks[node_id], units)
+        owner = int(pool.incarnations_of(np.array([row]))[0])
+        target = _take_on_ssd(pool, disks[node_id], units, owner)
         if target is None:
             budgets[node_id] = 0  # not for another one either, in this tick
             continue
@@ -213,9 +215,21 @@ def _order(
 
 
 def _take_on_ssd(
-    pool: Pool, segments: Iterable[Segment], units: int
+    pool: Pool, segments: Iterable[Segment], units: int, incarnation: int
 ) -> tuple[Segment, int, int, int] | None:
     """(segment, slot, offset, units) of one extent, where the most room is; None without any."""
+    if not pool.quotas.active:
+        return _take_anywhere(pool, segments, units)
+    pool.quotas.begin_claim(incarnation, units, 0, on_ssd=True)
+    try:
+        return _take_anywhere(pool, segments, units)
+    finally:
+        pool.quotas.end_claim()
+
+
+def _take_anywhere(
+    pool: Pool, segments: Iterable[Segment], units: int
+) -> tuple[Segment, int, int, int] | None:
     several = list(segments)
     if len(several) > 1:
         several.sort(key=lambda s: -s.free_units)
@@ -265,7 +279,7 @@ def _look_for_victims(pool: Pool, segment: Segment) -> None:
     column = np.zeros(len(pool.segments.readable), np.bool_)
     column[segment.segment_id] = True
     end = pool.objects.high_water
-    here = np.flatnonzero(evictable_mask(pool, column))
+    here = lowest_of(pool, np.flatnonzero(evictable_mask(pool, column)), on_ssd=True)
     rows = oldest_first(pool.stamp[:end], here, SSD_VICTIMS)
     pool.tiers.victims[segment.segment_id] = (rows, pool.stamp.take(rows))
 
@@ -275,6 +289,7 @@ def _is_evictable(pool: Pool, rows: Rows, segment: Segment) -> NDArray[np.bool_]
     good &= pool.lease_count.take(rows) == 0
     good &= pool.pin.take(rows) == 0
     good &= pool.extent_words.take(rows * 4) & SEGMENT_MASK == segment.segment_id
+    good &= may_go(pool, rows, on_ssd=True)
     return good
 
 
@@ -343,7 +358,12 @@ def _make_room_for(pool: Pool, rows: Rows, budgets: dict[int, int]) -> None:
         column[[s.segment_id for s in memory]] = True
         end = pool.objects.high_water
         mask = evictable_mask(pool, column) & (pool.objects.extents > 1)
-        cold = oldest_first(pool.stamp[:end], np.flatnonzero(mask), len(rows) + COPIES_PER_TICK)
+        copied = np.flatnonzero(mask)
+        if pool.quotas.active:
+            # Out of memory, too, goes nothing that is kept; but who gets room may give its own.
+            own = np.isin(pool.incarnations_of(copied), pool.incarnations_of(rows))
+            copied = copied[own | may_go(pool, copied, on_ssd=False)]
+        cold = oldest_first(pool.stamp[:end], copied, len(rows) + COPIES_PER_TICK)
         if not len(cold):
             continue
         counts, spans = pool.spans_of(cold)

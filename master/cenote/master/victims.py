@@ -1,18 +1,24 @@
-"""Who goes next: a bounded queue of the coldest objects, checked again when their turn comes.
+"""Who goes next: bounded queues of the coldest objects, checked again when their turn comes.
 
 Selecting victims reads whole columns, so it is done for many at once: a 64th of the objects, in
 the order the policy gives. Until its turn an object may be touched, leased, pinned, removed, or
 moved to another row; its stamp then differs, or its state says so, and it is passed over.
+
+Where namespaces have quotas there is a queue for each rank (`quotas`); the lowest that has anything
+gives. Who is beyond a quota gives no more than brings it back, unless it is the one that asks.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .objects import LIVE
 from .pool import Pool, Rows
-from .spans import SEGMENT_MASK
+from .quotas import KEPT, Ranks
+from .spans import SEGMENT_MASK, distinct
 
 __all__ = ["evictable_mask", "next_victims"]
 
@@ -20,6 +26,21 @@ _QUEUE_SHARE = 64
 _QUEUE_MAX = 16_384
 _TAKE_MIN = 8
 _TAKE_MAX = 2048
+_ALL_ALIKE = -1
+"""The rank of everybody where nobody has a quota."""
+
+
+@dataclass(slots=True, eq=False)
+class _Queue:
+    """Of one rank."""
+
+    rank: int
+    rows: Rows = field(default_factory=lambda: np.zeros(0, np.int64))
+    stamps: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    at: int = 0
+    low: NDArray[np.bool_] | None = None
+    empty_for: tuple[float, bytes] = (-1.0, b"")
+    """When it was filled last and nothing was found, and for which namespaces."""
 
 
 def evictable_mask(pool: Pool, low: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
@@ -34,22 +55,49 @@ def evictable_mask(pool: Pool, low: NDArray[np.bool_] | None) -> NDArray[np.bool
     return mask
 
 
-def next_victims(pool: Pool, units: int, low: NDArray[np.bool_] | None) -> Rows:
+def next_victims(
+    pool: Pool, units: int, low: NDArray[np.bool_] | None, *, kept: bool = True
+) -> Rows:
     """Rows to evict next, coldest first, of about `units` together; empty when there is nothing.
 
-    `low`: segments (by id) to choose from; None = all.
+    `low`: segments (by id) to choose from; None = all. Where there are quotas, of the lowest rank
+    that has some, and none of what is kept from whoever claims room now, or (not `kept`) at all.
     """
-    if not _covers(pool.victim_low, low):
-        _fill(pool, low)
+    if not pool.quotas.active:
+        return _from_queue(pool, _queue(pool, _ALL_ALIKE), units, low, None)
+    ranks = pool.quotas.ranks(pool)
+    reach = pool.quotas.reach(ranks) if kept else KEPT
+    count = len(ranks)
+    for rank in np.unique(ranks[pool.namespaces.objects[:count] > 0]).tolist():
+        if rank >= reach:
+            break
+        rows = _from_queue(pool, _queue(pool, rank), units, low, ranks)
+        if len(rows):
+            return rows
+    return np.zeros(0, np.int64)
+
+
+def _queue(pool: Pool, rank: int) -> _Queue:
+    queue = pool.victim_queues.get(rank)
+    if queue is None:
+        queue = pool.victim_queues[rank] = _Queue(rank)
+    return queue
+
+
+def _from_queue(
+    pool: Pool, queue: _Queue, units: int, low: NDArray[np.bool_] | None, ranks: Ranks | None
+) -> Rows:
+    if not _covers(queue.low, low):
+        _fill(pool, queue, low, ranks)
     for _ in range(2):
-        while pool.victim_at < len(pool.victim_rows):
-            rows = _take(pool, units, low)
+        while queue.at < len(queue.rows):
+            rows = _take(pool, queue, units, low, ranks)
             if len(rows):
                 return rows
-        _fill(pool, low)
-        if not len(pool.victim_rows):
+        _fill(pool, queue, low, ranks)
+        if not len(queue.rows):
             break
-    return pool.victim_rows[:0]
+    return queue.rows[:0]
 
 
 def _covers(queued: NDArray[np.bool_] | None, low: NDArray[np.bool_] | None) -> bool:
@@ -62,17 +110,28 @@ def _covers(queued: NDArray[np.bool_] | None, low: NDArray[np.bool_] | None) -> 
     return low is not None and not bool((low & ~queued).any())
 
 
-def _take(pool: Pool, units: int, low: NDArray[np.bool_] | None) -> Rows:
+def _take(
+    pool: Pool,
+    queue: _Queue,
+    units: int,
+    low: NDArray[np.bool_] | None,
+    ranks: Ranks | None,
+) -> Rows:
     count = min(max(units // max(1, pool.mean_units) + 1, _TAKE_MIN), _TAKE_MAX)
-    at = pool.victim_at
-    rows = pool.victim_rows[at : at + count]
-    pool.victim_at = at + len(rows)
-    good = pool.stamp.take(rows) == pool.victim_stamps[at : at + count]
+    at = queue.at
+    rows = queue.rows[at : at + count]
+    queue.at = at + len(rows)
+    good = pool.stamp.take(rows) == queue.stamps[at : at + count]
     good &= (pool.state.take(rows) & LIVE) != 0
     good &= pool.lease_count.take(rows) == 0
     good &= pool.pin.take(rows) == 0
     if low is not None:
         good &= low.take(pool.extent_words.take(rows * 4) & SEGMENT_MASK)
+    if ranks is not None:
+        owners = pool.incarnations_of(rows)
+        good &= ranks[owners] == queue.rank
+        if queue.rank < KEPT:
+            _spare_what_is_within(pool, rows, owners, good)
     positions = np.flatnonzero(good)
     rows = rows[positions]
     if len(rows) > 1:
@@ -80,18 +139,44 @@ def _take(pool: Pool, units: int, low: NDArray[np.bool_] | None) -> Rows:
         enough = int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), units)) + 1
         if enough < len(rows):
             # The rest keeps its place in the queue.
-            pool.victim_at = at + int(positions[enough])
+            queue.at = at + int(positions[enough])
             rows = rows[:enough]
     return rows
 
 
-def _fill(pool: Pool, low: NDArray[np.bool_] | None) -> None:
+def _spare_what_is_within(
+    pool: Pool, rows: Rows, owners: NDArray[np.int64], good: NDArray[np.bool_]
+) -> None:
+    """Of namespaces beyond their quotas, take out of `good` what would bring them within: all but
+    the object that does. Not of the one that claims room: it is to make that itself."""
+    over_units, over_objects = pool.quotas.excess(pool, on_ssd=False)
+    claimant = pool.quotas.claim.incarnation
+    for owner in distinct(owners[good]).tolist():
+        units, objects = int(over_units[owner]), int(over_objects[owner])
+        if owner == claimant or (units <= 0 and objects <= 0):
+            continue  # no quota
+        mine = np.flatnonzero(good & (owners == owner))
+        sizes = pool.units_of_rows(rows[mine])
+        before = np.cumsum(sizes) - sizes
+        good[mine] = (before < units) | (np.arange(len(mine)) < objects)
+
+
+def _fill(pool: Pool, queue: _Queue, low: NDArray[np.bool_] | None, ranks: Ranks | None) -> None:
+    queue.at, queue.low = 0, low
+    queue.rows, queue.stamps = queue.rows[:0], queue.stamps[:0]
+    members = b""
+    if ranks is not None:
+        # Nothing of this rank could go a moment ago: whole columns are not read for that again.
+        members = (ranks == queue.rank).tobytes() + (b"" if low is None else low.tobytes())
+        if queue.empty_for == (pool.now_s, members):
+            return
+    mask = evictable_mask(pool, low)
+    if ranks is not None:
+        mask &= (ranks == queue.rank)[pool.objects.namespace]
     policy = pool.policy
     count = min(max(pool.objects.live_count // _QUEUE_SHARE, policy.victims_at_once), _QUEUE_MAX)
-    end = pool.objects.high_water
     links = pool.objects.links if policy.chained else None
-    rows = policy.victims(pool.stamp[:end], evictable_mask(pool, low), count, links)
-    pool.victim_rows = rows
-    pool.victim_stamps = pool.stamp.take(rows)
-    pool.victim_at = 0
-    pool.victim_low = low
+    rows = policy.victims(pool.stamp[: len(mask)], mask, count, links)
+    queue.rows = rows
+    queue.stamps = pool.stamp.take(rows)
+    queue.empty_for = (-1.0, b"") if len(rows) else (pool.now_s, members)

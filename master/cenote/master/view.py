@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,6 +75,8 @@ class PoolStatus:
     policy_wanted: str
     policy: str
     policy_switches: int
+    rdma_trouble: str
+    """Of a node whose memory goes over TCP though it has RDMA, why; empty where there is none."""
     notice: str
     """What people should know; empty where there is nothing to say."""
     counters: Counters
@@ -98,6 +102,11 @@ class NodeStatus:
     sessions: int
     process_id: int
     server_version: str
+    rdma_registered_bytes: int
+    rdma_queue_pairs: int
+    rdma_received_bytes: int
+    rdma_sent_bytes: int
+    rdma_trouble: str
     quarantined_session_ids: list[bytes]
 
 
@@ -132,16 +141,28 @@ class NamespaceStatus:
     durability: int
     objects: int
     used_bytes: int
+    """Of all copies, in memory and on SSDs."""
+    ssd_used_bytes: int
+    dram_quota_bytes: int
+    """0: none, as with the others."""
+    ssd_quota_bytes: int
+    objects_quota: int
+    priority: int
+    pinned_objects: int
+    pinned_bytes: int
+    """Payload."""
 
 
 @dataclass(slots=True)
 class ObjectStats:
-    """As in an AcquireReply, without a lease or a touch; `idle_s` and `lease_counts` one a key."""
+    """As in an AcquireReply, without a lease or a touch; all columns one a key."""
 
     objects: bytes
     extents: bytes
     idle_s: NDArray[np.float64]
     lease_counts: NDArray[np.uint32]
+    pinned_s: NDArray[np.float64]
+    """How much longer it is pinned: 0 not at all, infinite until it is unpinned."""
 
 
 @dataclass(slots=True)
@@ -198,9 +219,19 @@ def status(pool: Pool, now_s: float) -> PoolStatus:
         policy_wanted=pool.config.policy,
         policy=pool.policy.name,
         policy_switches=pool.advisor.switches,
+        rdma_trouble=_rdma_trouble(nodes_),
         notice=notice(pool),
         counters=pool.counters,
     )
+
+
+def _rdma_trouble(nodes_: Iterable[Node]) -> str:
+    """The first of them, and how many there are besides."""
+    found = [n for n in nodes_ if n.attached and n.is_readable and n.counters.rdma_trouble]
+    if not found:
+        return ""
+    others = f" (and {len(found) - 1} more nodes)" if len(found) > 1 else ""
+    return f"{found[0].name}: {found[0].counters.rdma_trouble}{others}"
 
 
 def _node(node: Node, parts: list[Segment], now_s: float) -> NodeStatus:
@@ -223,6 +254,11 @@ def _node(node: Node, parts: list[Segment], now_s: float) -> NodeStatus:
         sessions=node.counters.sessions,
         process_id=node.process_id,
         server_version=node.server_version,
+        rdma_registered_bytes=node.counters.rdma_registered_bytes,
+        rdma_queue_pairs=node.counters.rdma_queue_pairs,
+        rdma_received_bytes=node.counters.rdma_received_bytes,
+        rdma_sent_bytes=node.counters.rdma_sent_bytes,
+        rdma_trouble=node.counters.rdma_trouble,
         quarantined_session_ids=list(node.quarantined_session_ids),
     )
 
@@ -265,6 +301,11 @@ def segments(pool: Pool, now_s: float) -> list[SegmentStatus]:
 
 def namespaces(pool: Pool) -> list[NamespaceStatus]:
     columns = pool.namespaces
+    pinned = np.flatnonzero(pool.pin[: pool.objects.high_water])
+    owners = pool.incarnations_of(pinned)
+    pins = np.bincount(owners, minlength=columns.count)
+    pinned_bytes = np.bincount(owners, weights=pool.sizes_of(pinned), minlength=columns.count)
+    quotas = {namespace_id: pool.quotas.of(namespace_id) for namespace_id in columns.by_id}
     return [
         NamespaceStatus(
             name=namespace.name,
@@ -274,6 +315,13 @@ def namespaces(pool: Pool) -> list[NamespaceStatus]:
             durability=namespace.durability,
             objects=int(columns.objects[namespace.incarnation]),
             used_bytes=int(columns.units[namespace.incarnation]) * UNIT_BYTES,
+            ssd_used_bytes=int(columns.ssd_units[namespace.incarnation]) * UNIT_BYTES,
+            dram_quota_bytes=quotas[namespace.namespace_id].dram_bytes,
+            ssd_quota_bytes=quotas[namespace.namespace_id].ssd_bytes,
+            objects_quota=quotas[namespace.namespace_id].objects,
+            priority=quotas[namespace.namespace_id].priority,
+            pinned_objects=int(pins[namespace.incarnation]),
+            pinned_bytes=int(pinned_bytes[namespace.incarnation]),
         )
         for namespace in sorted(columns.by_id.values(), key=lambda n: n.namespace_id)
     ]
@@ -307,6 +355,8 @@ def objects(
     out = np.zeros(n, OBJECT)
     idle_s = np.zeros(n, np.float64)
     lease_counts = np.zeros(n, np.uint32)
+    pinned_s = np.zeros(n, np.float64)
+    ends_s = {timed.tag: timed.at_s for timed in pool.unpins.entries} if pool.pinned_objects else {}
     extents: list[bytes] = []
     rows = pool.objects.lookup(np.ascontiguousarray(digests))
     found = hits(pool, rows, incarnation)
@@ -316,10 +366,12 @@ def objects(
         out[i] = (size, checksum, seq, epoch, count, replicas, ObjectStatus.UNLEASED)
         idle_s[i] = pool.idle_s(int(pool.stamp[row]), now_s)
         lease_counts[i] = pool.lease_count[row]
+        if pool.pin[row]:
+            pinned_s[i] = max(0.001, ends_s.get(int(pool.pin[row]), math.inf) - now_s)
         left: dict[int, int] = {}
         for segment, replica, _, _, offset, length in pool.objects.extents_of_one(row):
             room = left.setdefault(replica, size)
             part = min(room, length * UNIT_BYTES)
             left[replica] = room - part
             extents.append(EXTENT_STRUCT.pack(segment, replica, offset * UNIT_BYTES, part))
-    return ObjectStats(out.tobytes(), b"".join(extents), idle_s, lease_counts)
+    return ObjectStats(out.tobytes(), b"".join(extents), idle_s, lease_counts, pinned_s)

@@ -88,6 +88,11 @@ def node_message(node: NodeStatus) -> admin_pb2.NodeStatus:
         sessions=node.sessions,
         process_id=node.process_id,
         server_version=node.server_version,
+        rdma_registered_bytes=node.rdma_registered_bytes,
+        rdma_queue_pairs=node.rdma_queue_pairs,
+        rdma_received_bytes=node.rdma_received_bytes,
+        rdma_sent_bytes=node.rdma_sent_bytes,
+        rdma_trouble=node.rdma_trouble,
     )
 
 

@@ -615,7 +615,7 @@ class AttachResponse(_message.Message):
     def __init__(self, node_id: _Optional[int] = ..., epoch: _Optional[int] = ..., segment_ids: _Optional[_Iterable[int]] = ..., heartbeat_interval_ms: _Optional[int] = ..., clear_slots: _Optional[bytes] = ..., last_seq: _Optional[int] = ..., first_grant_id: _Optional[int] = ..., pool: _Optional[_Union[PoolCopy, _Mapping]] = ..., wanted_blocks: _Optional[bytes] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("node_id", "epoch", "segments", "wait_ms", "done_instruction", "cut_session_ids", "quarantined_session_ids", "stats", "start_number", "withdrawn_session_ids", "copied")
+    __slots__ = ("node_id", "epoch", "segments", "wait_ms", "done_instruction", "cut_session_ids", "quarantined_session_ids", "stats", "start_number", "withdrawn_session_ids", "copied", "endpoints")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
@@ -627,6 +627,7 @@ class HeartbeatRequest(_message.Message):
     START_NUMBER_FIELD_NUMBER: _ClassVar[int]
     WITHDRAWN_SESSION_IDS_FIELD_NUMBER: _ClassVar[int]
     COPIED_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     epoch: int
     segments: _containers.RepeatedCompositeFieldContainer[SegmentInfo]
@@ -638,10 +639,11 @@ class HeartbeatRequest(_message.Message):
     start_number: int
     withdrawn_session_ids: bytes
     copied: bytes
-    def __init__(self, node_id: _Optional[int] = ..., epoch: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[SegmentInfo, _Mapping]]] = ..., wait_ms: _Optional[int] = ..., done_instruction: _Optional[int] = ..., cut_session_ids: _Optional[bytes] = ..., quarantined_session_ids: _Optional[bytes] = ..., stats: _Optional[_Union[NodeStats, _Mapping]] = ..., start_number: _Optional[int] = ..., withdrawn_session_ids: _Optional[bytes] = ..., copied: _Optional[bytes] = ...) -> None: ...
+    endpoints: _containers.RepeatedCompositeFieldContainer[_common_pb2.Endpoint]
+    def __init__(self, node_id: _Optional[int] = ..., epoch: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[SegmentInfo, _Mapping]]] = ..., wait_ms: _Optional[int] = ..., done_instruction: _Optional[int] = ..., cut_session_ids: _Optional[bytes] = ..., quarantined_session_ids: _Optional[bytes] = ..., stats: _Optional[_Union[NodeStats, _Mapping]] = ..., start_number: _Optional[int] = ..., withdrawn_session_ids: _Optional[bytes] = ..., copied: _Optional[bytes] = ..., endpoints: _Optional[_Iterable[_Union[_common_pb2.Endpoint, _Mapping]]] = ...) -> None: ...
 
 class NodeStats(_message.Message):
-    __slots__ = ("read_bytes", "written_bytes", "seals", "sessions", "connections", "broken_slots", "unverified_slots", "damaged_slots")
+    __slots__ = ("read_bytes", "written_bytes", "seals", "sessions", "connections", "broken_slots", "unverified_slots", "damaged_slots", "rdma_registered_bytes", "rdma_queue_pairs", "rdma_received_bytes", "rdma_sent_bytes", "rdma_trouble")
     READ_BYTES_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     SEALS_FIELD_NUMBER: _ClassVar[int]
@@ -650,6 +652,11 @@ class NodeStats(_message.Message):
     BROKEN_SLOTS_FIELD_NUMBER: _ClassVar[int]
     UNVERIFIED_SLOTS_FIELD_NUMBER: _ClassVar[int]
     DAMAGED_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    RDMA_REGISTERED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RDMA_QUEUE_PAIRS_FIELD_NUMBER: _ClassVar[int]
+    RDMA_RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RDMA_SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RDMA_TROUBLE_FIELD_NUMBER: _ClassVar[int]
     read_bytes: int
     written_bytes: int
     seals: int
@@ -658,7 +665,12 @@ class NodeStats(_message.Message):
     broken_slots: int
     unverified_slots: int
     damaged_slots: bytes
-    def __init__(self, read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., seals: _Optional[int] = ..., sessions: _Optional[int] = ..., connections: _Optional[int] = ..., broken_slots: _Optional[int] = ..., unverified_slots: _Optional[int] = ..., damaged_slots: _Optional[bytes] = ...) -> None: ...
+    rdma_registered_bytes: int
+    rdma_queue_pairs: int
+    rdma_received_bytes: int
+    rdma_sent_bytes: int
+    rdma_trouble: str
+    def __init__(self, read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., seals: _Optional[int] = ..., sessions: _Optional[int] = ..., connections: _Optional[int] = ..., broken_slots: _Optional[int] = ..., unverified_slots: _Optional[int] = ..., damaged_slots: _Optional[bytes] = ..., rdma_registered_bytes: _Optional[int] = ..., rdma_queue_pairs: _Optional[int] = ..., rdma_received_bytes: _Optional[int] = ..., rdma_sent_bytes: _Optional[int] = ..., rdma_trouble: _Optional[str] = ...) -> None: ...
 
 class Instruction(_message.Message):
     __slots__ = ("number", "grow_slots", "cut_sessions", "clear_slots", "copy_extents", "keep_pool")

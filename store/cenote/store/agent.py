@@ -62,7 +62,7 @@ HELLO_S: Final = 2.0
 SEEK_HELLO_S: Final = 0.4
 """To one of several masters: a stopped one takes the connection all the same, and says nothing."""
 BEAT_MARGIN_S: Final = 3.0
-COPYING_BEAT_S: Final = 0.02
+COPYING_BEAT_S: Final = 0.005
 """How long a heartbeat may be held while copies are under way."""
 SEEK_BEAT_MARGIN_S: Final = 1.0
 """Where there are several masters: it is soon made sure whether this one still leads."""
@@ -323,6 +323,7 @@ class StoreAgent:
         # What comes of copies is wanted soon: their space, and the next ones, wait for it.
         busy = self._copier is not None and self._copier.is_busy
         wait_s = min(beat.wait_s, COPYING_BEAT_S) if busy else beat.wait_s
+        endpoints = tuple(self._identity.endpoints)
         request = pb.HeartbeatRequest(
             node_id=self._segments.node_id,
             epoch=self._segments.epoch,
@@ -335,8 +336,10 @@ class StoreAgent:
             stats=self._stats(),
             start_number=self._identity.start_number,
             copied=self._copier.tell() if self._copier is not None else b"",
+            endpoints=() if endpoints == self._attacher.told_endpoints else endpoints,
         )
         response = self._current_link().heartbeat(request, beat.wait_s + self._beat_margin_s)
+        self._attacher.told_endpoints = endpoints
         if self._copier is not None:
             self._copier.told(request.copied)
         self._claiming.difference_update(withdrawn)

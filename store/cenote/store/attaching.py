@@ -56,6 +56,7 @@ class AgentIdentity:
     start_number: int = 0
     """Rises with each start of this node's daemon."""
     endpoints: Sequence[common_pb2.Endpoint] = ()
+    """A list may change later: then the master is told with the next heartbeat."""
     credentials: common_pb2.Credentials = field(default_factory=common_pb2.Credentials)
 
 
@@ -78,6 +79,8 @@ class Attacher:
         self._master_pool_id = b""
         self.claiming: set[bytes] = set()
         """Sessions with claims that the last attach told of."""
+        self.told_endpoints: tuple[common_pb2.Endpoint, ...] = ()
+        """That the master knows."""
         self.told_slots = 0
         """Rows of inventory that the last attach told of."""
 
@@ -153,13 +156,15 @@ class Attacher:
 
     def _request(self, number: int) -> pb.AttachRequest:
         identity = self._identity
+        if not number:
+            self.told_endpoints = tuple(identity.endpoints)
         return pb.AttachRequest(
             credentials=identity.credentials,
             node_name=identity.node_name,
             node_uuid=identity.node_uuid,
             boot_id=identity.boot_id,
             failure_domain=identity.failure_domain,
-            endpoints=identity.endpoints,
+            endpoints=self.told_endpoints,
             last_epoch=self._segments.epoch,
             process_id=identity.process_id,
             server_version=identity.server_version,

@@ -1,4 +1,14 @@
-"""Payloads of copies on their way to the SSD: hashed, packed into buffers, written side by side."""
+"""Payloads of copies on their way to the SSD: several requests under way, and each proven.
+
+What lies in memory as the device wants it (at an address that is a multiple of
+`Device.memory_align`) is written from where it is; nothing is copied. Its bytes are hashed after
+they were written: memory that has its old bytes then had them before, since space that is given to
+another object does not get them back. (Should it ever, by way of the very same bytes put there
+twice, a reader's checksum finds what came between.) What does not lie so goes through staging
+memory and is hashed there.
+
+Neighbours on the device are one write, wherever they are in memory.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +16,23 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, final
 
-import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from cenote.api.rows import CopyStatus
-from cenote.transport.memory_access import MEMORY, copy
+from cenote.transport.memory_access import MEMORY, checksum_at, copy
 
+from .copy_jobs import Copy
 from .device import BLOCK_BYTES
 from .disk_io import BUFFER_BYTES, DiskIo, Piece, Request
 from .segments import LocalSegments
-from .slot_format import SLOT_RECORD
 from .ssd import DISK_ADDRESS
 
-__all__ = ["DEVICE_S", "STEP_BYTES", "Copy", "PayloadWriter"]
+__all__ = ["DEVICE_S", "STEP_BYTES", "PayloadWriter"]
 
-WINDOW_BUFFERS: Final = 16
+WINDOW_REQUESTS: Final = 16
+REQUEST_PIECES_MAX: Final = 256
+BACKLOG_MAX: Final = 256
+"""Requests that wait for a thread; more of them means that the device hangs."""
 DEVICE_S: Final = 20.0
 """A device that takes longer for a request counts as dead."""
 STEP_BYTES: Final = 256 << 10
@@ -29,74 +40,113 @@ STEP_BYTES: Final = 256 << 10
 
 
 @dataclass(slots=True, eq=False)
-class Copy:
-    copy_id: int
-    epoch: int
-    """Of the leader that planned it."""
-    rows: NDArray[np.void]
-    status: int = CopyStatus.DONE
-    record: bytes = b""
-    """Of the target, once the source was found."""
-    size_bytes: int = 0
-    """Payload, and a long key behind it."""
-    parts: list[tuple[int, int]] = field(default_factory=list)
-    """(address, length) of a source in memory."""
+class _Sent:
+    request: Request
+    touched: list[Copy] = field(default_factory=list)
+    """Copies of which it has something."""
+    whole: list[Copy] = field(default_factory=list)
+    """Copies whose last bytes it has."""
 
 
 @final
 class PayloadWriter:
-    """Payloads on their way to the device: packed into buffers, some of which are under way."""
+    """For one thread. A copy that was added comes out of `take_ended` with its status, once all of
+    it was written, or not. None of them is flushed then."""
 
     def __init__(self, disk: DiskIo, segments: LocalSegments) -> None:
         self._disk = disk
         self._segments = segments
         self._buffer = 0
         self._used = 0
+        """Of the staging buffer, for what is not aligned."""
         self._pieces: list[Piece] = []
-        self._under_way: deque[Request] = deque()
-        self._failed = False
-        self._window = min(WINDOW_BUFFERS, max(1, disk.staging.buffers // 2))
-        self.written_bytes = 0
+        """Of the next request; their places are addresses."""
+        self._size = 0
+        self._touched: list[Copy] = []
+        self._whole: list[Copy] = []
+        self._under_way: deque[_Sent] = deque()
+        self._ended: list[Copy] = []
+        self._stuck = False
+        """The device did not answer in time: there is no use in waiting as long for the others."""
+        self._window = min(WINDOW_REQUESTS, max(2, disk.threads))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether copies are to end yet."""
+        return bool(self._under_way or self._pieces)
+
+    def take_ended(self) -> list[Copy]:
+        """Copies that have ended since the last time."""
+        self._reap()
+        ended, self._ended = self._ended, []
+        return ended
+
+    # ---- copies -------------------------------------------------------------------------------
 
     def add(self, one: Copy) -> None:
-        """Hash a copy's source into buffers, and have full ones written."""
-        record = np.frombuffer(one.record, SLOT_RECORD)[0]
-        segment = self._segments.by_id(int(one.rows["target_segment"][0]))
-        if segment is None:
+        """Have the payload of a copy written; begins with what was added before."""
+        segment = self._segments.by_id(one.segment_id)
+        if segment is None or (self._stuck and self._disk.backlog > BACKLOG_MAX):
             one.status = CopyStatus.FAILED
+            self._ended.append(one)
             return
-        offset = segment.address + int(record["offset"]) - DISK_ADDRESS
-        payload = int(record["object_size"])
+        offset = segment.address + one.offset - DISK_ADDRESS
+        if one.is_aligned:
+            self._add_in_place(one, offset)
+        elif not self._add_staged(one, offset):
+            one.status = CopyStatus.FAILED
+            self._ended.append(one)
+            return
+        self._whole.append(one)
+
+    def _add_in_place(self, one: Copy, offset: int) -> None:
+        for address, length in one.parts:
+            left = length + -length % BLOCK_BYTES
+            while left:
+                step = min(left, self._room())
+                self._add_piece(one, offset, step, address)
+                address, offset, left = address + step, offset + step, left - step
+
+    def _room(self) -> int:
+        """What the next request has room for; it is sent where that is nothing."""
+        if self._size >= BUFFER_BYTES or len(self._pieces) >= REQUEST_PIECES_MAX:
+            self.send()
+        return BUFFER_BYTES - self._size
+
+    def _add_piece(self, one: Copy, offset: int, length: int, address: int) -> None:
+        self._pieces.append((offset, length, address))
+        self._size += length
+        if not self._touched or self._touched[-1] is not one:
+            self._touched.append(one)
+
+    def _add_staged(self, one: Copy, offset: int) -> bool:
+        """False where no staging memory came free in time, since the device is dead."""
+        payload = one.payload_bytes
         hasher = xxhash.xxh3_64()
-        room = BUFFER_BYTES - self._used
-        if one.size_bytes > room and (one.size_bytes <= BUFFER_BYTES or room < BUFFER_BYTES // 2):
-            self._send()
-        began = len(self._pieces), self._used
         pending = deque(one.parts)
         while pending:
-            if self._buffer and self._used == BUFFER_BYTES:
-                self._send()
-                began = 0, 0
+            room = min(self._room(), BUFFER_BYTES - self._used)
+            if not room:
+                self.send()
+                continue
             if not self._buffer and not self._begin():
-                one.status = CopyStatus.FAILED
-                return
-            taken = self._fill(pending, hasher, payload)
+                return False
+            taken = self._fill(pending, hasher, payload, room)
             payload -= min(payload, taken)
-            whole = -(-taken // BLOCK_BYTES) * BLOCK_BYTES
+            whole = taken + -taken % BLOCK_BYTES
             start = self._buffer + self._used
             MEMORY[start + taken : start + whole] = bytes(whole - taken)
-            self._pieces.append((offset, whole, self._used))
+            self._add_piece(one, offset, whole, start)
             self._used += whole
             offset += whole
-        if hasher.intdigest() != int(record["checksum"]):
+        if hasher.intdigest() != one.checksum:
             one.status = CopyStatus.SOURCE_CHANGED
-            # What of it is in this buffer needs not be written.
-            del self._pieces[began[0] :]
-            self._used = began[1]
+        return True
 
-    def _fill(self, pending: deque[tuple[int, int]], hasher: xxhash.xxh3_64, payload: int) -> int:
-        """Copy as much as the buffer has room for; how many bytes that were."""
-        room = BUFFER_BYTES - self._used
+    def _fill(
+        self, pending: deque[tuple[int, int]], hasher: xxhash.xxh3_64, payload: int, room: int
+    ) -> int:
+        """Copy as much as there is room for; how many bytes that were."""
         start = self._buffer + self._used
         taken = 0
         while pending and taken < room:
@@ -112,52 +162,59 @@ class PayloadWriter:
         return taken
 
     def _begin(self) -> bool:
-        """Get a buffer; False where there is none in time, since the device is dead."""
-        while len(self._under_way) >= self._window:
-            self._await_first()
-        buffer = None
-        while buffer is None:
-            buffer = self._disk.staging.take(0.0 if self._under_way else DEVICE_S)
-            if buffer is None:
-                if not self._under_way:
-                    return False
-                self._await_first()
-        self._buffer, self._used = buffer, 0
-        return True
+        """Get a staging buffer."""
+        buffer = self._disk.staging.take(0.0)
+        while buffer is None and self._under_way:
+            self.await_first()
+            buffer = self._disk.staging.take(0.0)
+        if buffer is None:
+            buffer = self._disk.staging.take(0.0 if self._stuck else DEVICE_S)
+        self._buffer, self._used = buffer or 0, 0
+        return buffer is not None
 
-    def _send(self) -> None:
-        """Have what is in the buffer written."""
-        if not self._buffer:
+    # ---- requests -----------------------------------------------------------------------------
+
+    def send(self) -> None:
+        """Have what was added so far written; waits while enough is under way."""
+        if not self._pieces:
             return
-        request = Request(self._buffer, _joined(self._pieces), is_write=True)
-        self.written_bytes += sum(length for _, length, _ in request.pieces)
-        self._disk.start(request)
-        self._under_way.append(request)
-        self._buffer, self._used, self._pieces = 0, 0, []
+        while len(self._under_way) >= self._window:
+            self.await_first()
+        base = self._buffer
+        pieces = [(offset, length, address - base) for offset, length, address in self._pieces]
+        sent = _Sent(Request(base, pieces, is_write=True), self._touched, self._whole)
+        self._disk.start(sent.request)
+        self._under_way.append(sent)
+        self._buffer = self._used = self._size = 0
+        self._pieces, self._touched, self._whole = [], [], []
 
-    def _await_first(self) -> None:
-        request = self._under_way.popleft()
-        # Once one did not end in time, there is no use in waiting as long for each of the others.
-        ended = self._disk.finish(request, 0.0 if self._failed else DEVICE_S)
-        self._failed = self._failed or not ended or request.error is not None
-        self._disk.give_up(request)
+    def _reap(self) -> None:
+        while self._under_way and not self._under_way[0].request.done.locked():
+            self.await_first()
 
-    def finish(self) -> bool:
-        """Wait for all writes; False where one failed: which copies it was part of is not known."""
-        self._send()
-        while self._under_way:
-            self._await_first()
-        return not self._failed
+    def await_first(self) -> None:
+        """Wait for the oldest request under way; copies may have ended then."""
+        if not self._under_way:
+            return
+        sent = self._under_way.popleft()
+        ended = self._disk.finish(sent.request, 0.0 if self._stuck else DEVICE_S)
+        self._stuck = not ended
+        if not ended or sent.request.error is not None:
+            for one in sent.touched:
+                one.status = CopyStatus.FAILED
+        self._disk.give_up(sent.request)
+        for one in sent.whole:
+            if one.is_aligned and one.status == CopyStatus.DONE and not _is_unchanged(one):
+                one.status = CopyStatus.SOURCE_CHANGED
+        self._ended += sent.whole
 
 
-def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Pieces that lie side by side on both sides, as one."""
-    joined: list[Piece] = []
-    for offset, length, at in pieces:
-        if joined:
-            before, size, place = joined[-1]
-            if before + size == offset and place + size == at:
-                joined[-1] = (before, size + length, place)
-                continue
-        joined.append((offset, length, at))
-    return joined
+def _is_unchanged(one: Copy) -> bool:
+    """Whether the source still has the bytes of its checksum."""
+    if len(one.parts) == 1:
+        return checksum_at(one.parts[0][0], one.payload_bytes) == one.checksum
+    hasher, left = xxhash.xxh3_64(), one.payload_bytes
+    for address, length in one.parts:
+        hasher.update(MEMORY[address : address + min(length, left)])
+        left -= min(length, left)
+    return hasher.intdigest() == one.checksum

@@ -7,7 +7,7 @@ import gc
 import os
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, TypeVar, final
 
@@ -31,13 +31,13 @@ from .node_files import NodeFiles, control_directory_for, stale_nodes
 from .pool_copy import PoolCopyFile
 from .preparation import Preparation
 from .rdma_host import RdmaHost
-from .rdma_serving import open_rdma, rdma_endpoint
+from .rdma_serving import RdmaServing, rdma_endpoint
 from .segments import LocalSegments, open_segments
 from .server import DataServer
 from .sessions import SessionTable
 from .slot_format import boot_id_bytes
 from .ssd import SsdFile
-from .store_metrics import register_metrics, register_verifier
+from .store_metrics import register_metrics, register_rdma, register_verifier
 from .verifying import Verifier
 
 __all__ = ["StoreDaemon", "read_boot_id"]
@@ -76,7 +76,9 @@ class StoreDaemon:
         self._files: NodeFiles | None = None
         self.segments: LocalSegments | None = None
         self.server: DataServer | None = None
-        self._rdma: RdmaHost | None = None
+        self._rdma: RdmaServing | None = None
+        self._endpoints: list[common_pb2.Endpoint] = []
+        """What the master is told of, again when they change."""
         self.agent: StoreAgent | None = None
         self._preparation: Preparation | None = None
         self._verifier: Verifier | None = None
@@ -102,7 +104,8 @@ class StoreDaemon:
         assert segments is not None
         sessions = SessionTable(segments)
         path = socket_path(config)
-        self._rdma = await asyncio.to_thread(open_rdma, config, segments)
+        self._rdma = rdma = RdmaServing(config, segments, self._serve_rdma)
+        await asyncio.to_thread(rdma.open)
         self.server = server = DataServer(
             segments,
             sessions,
@@ -112,7 +115,7 @@ class StoreDaemon:
             connections_max=config.connections_max,
             server_version=self._version,
             claims=segments.claim_file,
-            rdma=self._rdma,
+            rdma=rdma.host,
         )
         assert server.tcp_address is not None
         server.start()
@@ -124,21 +127,22 @@ class StoreDaemon:
             "data": f"tcp://{joined(*server.tcp_address)}",
             "socket": f"unix://{path}",
         }
-        endpoints = [
+        endpoints = self._endpoints
+        endpoints += [
             common_pb2.Endpoint(
                 kind=common_pb2.TRANSPORT_KIND_TCP,
                 address=advertised_address(config, server.tcp_address),
             ),
             common_pb2.Endpoint(kind=common_pb2.TRANSPORT_KIND_SHM, address=path),
         ]
-        if self._rdma is not None:
-            self._rdma.start()
-            endpoints.append(rdma_endpoint(self._rdma, endpoints[0].address))
-            fields["rdma"] = ",".join(port.name for port in self._rdma.nics.ports)
+        if rdma.host is not None:
+            self._serve_rdma(rdma.host)
+            fields["rdma"] = ",".join(port.name for port in rdma.host.nics.ports)
         if config.grpc:
             fields["grpc"] = grpc = await self._start_grpc(segments, sessions, server)
             endpoints.append(common_pb2.Endpoint(kind=common_pb2.TRANSPORT_KIND_GRPC, address=grpc))
-        agent = self._start_agent(segments, sessions, server, endpoints)
+        agent = self._start_agent(segments, sessions, server)
+        rdma.start()
         # Whoever waits for this daemon may put to it then, if there is a master.
         await asyncio.to_thread(agent.wait_settled, _FIRST_ATTACH_S)
         if config.metrics_listen:
@@ -147,6 +151,14 @@ class StoreDaemon:
         _rest_after_start()
         _log.info("ready", dram=format_size(config.dram), **fields)
         return fields
+
+    def _serve_rdma(self, host: RdmaHost) -> None:
+        """From now on, over the ports that it has."""
+        assert self.server is not None
+        self.server.rdma = host
+        offer = rdma_endpoint(host, self._endpoints[0].address)
+        others = [endpoint for endpoint in self._endpoints if endpoint.kind != offer.kind]
+        self._endpoints[:] = [*others, offer]
 
     def _open(self) -> None:
         config = self._config
@@ -196,7 +208,6 @@ class StoreDaemon:
         segments: LocalSegments,
         sessions: SessionTable,
         server: DataServer,
-        endpoints: Sequence[common_pb2.Endpoint],
     ) -> StoreAgent:
         config, files = self._config, self._files
         assert files is not None
@@ -208,7 +219,7 @@ class StoreDaemon:
             process_id=os.getpid(),
             server_version=self._version,
             start_number=files.start_number,
-            endpoints=tuple(endpoints),
+            endpoints=self._endpoints,
             credentials=self._credentials,
         )
         hello = pb.HelloRequest(
@@ -221,19 +232,6 @@ class StoreDaemon:
         )
 
         self._verifier = verifier = Verifier(segments, self._stage)
-
-        def stats() -> pb.NodeStats:
-            counters = server.counters()
-            return pb.NodeStats(
-                read_bytes=counters.read_bytes,
-                written_bytes=counters.written_bytes,
-                seals=counters.seals,
-                sessions=sessions.session_count(),
-                connections=counters.connections,
-                broken_slots=sum(segment.table.broken for segment in segments.all()),
-                unverified_slots=verifier.unverified_slots,
-                damaged_slots=verifier.tell(),
-            )
 
         def has_news() -> bool:
             return self._is_preparing() or verifier.has_news
@@ -253,7 +251,7 @@ class StoreDaemon:
             () if directory is not None else config.master,
             directory=directory,
             connect=connect,
-            stats=stats,
+            stats=lambda: self._stats(segments, sessions, server, verifier),
             is_preparing=has_news,
             on_end=self._fail,
             copier=self._copier,
@@ -261,6 +259,29 @@ class StoreDaemon:
         agent.start()
         verifier.start()
         return agent
+
+    def _stats(
+        self,
+        segments: LocalSegments,
+        sessions: SessionTable,
+        server: DataServer,
+        verifier: Verifier,
+    ) -> pb.NodeStats:
+        """For the next heartbeat."""
+        counters = server.counters()
+        stats = pb.NodeStats(
+            read_bytes=counters.read_bytes,
+            written_bytes=counters.written_bytes,
+            seals=counters.seals,
+            sessions=sessions.session_count(),
+            connections=counters.connections,
+            broken_slots=sum(segment.table.broken for segment in segments.all()),
+            unverified_slots=verifier.unverified_slots,
+            damaged_slots=verifier.tell(),
+        )
+        if self._rdma is not None:
+            self._rdma.tell(stats)
+        return stats
 
     async def _start_grpc(
         self, segments: LocalSegments, sessions: SessionTable, server: DataServer
@@ -290,6 +311,8 @@ class StoreDaemon:
         )
         assert self._verifier is not None
         register_verifier(metrics, self._verifier)
+        if self._rdma is not None:
+            register_rdma(metrics, self._rdma)
         host, port = host_and_port(self._config.metrics_listen, "metrics-listen")
         self._metrics_server = MetricsServer(metrics, port, host)
         return f"http://{joined(host, self._metrics_server.port)}/metrics"

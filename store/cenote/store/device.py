@@ -9,20 +9,30 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol, final
 
 from cenote.api.errors import InvalidArgument, ResourceUnavailable
 from cenote.runtime.log import get_logger
+from cenote.runtime.memory import address_of
 from cenote.runtime.units import format_size
 from cenote.transport.memory_access import MEMORY
 
-__all__ = ["BLOCK_BYTES", "Device", "FileDevice", "open_device"]
+__all__ = ["BLOCK_BYTES", "PARTS_MAX", "Device", "FileDevice", "Part", "open_device"]
 
 BLOCK_BYTES: Final = 4096
 """Addresses, offsets and lengths are multiples of it: no device asks for more."""
+PARTS_MAX: Final = 1024
+"""IOV_MAX."""
+SECTOR_BYTES: Final = 512
+"""Many devices ask of addresses no more than this."""
+
+Part = tuple[int, int]
+"""(address, length) in memory."""
 
 _log = get_logger(__name__)
 
@@ -34,12 +44,18 @@ class Device(Protocol):
     def name(self) -> str: ...
     @property
     def size_bytes(self) -> int: ...
+    @property
+    def memory_align(self) -> int:
+        """Memory that is read into, or written from, begins at a multiple of it."""
+        ...
 
     def read(self, address: int, length: int, offset: int) -> None:
         """Fill memory from the device; all of it, or it is an error."""
         ...
 
-    def write(self, address: int, length: int, offset: int) -> None: ...
+    def write(self, parts: Sequence[Part], offset: int) -> None:
+        """Write these (address, length), at most PARTS_MAX, one behind the other."""
+        ...
 
     def flush(self) -> None:
         """What was written before survives a power cut when this returns."""
@@ -58,6 +74,7 @@ class FileDevice:
 
     def __init__(self, path: Path, fd: int, size_bytes: int) -> None:
         self.path = path
+        self.memory_align = _memory_align(fd)
         self.name = str(path)
         self.size_bytes = size_bytes
         self._fd = fd
@@ -67,8 +84,10 @@ class FileDevice:
         if got != length:
             raise OSError(errno.EIO, f"{got} bytes of {length} could be read at {offset}")
 
-    def write(self, address: int, length: int, offset: int) -> None:
-        done = os.pwritev(self._fd, [MEMORY[address : address + length]], offset)
+    def write(self, parts: Sequence[Part], offset: int) -> None:
+        length = sum(length for _, length in parts)
+        views = [MEMORY[address : address + size] for address, size in parts]
+        done = os.pwritev(self._fd, views, offset)
         if done != length:
             raise OSError(errno.ENOSPC, f"{done} bytes of {length} could be written at {offset}")
 
@@ -128,6 +147,17 @@ def _open_direct(path: Path) -> int:
         path=str(path),
     )
     return os.open(path, flags, 0o600)
+
+
+def _memory_align(fd: int) -> int:
+    """What direct I/O asks of addresses: tried, since not every kernel tells."""
+    page = mmap.mmap(-1, 2 * BLOCK_BYTES)
+    start = address_of(page) + SECTOR_BYTES
+    try:
+        os.preadv(fd, [MEMORY[start : start + BLOCK_BYTES]], 0)
+    except OSError:  # also where the device fails: whoever uses it will see
+        return BLOCK_BYTES
+    return SECTOR_BYTES
 
 
 def _lock(fd: int, path: Path) -> None:

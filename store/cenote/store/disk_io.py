@@ -25,7 +25,7 @@ from cenote.runtime.log import get_logger
 from cenote.runtime.memory import address_of
 from cenote.transport.memory_access import MEMORY
 
-from .device import BLOCK_BYTES, Device
+from .device import BLOCK_BYTES, PARTS_MAX, Device, Part
 
 __all__ = ["BUFFER_BYTES", "DiskCounters", "DiskIo", "Piece", "Request", "Staging"]
 
@@ -39,7 +39,8 @@ _ZEROS: Final = bytes(BUFFER_BYTES)
 _log = get_logger(__name__)
 
 Piece = tuple[int, int, int]
-"""(offset on the device, length, where in the buffer): all multiples of BLOCK_BYTES."""
+"""(offset on the device, length, where in the buffer, or from there on): the former two are
+multiples of BLOCK_BYTES."""
 
 
 @final
@@ -97,6 +98,8 @@ class Request:
     """Pieces of the device and the buffer they go into (or come from)."""
 
     address: int
+    """Of a buffer of the staging memory; 0 for one that has none: the places of its pieces are
+    addresses then."""
     pieces: Sequence[Piece]
     is_write: bool = False
     error: OSError | None = None
@@ -149,41 +152,68 @@ class DiskIo:
             if request.done.locked():
                 request.given_up = True
                 return
-        self.staging.give(request.address)
+        self._give(request)
+
+    def _give(self, request: Request) -> None:
+        if request.address:
+            self.staging.give(request.address)
+
+    @property
+    def backlog(self) -> int:
+        """Requests that no thread has taken up yet, about."""
+        return self._work.qsize()
 
     def _run(self) -> None:
         while (request := self._work.get()) is not None:
-            self.carry_out(request)
+            if not request.given_up:  # else nobody wants it any more, or its memory is another's
+                self.carry_out(request)
             with self._lock:
                 given_up = request.given_up
                 request.done.release()
             if given_up:
-                self.staging.give(request.address)
+                self._give(request)
 
     def carry_out(self, request: Request) -> None:
         """Here and now; what went wrong is noted in it. What could not be read is zeros then."""
-        move = self.device.write if request.is_write else self.device.read
+        if request.is_write:
+            self._write(request)
+        else:
+            self._read(request)
+        if request.error is None and self._failures:
+            self._failures = 0
+
+    def _read(self, request: Request) -> None:
         moved = 0
         for offset, length, at in request.pieces:
+            start = request.address + at
             try:
-                move(request.address + at, length, offset)
+                self.device.read(start, length, offset)
                 moved += length
             except OSError as error:
                 request.error = error
-                self.note_failure("write" if request.is_write else "read", offset, error)
-                if request.is_write:
-                    break
-                start = request.address + at
+                self.note_failure("read", offset, error)
                 MEMORY[start : start + length] = _ZEROS[:length]
-        counters = self.counters
-        if request.is_write:
-            counters.writes += len(request.pieces)
-            counters.written_bytes += moved
-        else:
-            counters.reads += len(request.pieces)
-            counters.read_bytes += moved
-        if request.error is None and self._failures:
-            self._failures = 0
+        self.counters.reads += len(request.pieces)
+        self.counters.read_bytes += moved
+
+    def _write(self, request: Request) -> None:
+        """Pieces that are neighbours on the device as one."""
+        runs: list[tuple[int, list[Part]]] = []
+        end = -1
+        for offset, length, at in request.pieces:
+            if offset != end or len(runs[-1][1]) == PARTS_MAX:
+                runs.append((offset, []))
+            runs[-1][1].append((request.address + at, length))
+            end = offset + length
+        for offset, parts in runs:
+            try:
+                self.device.write(parts, offset)
+            except OSError as error:
+                request.error = error
+                self.note_failure("write", offset, error)
+                return
+            self.counters.writes += 1
+            self.counters.written_bytes += sum(length for _, length in parts)
 
     def flush(self) -> None:
         """`Device.flush`, counted. Raises OSError."""

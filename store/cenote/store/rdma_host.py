@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, final
@@ -27,11 +28,13 @@ from cenote.api.errors import (
 from cenote.runtime.log import get_logger
 from cenote.runtime.memlock import pinning_error
 from cenote.transport.nics.facts import NicPort
+from cenote.transport.nics.sysfs import read_traffic_bytes
 from cenote.transport.rdma_lane import address_in
 from cenote.transport.rdma_nics import Nics
 from cenote.transport.verbs.base import (
     Access,
     CompletionQueue,
+    Device,
     MemoryRegion,
     PathSettings,
     QueuePair,
@@ -96,15 +99,42 @@ class RdmaHost:
         """What keeps memory from being registered now."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cenote-rdma", daemon=True)
+        self._traffic_before: dict[str, tuple[int, int]] = {}
         try:
-            for name, device in nics.devices.items():
-                self._queues[name] = device.completion_queue(_COMPLETIONS)
+            for device in nics.devices.values():
+                self._make_queue(device)
         except VerbsError as error:
             self._close_queues()
             raise ResourceUnavailable(f"RDMA can't be served: {error}") from error
+        self._note_traffic(nics.ports)
 
     def start(self) -> None:
         self._thread.start()
+
+    # ---- ports --------------------------------------------------------------------------------
+
+    def _make_queue(self, device: Device) -> None:
+        self._queues[device.name] = device.completion_queue(_COMPLETIONS)
+
+    def _note_traffic(self, ports: Sequence[NicPort]) -> None:
+        for port in ports:
+            self._traffic_before[port.name] = read_traffic_bytes(port)
+
+    def add_ports(self, ports: Sequence[NicPort]) -> Sequence[NicPort]:
+        """Serve more of them: those that came up. What is registered with others is with their
+        devices, too, before long. Returns those that can be served."""
+        self._note_traffic(ports)
+        return self.nics.add(ports, self._make_queue)
+
+    @property
+    def traffic_bytes(self) -> tuple[int, int]:
+        """(received, sent) since the daemon's start over the ports that are served."""
+        received = sent = 0
+        for port in self.nics.ports:
+            now, before = read_traffic_bytes(port), self._traffic_before[port.name]
+            received += max(0, now[0] - before[0])
+            sent += max(0, now[1] - before[1])
+        return received, sent
 
     # ---- memory -------------------------------------------------------------------------------
 
@@ -116,16 +146,17 @@ class RdmaHost:
         return sum(chunk.length for chunk in every if chunk.regions)
 
     def _run(self) -> None:
-        pause_s = _LOOK_S
         while not self._stopping.is_set():
-            try:
-                done = self.register_more()
-                pause_s = _LOOK_WHEN_DONE_S if done else _LOOK_S
-            except CenoteError as error:
-                self.trouble = error
-                _log.warning("memory can't be registered; what isn't goes over TCP", error=error)
-                pause_s = _AGAIN_AFTER_FAILURE_S
-            self._stopping.wait(pause_s)
+            self._stopping.wait(self._run_once())
+
+    def _run_once(self) -> float:
+        """After how long to go on."""
+        try:
+            return _LOOK_WHEN_DONE_S if self.register_more() else _LOOK_S
+        except CenoteError as error:
+            self.trouble = error
+            _log.warning("memory can't be registered; what isn't goes over TCP", error=error)
+            return _AGAIN_AFTER_FAILURE_S
 
     def register_more(self) -> bool:
         """Register what got memory meanwhile; whether all of it is. Raises `pinning_error`s."""
@@ -136,8 +167,24 @@ class RdmaHost:
             while not self._stopping.is_set() and self._register_next(segment):
                 pass
             done &= self._registered_of(segment) == segment.size_bytes
+        for segment in self._segments.all():
+            self._fill_gaps(segment)
         self.trouble = None
         return done
+
+    def _fill_gaps(self, segment: Segment) -> None:
+        """With the devices that are new, and those that refused before."""
+        for chunk in self._chunks.get(segment.index, ()):
+            for name, device in self.nics.devices.items():
+                if name in chunk.regions or self._stopping.is_set():
+                    continue
+                try:
+                    chunk.regions[name] = device.register(
+                        segment.address + chunk.offset, chunk.length, _SEGMENT_ACCESS
+                    )
+                except VerbsError as error:
+                    what = f"segment {segment.index}, for {name}"
+                    raise pinning_error(error.errno or 0, chunk.length, what) from error
 
     def _registered_of(self, segment: Segment) -> int:
         chunks = self._chunks.get(segment.index)

@@ -15,6 +15,7 @@ from time import monotonic
 from typing import Final, final
 
 from cenote.api.errors import DeadlineExceeded, GrantRevoked, StaleEpoch
+from cenote.runtime.scheduling import CONTENTION, STEP_CONTENDED_S
 from cenote.transport.connection import timeval
 from cenote.transport.gil import step_aside
 from cenote.transport.memory_access import MEMORY
@@ -97,12 +98,17 @@ class ServedSocket:
         and each look gives up the GIL.
         """
         begun = monotonic()
-        if self._hot and _SPINNING.acquire(blocking=False):
+        if self._hot and begun >= CONTENTION.until_s and _SPINNING.acquire(blocking=False):
             try:
                 ready = self._poll.poll
                 end = begun + self._spin_s
+                now = begun
                 while not ready(0):
-                    if monotonic() > end:
+                    before, now = now, monotonic()
+                    if now - before > STEP_CONTENDED_S:
+                        CONTENTION.note(now)
+                        break
+                    if now > end:
                         self._hot = False
                         break
                     step_aside()

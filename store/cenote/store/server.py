@@ -82,7 +82,8 @@ class DataServer:
             raise InvalidArgument("a data server needs a TCP address or a Unix socket path")
         self._segments = segments
         self._sessions = sessions
-        self._rdma = rdma
+        self.rdma = rdma
+        """Who answers what RDMA clients ask for over connections that begin from now on."""
         self._token = token
         self._connections_max = connections_max
         self._limits = limits or ServingLimits()
@@ -207,7 +208,7 @@ class DataServer:
                 self._token,
                 self._server_version,
                 self._forget,
-                self._rdma,
+                self.rdma,
             )
             thread = threading.Thread(target=connection.run, name="cenote-data", daemon=True)
             with self._lock:

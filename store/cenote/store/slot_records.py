@@ -42,7 +42,21 @@ Flags = NDArray[np.bool_]
 SEAL_ROW: Final = Struct("<4xI5Q16xHHHBBBB2x")
 """slot, offset, length, seq, checksum, object size, extent index, extent count, key length, shard
 index, shard count, replica, flags."""
+
+
+def _at(name: str) -> int:
+    fields = SLOT_RECORD.fields
+    assert fields is not None
+    return fields[name][1]
+
+
 _CRC: Final = Struct("<Q")
+_PLACE: Final = Struct("<IQQ")
+"""slot, offset, length."""
+_WHOLE: Final = Struct("<HH")
+"""extent index, extent count."""
+_EXTENT_INDEX_AT: Final = _at("extent_index")
+_REPLICA_AT: Final = _at("replica")
 _ZEROS: Final = bytes(SLOT_BYTES)
 
 # Row L keeps the first L of 64 bytes.
@@ -210,11 +224,12 @@ def build_record(head: bytes, row: bytes, key: memoryview) -> bytes:
 
 def moved_record(record: bytes, slot: int, offset: int, length: int, replica: int) -> bytes:
     """The record of a copy, in one piece, of what a sealed record names."""
-    moved = np.frombuffer(bytearray(record), SLOT_RECORD)
-    moved["slot"], moved["offset"], moved["length"] = slot, offset, length
-    moved["replica"], moved["extent_index"], moved["extent_count"] = replica, 0, 1
-    write_checksums(moved.view(RECORD_BLOCKS))
-    return moved.tobytes()
+    moved = bytearray(record)
+    _PLACE.pack_into(moved, BODY_AT, slot, offset, length)
+    _WHOLE.pack_into(moved, _EXTENT_INDEX_AT, 0, 1)
+    moved[_REPLICA_AT] = replica
+    _CRC.pack_into(moved, CHECKED_BYTES, xxh3_64_intdigest(memoryview(moved)[:CHECKED_BYTES]))
+    return bytes(moved)
 
 
 def sealed_head(epoch: int, namespace_id: int, generation: int) -> bytes:
@@ -223,3 +238,5 @@ def sealed_head(epoch: int, namespace_id: int, generation: int) -> bytes:
 
 
 assert SLOT_RECORD.itemsize == CHECKED_BYTES + _CRC.size
+assert (_at("slot"), _at("offset"), _at("length")) == (BODY_AT, BODY_AT + 4, BODY_AT + 12)
+assert _at("extent_count") == _EXTENT_INDEX_AT + 2

@@ -307,7 +307,7 @@ class SsdSegment:
         start, length = pages[0] * BLOCK_BYTES, len(pages) * BLOCK_BYTES
         offset = self.plan.base + _SLOTS_AT + start
         try:
-            self.disk.device.write(self._table_address + start, length, offset)
+            self.disk.device.write([(self._table_address + start, length)], offset)
         except OSError as error:
             self.disk.note_failure("write of the slot table", offset, error)
             raise
@@ -319,7 +319,7 @@ class SsdSegment:
         copy = header.sequence % 2
         self._page[:] = header.pack()
         offset = self.plan.base + copy * HEADER_COPY_BYTES
-        self.disk.device.write(address_of(self._page), HEADER_COPY_BYTES, offset)
+        self.disk.device.write([(address_of(self._page), HEADER_COPY_BYTES)], offset)
         self.disk.device.flush()
         self.header = header
 

@@ -6,15 +6,17 @@ from collections.abc import Callable
 from dataclasses import fields
 
 from cenote.runtime.metrics import Metrics
+from cenote.v1 import master_pb2 as pb
 
 from .agent_core import Stage
 from .dram import DramSegment
+from .rdma_serving import RdmaServing
 from .segments import LocalSegments
 from .server import DataCounters
 from .ssd import SsdSegment
 from .verifying import Verifier
 
-__all__ = ["register_metrics", "register_verifier"]
+__all__ = ["register_metrics", "register_rdma", "register_verifier"]
 
 
 def register_metrics(
@@ -56,6 +58,36 @@ def register_verifier(metrics: Metrics, verifier: Verifier) -> None:
         ("unverified_slots", "That wait for their turn."),
     ):
         metrics.gauge(f"cenote_store_{name}", text, counted(name))
+
+
+def register_rdma(metrics: Metrics, rdma: RdmaServing) -> None:
+    """The RDMA end, as the master is told of it. Bytes are the devices' own count, of all that used
+    these ports since the daemon's start; software devices count none."""
+
+    def told(read: Callable[[pb.NodeStats], float]) -> Callable[[], float]:
+        def ask() -> float:
+            stats = pb.NodeStats()
+            rdma.tell(stats)
+            return float(read(stats))
+
+        return ask
+
+    by_device = "Over the ports that are served, as their devices count."
+    values: dict[str, tuple[str, Callable[[pb.NodeStats], float]]] = {
+        "registered_bytes": (
+            "Of the segments, with at least one device.",
+            lambda stats: stats.rdma_registered_bytes,
+        ),
+        "queue_pairs": ("Of clients.", lambda stats: stats.rdma_queue_pairs),
+        "received_bytes": (by_device, lambda stats: stats.rdma_received_bytes),
+        "sent_bytes": (by_device, lambda stats: stats.rdma_sent_bytes),
+        "trouble": (
+            "1 while what could go over RDMA goes over TCP; `cenote status` says why.",
+            lambda stats: bool(stats.rdma_trouble),
+        ),
+    }
+    for name, (text, read) in values.items():
+        metrics.gauge(f"cenote_store_rdma_{name}", text, told(read))
 
 
 def _register_segment(metrics: Metrics, segment: DramSegment | SsdSegment) -> None:

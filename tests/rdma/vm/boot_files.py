@@ -43,6 +43,7 @@ MODULES = (
     *("virtio_pci", "9p", "9pnet_virtio", "overlay", "dummy", "virtio_net"),
     *("?crc32_generic", "?crc32c_generic", "?libcrc32c"),
     *("rdma_rxe", "ib_uverbs", "rdma_cm", "rdma_ucm"),
+    "?vgem",  # dma-bufs
 )
 
 CMDLINE = (

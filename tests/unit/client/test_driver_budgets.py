@@ -12,10 +12,11 @@ from cenote.api.errors import CenoteError, DeadlineExceeded, SessionUnknown, Una
 from cenote.api.rows import EXTENT, EXTENT_STRUCT, PUT_STRUCT, PutStatus
 from cenote.client.driver import BlockingDriver
 from cenote.client.plan.asking import ask_master
+from cenote.client.plan.options import PutOptions
 from cenote.client.plan.pieces import Pieces
 from cenote.client.plan.singles import ask_packed
 from cenote.client.plan.space import Space
-from cenote.client.plan.state import Call, ClientState, PutOptions
+from cenote.client.plan.state import Call, ClientState
 from cenote.client.plan.steps import Ask, AskRaw, Move, Part, Pause, Reopen, SealPart, Seals
 from cenote.client.plan.writes import put_objects
 from cenote.transport.base import SealBatch

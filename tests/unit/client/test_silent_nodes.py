@@ -321,3 +321,35 @@ def test_a_replica_that_is_not_suspected_comes_first(
     reads = master.nodes[1].reads
     assert client.get_batch(list(values)) == list(values.values())
     assert master.nodes[1].reads == reads
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_newer_view_that_came_while_a_node_failed_is_looked_at(
+    client: Client, master: FakeMaster, count: int
+) -> None:
+    """A daemon was restarted. Where it is now was learned in the background, between the call's
+    failure at the old place and its look for news: then nothing speaks of news any more."""
+    node = master.nodes[1]
+
+    def restarted() -> None:
+        if node.fault is not None:
+            node.fault = None
+            master.view_version += 1
+            client.session.take_view(master.view(), 1)
+            raise Unavailable("the connection was closed")
+
+    node.on_copy = restarted
+    values = fill(client, count)
+    for _ in range(2):
+        node.fault = Unavailable("it was restarted")
+        assert client.get_batch(list(values)) == list(values.values())
+        node.fault = Unavailable("it was restarted")
+        assert client.get("key-0") == values["key-0"]
+    assert client.stats().unreachable_misses == 0
+    master.down = {2, 3}
+    client.remove_batch(list(values))
+    node.fault = Unavailable("it was restarted")
+    values = fill(client, count)
+    node.fault = Unavailable("it was restarted")
+    client.put("one", b"x")
+    assert client.session.state.avoided() == set()

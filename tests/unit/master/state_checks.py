@@ -98,13 +98,21 @@ def _check_counts(pool: Pool) -> None:
         units = np.bincount(owners, weights=spans[:, 3], minlength=len(columns.units))
         assert (columns.units == units.astype(np.int64)).all()
         assert (counts == pool.objects.extents[rows]).all()
+        on_ssd = pool.segments.on_ssd[spans[:, 0] & 0xFFFF]
+        units = np.bincount(owners[on_ssd], spans[on_ssd, 3], minlength=len(columns.units))
+        assert (columns.ssd_units == units.astype(np.int64)).all()
     else:
         assert not columns.units.any()
+        assert not columns.ssd_units.any()
     pinned = rows[pool.pin.take(rows) != 0]
     assert pool.pinned_objects == len(pinned)
     assert pool.pinned_bytes == int(pool.sizes_of(pinned).sum())
     grants = pool.grants.by_id.values()
     assert pool.grants.units == pool.grants.recount() == sum(g.units for g in grants)
+    owned: dict[int, int] = {}
+    for grant in grants:
+        owned[grant.namespace.incarnation] = owned.get(grant.namespace.incarnation, 0) + grant.units
+    assert pool.grants.units_by_incarnation == {n: units for n, units in owned.items() if units}
     assert pool.grants.keys == sum(g.pending_count for g in grants)
     for session in pool.sessions.by_id.values():
         assert session.granted_units == sum(g.units for g in session.grants.values())

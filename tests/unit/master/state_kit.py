@@ -21,6 +21,7 @@ from cenote.api.rows import (
 from cenote.master import commands as c
 from cenote.master.effects import DURABLE, DurableEffect, Effect, Stored
 from cenote.master.instructions import Instruction
+from cenote.master.node_counters import NodeCounters
 from cenote.master.state import MasterState, StateConfig
 from unit.master.state_replies import Hit, Put, read_hits, read_put, read_spares
 
@@ -201,7 +202,7 @@ class Kit:
                 node.done_instruction,
                 list(node.cut),
                 [],
-                c.NodeCounters(),
+                NodeCounters(),
                 node.start_number,
                 list(node.withdrawn),
                 unverified=frozenset(i for i, s in enumerate(node.segments) if s.unverified),

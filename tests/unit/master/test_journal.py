@@ -19,12 +19,14 @@ from cenote.master.effects import (
     PLACED,
     DurableEffect,
     EpochStarted,
+    Expires,
     Gone,
     GoneReason,
     NamespaceOpened,
     NodeKnown,
     NodeServes,
     Pinned,
+    QuotaSet,
     ReplicasChanged,
     SegmentGone,
     SegmentKnown,
@@ -81,11 +83,16 @@ def gone(seed: int, n: int, *, reason: GoneReason = GoneReason.EVICTED) -> Gone:
     return Gone(7, columns["digests"], columns["seqs"], reason)
 
 
+def expires(seed: int, n: int) -> Expires:
+    columns = random_columns(seed, n, 1)
+    return Expires(1_700_000_000_000, 60_000, columns["digests"], columns["seqs"])
+
+
 @st.composite
 def batches(draw: DrawFn) -> DurableEffect:
     seed, n = draw(st.integers(0, 1000)), draw(st.integers(1, 40))
     columns = random_columns(seed, n, draw(st.sampled_from([1, 3, 64])))
-    match draw(st.integers(0, 3)):
+    match draw(st.integers(0, 4)):
         case 0:
             return Stored(draw(st.integers(1, 2)), 1, draw(st.integers(1, 2)), **columns)
         case 1:
@@ -94,6 +101,8 @@ def batches(draw: DrawFn) -> DurableEffect:
         case 2:
             names = ("digests", "seqs", "extent_counts", "replicas", "placed")
             return ReplicasChanged(**{name: columns[name] for name in names})
+        case 3:
+            return Expires(draw(U64), 5, columns["digests"], columns["seqs"])
         case _:
             return Pinned(draw(st.integers(1, 2)), columns["digests"], draw(st.booleans()), 5)
 
@@ -101,6 +110,7 @@ def batches(draw: DrawFn) -> DurableEffect:
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 PLAIN = st.one_of(
     st.builds(NamespaceOpened, TEXT, U32, U32, st.binary(max_size=50), U64, U32),
+    st.builds(QuotaSet, U32, U64, U64, U64, U32),
     st.builds(NodeKnown, U32, st.binary(min_size=16, max_size=16), TEXT, TEXT, TEXT),
     st.builds(
         NodeServes,
@@ -120,7 +130,7 @@ def flattened(entries: Iterable[Entry]) -> list[object]:
     """Batches taken apart object by object: comparable however they were split and joined."""
     items: list[object] = []
     for entry in entries:
-        if not isinstance(entry, Stored | Gone | ReplicasChanged | Pinned):
+        if not isinstance(entry, Stored | Gone | ReplicasChanged | Pinned | Expires):
             items.append(dataclasses.astuple(entry))
             continue
         scalars, rows, extents = [], [], None
@@ -171,6 +181,7 @@ def test_effects_survive_the_round_trip(effects: list[Entry], each: bool) -> Non
         stored(2, 300, extents_max=64),
         gone(3, 10_000),
         Pinned(1, random_columns(4, 9000, 1)["digests"], True, 0),
+        expires(5, 9000),
     ],
 )
 def test_a_batch_too_large_for_a_record_is_split(effect: DurableEffect) -> None:

@@ -148,6 +148,27 @@ def test_an_election_that_is_carried_out_late_binds_nobody(masters: Masters) -> 
     assert b.open().epoch == 2
 
 
+def test_a_service_that_refuses_elections_is_asked_again(masters: Masters) -> None:
+    """Its database is full, say. A standby that followed stays warm, and asks not all the time."""
+    leader, standby = masters.lead("a"), masters.join("b")
+    leader.append(records(1, 3))
+    found = follow_all(standby, through=3)
+    leader.close()
+    wait_vacant(standby)
+    kv = masters.kv(standby)
+    kv.fault = lambda call: "refused" if call == "txn" else ""
+    before = kv.calls.count("txn")
+    assert not standby.campaign(0.5)
+    assert kv.calls.count("txn") - before < 12
+    wait_until(lambda: standby.refusal is not None, what="the refusal to show")
+    assert "refused" in str(standby.refusal)
+    kv.fault = lambda _call: ""
+    assert standby.campaign(TIMEOUT_S)
+    opened = standby.open()
+    assert not opened.anew
+    assert numbers([*found, *opened.records]) == [1, 2, 3]
+
+
 def test_an_outage_of_the_service_does_not_unseat_the_leader(masters: Masters) -> None:
     a, b = masters.lead("a"), masters.join("b")
     follow_all(b)

@@ -78,7 +78,6 @@ def test_of_two_candidates_one_is_elected() -> None:
     after = seen_from(lost)
     assert first.won(after) == won.revision
     assert second.won(after) == 0
-    assert not second.is_open(after)
     assert (first.epoch, second.epoch, after.epoch_number) == (1, 1, 1)
     third, won = stand(model, seen_in(model), "c")
     assert won.succeeded

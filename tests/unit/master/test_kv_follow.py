@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cenote.kv.service import Delete, Put
+from cenote.kv.service import Delete, KvUnavailable, Put, RangeReply
 from cenote.master import kv_follow, kv_snapshot
 from cenote.master.effects import SegmentGone
 from cenote.master.journal import FLAG_SNAPSHOT, Record, RecordWriter, SnapshotEnd, read_entries
@@ -178,7 +178,7 @@ def test_compaction_beneath_a_watch_costs_nothing_else(masters: Masters) -> None
 def test_a_snapshot_that_is_replaced_while_it_is_read_is_read_anew(
     masters: Masters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv_follow, "CHUNKS_PER_READ", 1)
+    monkeypatch.setattr(kv_follow, "CHUNKS_PER_READ_MAX", 1)
     leader = masters.lead("a")
     append(leader, 6)
     write_chunks(leader, 4, monkeypatch)
@@ -215,6 +215,83 @@ def test_many_small_keys_are_read_in_larger_steps(
     reads = masters.kv(standby).calls
     assert numbers(follow_all(standby)) == list(range(1, 61))
     assert reads.count("range") < 20
+
+
+def limit_rows(masters: Masters, backend: KvBackend, rows_max: int) -> list[int]:
+    """More rows do not arrive in time; returns how many each range gave."""
+    kv, given = masters.kv(backend), []
+    true_range = kv.range
+
+    def slow_range(
+        key: bytes, end: bytes = b"", *, limit: int = 0, keys_only: bool = False, timeout_s: float
+    ) -> RangeReply:
+        reply = true_range(key, end, limit=limit, keys_only=keys_only, timeout_s=timeout_s)
+        if len(reply.rows) > rows_max:
+            raise KvUnavailable("too much to read in time")
+        given.append(len(reply.rows))
+        return reply
+
+    kv.range = slow_range  # type: ignore[method-assign]
+    return given
+
+
+def test_what_does_not_arrive_in_time_is_read_in_smaller_steps(
+    masters: Masters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, standby = masters.lead("a"), masters.join("b")
+    append(leader, 60)
+    given = limit_rows(masters, standby, 5)
+    assert numbers(follow_all(standby)) == list(range(1, 61))
+    assert max(given) > 2
+    write_chunks(leader, 50, monkeypatch)
+    wait_until(lambda: len(masters.paths("journal/")) == 10, what="truncation")
+    late = masters.join("c")
+    limit_rows(masters, late, 5)
+    assert numbers(follow_all(late)) == list(range(1, 61))
+
+
+def test_a_leader_reads_what_is_left_in_smaller_steps_too(masters: Masters) -> None:
+    leader, standby = masters.lead("a"), masters.join("b")
+    append(leader, 60)
+    leader.close()
+    limit_rows(masters, standby, 5)
+    assert standby.campaign(TIMEOUT_S)
+    assert numbers(standby.open().records) == list(range(1, 61))
+
+
+def test_who_is_too_slow_for_the_journal_is_not_told_that_it_is_damaged(
+    masters: Masters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_follow, "RESTARTS_MAX", 1)
+    monkeypatch.setattr(kv_follow, "CHUNKS_PER_READ_MAX", 1)
+    leader, standby = masters.lead("a"), masters.join("b")
+    append(leader, 9)
+    found: list[Record] = []
+    refusals = set()
+    for covers in (4, 5, 6, 7):
+        write_chunks(leader, covers, monkeypatch)
+        wait_until(lambda n=covers: len(masters.paths("journal/")) == 9 - n, what="truncation")  # type: ignore[misc]
+        for _ in range(4):  # to the middle of the snapshot, and no further
+            step = standby.follow(0.1)
+            found = list(step.records) if step.anew else [*found, *step.records]
+            refusals.add(str(standby.refusal))
+    assert standby.last_entry < 4
+    assert any("truncated before it was read" in refusal for refusal in refusals)
+    follow_all(standby, found, through=9)
+    assert numbers(found) == list(range(1, 10))
+    assert standby.refusal is None
+
+
+def test_a_snapshot_of_a_long_journal_reads_few_of_its_keys(
+    masters: Masters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_snapshot, "ENTRIES_PER_RECORD_MAX", 4)
+    leader = masters.lead("a")
+    append(leader, 50)
+    given = limit_rows(masters, leader, 5)
+    leader.install_snapshot(snapshot(40), 40)
+    assert max(given) == 5
+    assert numbers(follow_all(masters.join("b"))) == list(range(1, 51))
 
 
 # ---- damage -----------------------------------------------------------------------------------
@@ -300,7 +377,7 @@ def test_a_standby_whose_past_is_void_is_told_when_it_leads(masters: Masters) ->
 def test_a_standby_may_lead_in_the_middle_of_reading(
     masters: Masters, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
-    monkeypatch.setattr(kv_follow, "CHUNKS_PER_READ", 1)
+    monkeypatch.setattr(kv_follow, "CHUNKS_PER_READ_MAX", 1)
     monkeypatch.setattr(kv_follow, "ROWS_PER_READ_MIN", 1)
     leader, standby = masters.lead("a"), masters.join("b")
     append(leader, 6)

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from cenote.api.errors import ConfigError
-from cenote.master.__main__ import _parser
+from cenote.master.__main__ import PROGRAM
 from cenote.master.config import ENV_PREFIX, MasterConfig, host_and_port
 from cenote.master.file_backend import FileBackend
 from cenote.master.memory_backend import MemoryBackend
 from cenote.master.metadata import open_backend
 from cenote.runtime.config import load_config
-from cenote.store.__main__ import _parser as store_parser
+from cenote.store.__main__ import PROGRAM as STORE_PROGRAM
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_what_does_not_go_together_is_named(fields: dict[str, object], says: str
 
 def test_flags_reach_the_state() -> None:
     flags = ["--lease-ttl", "2s", "--lease-ttl-max-s", "8", "--session-ttl", "1m", "--lane", "h:1"]
-    options = vars(_parser().parse_args(flags))
+    options = vars(PROGRAM.parser().parse_args(flags))
     assert options.pop("config") is None
     config = load_config(MasterConfig, env_prefix=ENV_PREFIX, env={}, overrides=options)
     state = config.state_config()
@@ -86,8 +86,8 @@ def test_metadata_urls(tmp_path: Path) -> None:
     ],
 )
 def test_boolean_flags_are_those_of_the_store(words: list[str], expected: object) -> None:
-    assert _parser().parse_args(words).log_json == expected
-    assert store_parser().parse_args(words).log_json == expected
+    assert PROGRAM.parser().parse_args(words).log_json == expected
+    assert STORE_PROGRAM.parser().parse_args(words).log_json == expected
 
 
 def test_a_file_where_a_directory_is_meant_is_named(tmp_path: Path) -> None:

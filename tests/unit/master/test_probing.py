@@ -70,3 +70,45 @@ def test_one_probe_a_node_and_one_more_where_it_was_asked_for_meanwhile() -> Non
     asyncio.run(scenario())
     assert came == [(1, False)] * 2
     assert asked == [7, 1, 1]
+
+
+def test_an_answer_that_is_late_counts_after_all() -> None:
+    """As of a node on a slow machine: hidden at first, and back with its answer."""
+    came: list[bool] = []
+
+    async def scenario() -> None:
+        hidden = asyncio.Event()
+
+        def note(_node_id: int, answered: bool) -> None:
+            came.append(answered)
+            hidden.set()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await hidden.wait()
+            writer.write(HELLO_REPLY)
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            prober = Prober(lambda _: f"127.0.0.1:{port}", note)
+            prober.probe(1)
+            await wait_until_async(lambda: len(came) == 2, what="both verdicts")
+            prober.close()
+
+    asyncio.run(scenario())
+    assert came == [False, True]
+
+
+def test_closing_ends_a_probe_that_waits() -> None:
+    came: list[bool] = []
+
+    async def scenario(port: int) -> None:
+        prober = Prober(lambda _: f"127.0.0.1:{port}", lambda _, answered: came.append(answered))
+        prober.probe(1)
+        await wait_until_async(lambda: came, what="the first verdict")
+        prober.close()
+        await wait_until_async(lambda: len(asyncio.all_tasks()) == 1, what="its tasks to end")
+
+    with silent_listener() as port:
+        asyncio.run(scenario(port))
+    assert came == [False]

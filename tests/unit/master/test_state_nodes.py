@@ -13,6 +13,7 @@ from cenote.master.effects import (
     Gone,
     GoneReason,
     NodeKnown,
+    NodeServes,
     ProbeNode,
     ReplicasChanged,
     SegmentGone,
@@ -20,6 +21,7 @@ from cenote.master.effects import (
     SlotsGrown,
     ViewChanged,
 )
+from cenote.master.node_counters import NodeCounters
 from cenote.master.nodes import NodeState
 from cenote.master.state import StateConfig
 from unit.master.state_checks import check
@@ -51,6 +53,27 @@ def test_attaching_is_announced_once(kit: Kit) -> None:
     reply = kit.attach(kit.nodes[2])
     assert (reply.node_id, reply.segment_ids, reply.epoch) == (2, [2], 1)
     assert len(kit.new(NodeKnown)) == len(kit.new(SegmentKnown)) == 3
+
+
+def test_a_heartbeat_tells_where_a_node_is_served_now(kit: Kit) -> None:
+    """A NIC that came up: clients hear of it without an attach, and so does who leads next."""
+    node = kit.nodes[2]
+    where = [c.EndpointInfo(3, "10.0.0.2:7", b"a port")]
+    known = len(kit.new(NodeServes))
+    before = kit.state.view_version
+    command = c.Heartbeat(node.node_id, 1, [], 0, [], [], NodeCounters(rdma_trouble="no pins"))
+    command.endpoints = where
+    kit.apply(command)
+    [serves] = kit.new(NodeServes)[known:]
+    assert (serves.node_id, serves.endpoints) == (2, where)
+    assert kit.state.view_version > before
+    before = kit.state.view_version
+    kit.apply(command)
+    assert len(kit.new(NodeServes)) == known + 1
+    assert kit.state.view_version == before
+    [status] = [n for n in kit.state.nodes(kit.now_s) if n.node_id == 2]
+    assert (status.endpoints, status.rdma_trouble) == (where, "no pins")
+    assert kit.state.status(kit.now_s).rdma_trouble.endswith(": no pins")
 
 
 def test_replicas_lie_in_distinct_domains(kit: Kit) -> None:

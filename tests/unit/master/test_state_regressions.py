@@ -9,6 +9,7 @@ from cenote.api.errors import NodeNameTaken, NodeSuperseded
 from cenote.api.rows import CommitStatus
 from cenote.master import commands as c
 from cenote.master.effects import NodeServes
+from cenote.master.node_counters import NodeCounters
 from cenote.master.nodes import NodeState
 from cenote.master.state import MasterState
 from cenote.master.state_config import StateConfig
@@ -124,7 +125,7 @@ def test_a_heartbeat_of_a_process_that_is_gone_is_not_believed() -> None:
     old = node.segments[0]
     node.segments = [FakeSegment(b"fresh", old.size_bytes, old.size_bytes // 2)]
     kit.restart_node(node)
-    late = c.Heartbeat(node.node_id, 1, [(0, old.size_bytes)], 0, [], [], c.NodeCounters(), 0)
+    late = c.Heartbeat(node.node_id, 1, [(0, old.size_bytes)], 0, [], [], NodeCounters(), 0)
     with pytest.raises(NodeSuperseded):
         kit.apply(late)
     (segment,) = kit.state.segments(kit.now_s)

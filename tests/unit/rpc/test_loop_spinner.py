@@ -10,6 +10,7 @@ import pytest
 from cenote.rpc.lane_client import LaneClient
 from cenote.rpc.lane_limits import LaneLimits, LaneStats
 from cenote.rpc.loop_spinner import LoopSpinner
+from cenote.runtime.scheduling import STEP_CONTENDED_S, CoreContention
 from unit.rpc.lane_testing import ECHO, LaneThread
 from waiting import loop_turns, wait_until
 
@@ -17,7 +18,13 @@ from waiting import loop_turns, wait_until
 class FakeTime:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0
+        self.step_aside_s = 0.0
         monkeypatch.setattr("cenote.rpc.loop_spinner.time.monotonic", lambda: self.now_s)
+        monkeypatch.setattr("cenote.rpc.loop_spinner.os.sched_yield", self._step_aside)
+        monkeypatch.setattr("cenote.rpc.loop_spinner.CONTENTION", CoreContention())
+
+    def _step_aside(self) -> None:
+        self.now_s += self.step_aside_s
 
 
 def test_it_spins_until_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +62,24 @@ def test_in_vain_again_and_again_it_spins_seldom(monkeypatch: pytest.MonkeyPatch
     assert spun[:2] == [True, True]  # once in vain has no consequence
     assert 6 < sum(spun) < 12, spun
     assert sum(spun[-32:]) == 2
+
+
+def test_where_others_want_the_core_it_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        clock = FakeTime(monkeypatch)
+        spinner = LoopSpinner(1.0, LaneStats())
+        clock.step_aside_s = 2 * STEP_CONTENDED_S
+        spinner.served()
+        await loop_turns(2)
+        assert not spinner.spinning
+        clock.step_aside_s = 0.0
+        spinner.served()
+        assert not spinner.spinning  # not for a while
+        clock.now_s += 0.011
+        spinner.served()
+        assert spinner.spinning
+
+    asyncio.run(run())
 
 
 def test_zero_never_spins() -> None:

@@ -26,6 +26,7 @@ from cenote.store.node_files import NodeFiles
 from cenote.store.segments import LocalSegments, open_segments
 from cenote.transport.claims import CLAIM_PAGE_BYTES, ClaimPage
 from cenote.transport.mapping import Mapping
+from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
 from fake_master import FakeLink, FakeMaster, FakeSessions
 from promptness import ends_within
@@ -59,12 +60,15 @@ class Fixture:
         self.segments, self.master = segments, master
         self.sessions = FakeSessions()
         self.preparing = False
+        self.endpoints: list[common_pb2.Endpoint] = []
         self.ended: list[CenoteError] = []
         self.connect: Callable[[str], FakeLink] = master.link
         self.agent = self.make()
 
     def make(self, *masters: str, slots_per_block: int = 256) -> StoreAgent:
-        identity = AgentIdentity("n1", b"u" * 16, "boot", "rack-1", 123, "0.1")
+        identity = AgentIdentity(
+            "n1", b"u" * 16, "boot", "rack-1", 123, "0.1", endpoints=self.endpoints
+        )
         return StoreAgent(
             identity,
             self.segments,
@@ -134,6 +138,26 @@ def test_it_attaches_with_what_it_has(fixture: Fixture, monkeypatch: pytest.Monk
     assert beat.segments[0].ready_bytes == info.size_bytes
     wait_until(lambda: len(fixture.master.beats) == 2, what="the second heartbeat")
     assert [b.wait_ms for b in fixture.master.beats] == [0, 10_000]
+
+
+def test_endpoints_that_change_are_told_once(fixture: Fixture) -> None:
+    before = common_pb2.Endpoint(kind=common_pb2.TRANSPORT_KIND_TCP, address="here:1")
+    fixture.endpoints.append(before)
+    fixture.preparing = True  # heartbeats are short then
+    fixture.agent = fixture.make()
+    fixture.attach()
+    assert list(fixture.master.attaches[0][0].endpoints) == [before]
+    assert not fixture.master.beats[0].endpoints
+    new = common_pb2.Endpoint(kind=common_pb2.TRANSPORT_KIND_RDMA, address="here:1")
+    fixture.endpoints.append(new)
+    wait_until(
+        lambda: any(beat.endpoints for beat in fixture.master.beats), what="the news to be told"
+    )
+    count = len(fixture.master.beats)
+    [told] = [beat for beat in fixture.master.beats if beat.endpoints]
+    assert list(told.endpoints) == [before, new]
+    wait_until(lambda: len(fixture.master.beats) > count + 1, what="more heartbeats")
+    assert sum(bool(beat.endpoints) for beat in fixture.master.beats) == 1
 
 
 def test_where_the_sums_agree_no_inventory_is_sent(fixture: Fixture) -> None:

@@ -218,7 +218,7 @@ def test_copies_of_an_earlier_leader_do_not_land(tmp_path: Path) -> None:
         node.put(0, payload_of(1, MIB), [(0, MIB)])
         node.device.hang.clear()
         node.copy([0], 0, 0, MIB)
-        wait_until(lambda: node.copier._under_way == 1, what="a copy to begin")
+        wait_until(lambda: node.copier.under_way == 1, what="a copy to begin")
         node.copy([0], 1, MIB, MIB)
         node.copier.fence(4)
         node.device.hang.set()

@@ -9,7 +9,7 @@ import pytest
 
 from cenote.api.errors import ConfigError, ResourceUnavailable
 from cenote.runtime.config import load_config
-from cenote.store.__main__ import _parser, main
+from cenote.store.__main__ import PROGRAM, main
 from cenote.store.config import (
     ENV_PREFIX,
     StoreConfig,
@@ -146,7 +146,7 @@ def test_sockets_that_cannot_be_made_are_named(tmp_path: Path) -> None:
     ],
 )
 def test_switches_may_have_a_value(words: list[str], expected: object) -> None:
-    assert _parser().parse_args([*words, "--name", "n1"]).wipe_on_exit == expected
+    assert PROGRAM.parser().parse_args([*words, "--name", "n1"]).wipe_on_exit == expected
 
 
 def test_the_command_says_what_is_wrong(

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator
 from time import monotonic
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,3 +128,60 @@ def test_several_callers_at_once_and_a_close_between_them() -> None:
         thread.join(60)
     assert bad == []
     assert set(threading.enumerate()) <= before
+
+
+class Interrupting:
+    """A lock that is taken, and then the caller is interrupted before it can take note of it."""
+
+    def __init__(self, lock: Any, times: int) -> None:
+        self.lock = lock
+        self.left = times
+
+    def acquire(self, *arguments: Any, **keywords: Any) -> bool:
+        taken: bool = self.lock.acquire(*arguments, **keywords)
+        if self.left:
+            self.left -= 1
+            raise KeyboardInterrupt
+        return taken
+
+    def release(self) -> None:
+        self.lock.release()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_interrupt_between_being_woken_and_taking_note_of_it(times: int) -> None:
+    """Such a call never ended."""
+    team = CopyTeam(1)
+    size = 8 << 20
+    data, memory = payload(size, 1), LocalMemory(size)
+    source = np.frombuffer(data, np.uint8).ctypes.data
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Held(copying._Work):
+        def work_off(self, take: object) -> None:
+            if threading.current_thread() is not threading.main_thread():
+                begun.set()
+                go_on.wait(30)
+
+    team.copy_one(memory.address, source, size, monotonic() + 60)
+    (helper,) = team._helpers
+    helper._done = Interrupting(helper._done, times)  # type: ignore[assignment]
+    work = Held(deque(), monotonic() + 60)
+    threading.Timer(0.1, go_on.set).start()
+    with pytest.raises(KeyboardInterrupt):
+        team._do(work, shared=True)
+    assert begun.is_set()
+    assert helper._finished == helper._asked
+    team.copy_one(memory.address, source, size, monotonic() + 60)
+    assert memory.bytes.tobytes() == data
+    team.close()
+    assert not helper._thread.is_alive()
+
+
+def test_a_team_whose_helpers_were_never_given_back_is_closed_all_the_same() -> None:
+    team = CopyTeam(2)
+    team._helpers = [copying._Helper() for _ in range(2)]
+    threads = [helper._thread for helper in team._helpers]
+    team._owner.acquire()
+    team.close()
+    assert not any(thread.is_alive() for thread in threads)

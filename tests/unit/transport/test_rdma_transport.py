@@ -198,6 +198,9 @@ def test_writers_of_an_older_epoch_are_ended(far: FakeFarEnd) -> None:
         [int(lane.places.keys["fake0"][0])],
     )
     assert far.peek(0, size) == kept
+    # Before the client hears that the connection was ended, its queue pair's silence is the NIC's
+    # fault, for all it can know, and it goes over TCP for a moment.
+    wait_until(lambda: not lane.connection.is_quiet(), what="the client to hear of it")
     with pytest.raises(StaleEpoch):
         channel.write(traffic.extents, traffic.addresses, 7, DEADLINE_S)
     traffic.read(channel, data)

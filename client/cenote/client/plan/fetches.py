@@ -263,8 +263,9 @@ class Fetch:
         if self._located.cached:
             self._state[rows] = _AGAIN
             return
-        if call.state.knows_newer_view:  # where a restarted daemon is
-            yield RefreshView(call.remaining_s())
+        if call.knows_newer_view:  # where a restarted daemon is
+            if call.state.knows_newer_view:
+                yield RefreshView(call.remaining_s())
             call.look_again()
             self._state[rows] = _AGAIN
             return

@@ -50,12 +50,13 @@ from .budgets import (
     seal_budget_s,
 )
 from .grants import Grant
+from .options import PutOptions
 from .outcomes import PutOutcome
 from .pieces import Pieces
 from .singles import ask_packed
 from .space import varint
 from .spares import SpareRun, units_of
-from .state import Call, PutOptions
+from .state import Call
 from .steps import Checksum, MoveOne, Pause, Plan, RefreshView, Reopen, SealPart, Seals
 from .writes import put_objects
 

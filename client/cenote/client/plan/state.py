@@ -25,6 +25,7 @@ from .budgets import OVERSLEPT_S, PROBE_WAIT_S, attempt_budget_s
 from .commits import Commits
 from .counters import Counters
 from .grants import Grant, LeaseHold
+from .options import PutOptions
 from .peers import Peers
 from .space import Space
 from .spares import SpareGrant
@@ -33,7 +34,6 @@ __all__ = [
     "Call",
     "ClientState",
     "Limits",
-    "PutOptions",
     "pick_digests",
 ]
 
@@ -43,41 +43,6 @@ _TAILS_MAX: Final = 64
 _CANCELLED_MAX: Final = 1024
 _SUSPECT_FIRST_S: Final = 0.5
 _SUSPECT_MAX_S: Final = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class PutOptions:
-    """What a put asks for; see `Namespace.put_batch`."""
-
-    replicas: int = 1
-    min_replicas: int = 1
-    durability: int = 0
-    local_first: bool = False
-    chain: bool = False
-    ttl_ms: int = 0
-    pin: bool = False
-
-    def takes_spares(self) -> bool:
-        """Whether it is content with what spare extents are."""
-        return (
-            self.replicas <= 1
-            and self.min_replicas <= 1
-            and not (self.durability or self.local_first or self.ttl_ms or self.pin)
-        )
-
-    def message(self, avoid_node_ids: bytes = b"") -> master_pb2.PutOptions:
-        """As it is sent."""
-        return master_pb2.PutOptions(
-            replicas=self.replicas,
-            min_replicas=self.min_replicas,
-            durability=self.durability,  # type: ignore[arg-type]
-            tier=common_pb2.TIER_DRAM,
-            local_first=self.local_first,
-            ttl_ms=self.ttl_ms,
-            pin=self.pin,
-            chain=self.chain,
-            avoid_node_ids=avoid_node_ids,
-        )
 
 
 @dataclass(slots=True)
@@ -314,6 +279,7 @@ class Call:
         "last_tries",
         "namespace_id",
         "now",
+        "peers",
         "space",
         "stalled",
         "state",
@@ -330,6 +296,8 @@ class Call:
         """Nodes not to be used by this call."""
         self.failed: set[int] = set()
         """Those of them that failed in this very call."""
+        self.peers = state.peers
+        """By what view of the cluster they failed."""
         self.stalled: set[int] = set()
         """Those of them that did not answer in time, and were not tried once more."""
         self.last_tries: set[int] = set()
@@ -424,6 +392,8 @@ class Call:
             return
         self.avoid.add(node_id)
         self.failed.add(node_id)
+        if self.state.peers is not self.peers:  # by a newer view it is somewhere else, maybe
+            return
         tried_before = node_id in self.last_tries or node_id in self.chances
         if isinstance(error, DeadlineExceeded) and not tried_before:
             self.stalled.add(node_id)
@@ -431,8 +401,15 @@ class Call:
                 return
         self.state.suspect(node_id, str(error))
 
+    @property
+    def knows_newer_view(self) -> bool:
+        """Whether there is a newer view than the one by which nodes failed in this call: a reply
+        spoke of it, or the background, another thread, has it already."""
+        return self.state.knows_newer_view or self.state.peers is not self.peers
+
     def look_again(self) -> None:
         """A newer view has come: whoever failed may be somewhere else by now."""
+        self.peers = self.state.peers
         self.avoid = self.state.avoided()
         self.failed.clear()
         self.stalled.clear()

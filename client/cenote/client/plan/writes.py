@@ -46,11 +46,12 @@ from cenote.v1 import master_pb2 as pb
 from .asking import ask_master, hidden_after_report
 from .budgets import DECIDED_ATTEMPTS_MAX, PUT_ATTEMPTS_MAX, backoff_s
 from .granted import ONE_GRANTED, Granted
+from .options import PutOptions
 from .others import seal_for_others
 from .outcomes import PutOutcome, count_outcome
 from .pieces import Pieces
 from .spares import SPARE_BYTES_MAX, SpareRun, units_of
-from .state import Call, PutOptions, pick_digests
+from .state import Call, pick_digests
 from .steps import Pause, Plan, RefreshView
 from .stores import Store
 
@@ -208,7 +209,7 @@ class _Writer:
             if attempt:
                 self.call.state.counters.retries += 1
                 yield Pause(min(backoff_s(attempt + 4), max(0.0, self.call.remaining_s())))
-            if attempt and self.call.state.knows_newer_view:
+            if (attempt or self.call.failed) and self.call.knows_newer_view:
                 yield RefreshView(max(0.001, self.call.remaining_s()))
                 self.call.look_again()
             if self.versions:
@@ -486,8 +487,7 @@ class _Writer:
         except GrantRevoked as revoked:  # the whole grant: nothing of it counts
             return revoked
         finally:
-            outcome = self.outcome
-            sealed = store.sealed
+            outcome, sealed = self.outcome, store.sealed
             outcome.stored(positions if len(sealed) == len(positions) else positions[sealed])
             if len(sealed) < len(positions):
                 outcome.existed(positions[store.same], Sameness.SAME)

@@ -21,6 +21,7 @@ __all__ = [
     "read_numa_node",
     "read_pci_place",
     "read_ports",
+    "read_traffic_bytes",
 ]
 
 SYS: Final = Path("/sys")
@@ -33,6 +34,8 @@ _UNSET_MAX: Final = 64
 front, and each is a file to open."""
 _FILE_BYTES_MAX: Final = 4096
 _COUNTERS_MAX: Final = 512
+_COUNTED_BYTES: Final = 4
+"""What the specification's counters of data count in."""
 
 
 def read_ports(root: Path = SYS) -> list[NicPort]:
@@ -102,6 +105,17 @@ def read_counters(port: NicPort, root: Path = SYS) -> dict[str, int]:
             if text.isdigit():
                 found[entry.name] = int(text)
     return found
+
+
+def read_traffic_bytes(port: NicPort, root: Path = SYS) -> tuple[int, int]:
+    """(received, sent) over the port since its driver was loaded; zeros where it does not count
+    bytes, as software devices don't."""
+    folder = root / "class" / "infiniband" / port.device / "ports" / str(port.port) / "counters"
+    received, sent = (
+        _COUNTED_BYTES * max(0, _integer(_text(folder / name), 0))
+        for name in ("port_rcv_data", "port_xmit_data")
+    )
+    return received, sent
 
 
 def _read_port(root: Path, device: Path, number: int) -> NicPort:

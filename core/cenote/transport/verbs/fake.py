@@ -112,7 +112,8 @@ class FakeVerbs:
 
 @final
 class FakeDevice:
-    """See `base.Device`. `register_fails` is the errno that registering fails with, if any."""
+    """See `base.Device`. `register_fails` is the errno that registering fails with, if any;
+    `takes_dmabufs`: what stands for memory of a GPU is this process's, too."""
 
     event_fd = -1
 
@@ -121,6 +122,7 @@ class FakeDevice:
         self.fabric = fabric
         self.is_linked = True
         self.register_fails = 0
+        self.takes_dmabufs = False
         self.regions = 0
         self.queue_pairs = 0
         self.completion_queues = 0
@@ -163,7 +165,9 @@ class FakeDevice:
     def register_dmabuf(
         self, fd: int, offset: int, length: int, address: int, access: int
     ) -> FakeRegion:
-        raise VerbsError(errno.EOPNOTSUPP, "a fake device takes no dma-buf")
+        if not self.takes_dmabufs:
+            raise VerbsError(errno.EOPNOTSUPP, "this fake device takes no dma-bufs")
+        return self.register(address, length, access)
 
     def completion_queue(self, depth: int) -> FakeCompletionQueue:
         return FakeCompletionQueue(self, depth)

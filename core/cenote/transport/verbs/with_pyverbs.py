@@ -17,11 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, final
 
+from .adapted import SIGNALED, AdaptedDevice, AdaptedQueue, AdaptedQueuePair, AdaptedRegion
 from .base import (
     CompletionQueue,
-    DeviceLimits,
     PathSettings,
-    PortInfo,
     QueuePairAddress,
     QueuePairState,
     VerbsError,
@@ -139,26 +138,13 @@ class PyVerbs:
 
 
 @final
-class PyDevice:
+class PyDevice(AdaptedDevice):
     """See `base.Device`."""
 
     def __init__(self, library: _Library, name: str, context: Any, event_fd: int) -> None:
-        self.name = name
+        super().__init__(library, name, context, lambda: library.pd.PD(context))
         self.event_fd = event_fd
         self._library = library
-        self._context = context
-        with library.translated(f"asking {name} for its limits"):
-            found = context.query_device()
-            self._domain = library.pd.PD(context)
-        self.limits = DeviceLimits(
-            queue_pairs=found.max_qp,
-            work_requests=found.max_qp_wr,
-            completions=found.max_cqe,
-            regions=found.max_mr,
-            region_bytes=found.max_mr_size,
-            reads_in_flight=found.max_qp_rd_atom,
-            ports=found.phys_port_cnt,
-        )
 
     def consume_event(self) -> int:
         with self._library.translated(f"taking an event of {self.name}"):
@@ -167,37 +153,26 @@ class PyDevice:
             event.ack()
         return number
 
-    def port(self, number: int) -> PortInfo:
-        with self._library.translated(f"asking for port {number} of {self.name}"):
-            found = self._context.query_port(number)
-        return PortInfo(
-            state=int(found.state),
-            mtu_code=int(found.active_mtu),
-            message_bytes_max=found.max_msg_sz,
-            lid=found.lid,
-            gids=found.gid_tbl_len,
-            is_ethernet=int(found.link_layer) == 2,
-        )
-
     def gid(self, port: int, index: int) -> bytes:
         with self._library.translated(f"asking for GID {index} of {self.name}"):
             text = self._context.query_gid(port, index).gid
         return bytes.fromhex(text.replace(":", ""))
 
-    def register(self, address: int, length: int, access: int) -> PyRegion:
+    def register(self, address: int, length: int, access: int) -> AdaptedRegion:
         library = self._library
         with library.translated(f"registering {length} bytes with {self.name}"):
-            return PyRegion(library, library.mr.MR(self._domain, length, access, address=address))
+            found = library.mr.MR(self._domain, length, access, address=address)
+            return AdaptedRegion(library, found)
 
     def register_dmabuf(
         self, fd: int, offset: int, length: int, address: int, access: int
-    ) -> PyRegion:
+    ) -> AdaptedRegion:
         library = self._library
         if address != offset:  # it has no argument for the address
             raise VerbsError(errno.EOPNOTSUPP, "pyverbs names dma-bufs by their offsets only")
         with library.translated(f"registering a dma-buf with {self.name}"):
             found = library.mr.DmaBufMR(self._domain, length, access, dmabuf=fd, offset=offset)
-            return PyRegion(library, found)
+            return AdaptedRegion(library, found)
 
     def completion_queue(self, depth: int) -> PyCompletionQueue:
         with self._library.translated(f"making a completion queue of {self.name}"):
@@ -219,66 +194,31 @@ class PyDevice:
             pair = qp.QP(self._domain, wanted, qp.QPAttr())
             return PyQueuePair(self._library, self, pair, access)
 
-    def close(self) -> None:
-        with self._library.translated(f"closing {self.name}"):
-            self._domain.close()
-            self._context.close()
-
 
 @final
-class PyRegion:
-    """See `base.MemoryRegion`."""
-
-    def __init__(self, library: _Library, region: Any) -> None:
-        self._library = library
-        self._region = region
-        self.local_key = int(region.lkey)
-        self.remote_key = int(region.rkey)
-
-    def close(self) -> None:
-        with self._library.translated("letting registered memory go"):
-            self._region.close()
-
-
-@final
-class PyCompletionQueue:
+class PyCompletionQueue(AdaptedQueue):
     """See `base.CompletionQueue`."""
 
     def __init__(self, library: _Library, context: Any, depth: int) -> None:
-        self._library = library
-        self._channel, self.fd = _with_descriptor(lambda: library.cq.CompChannel(context))
-        self.queue = library.cq.CQ(context, depth, None, self._channel)
+        channel, fd = _with_descriptor(lambda: library.cq.CompChannel(context))
+        super().__init__(library, channel, library.cq.CQ(context, depth, None, channel), fd)
 
     def poll(self, most: int) -> list[tuple[int, int]]:
         _, found = self.queue.poll(most)
         return [(ended.wr_id, ended.status) for ended in found or ()]
 
-    def arm(self) -> None:
-        with self._library.translated("asking for completion events"):
-            self.queue.req_notify()
-
-    def consume_event(self) -> None:
-        with self._library.translated("taking a completion event"):
-            self._channel.get_cq_event(self.queue)
-            self.queue.ack_events(1)
-
-    def close(self) -> None:
-        with self._library.translated("closing a completion queue"):
-            self.queue.close()
-            self._channel.close()
+    def _take_event(self) -> None:
+        self._channel.get_cq_event(self.queue)
 
 
 @final
-class PyQueuePair:
+class PyQueuePair(AdaptedQueuePair):
     """See `base.QueuePair`."""
 
     def __init__(self, library: _Library, device: PyDevice, pair: Any, access: int) -> None:
+        super().__init__(library, pair, access)
         self._library = library
         self._device = device
-        self._pair = pair
-        self._access = access
-        self.number = int(pair.qp_num)
-        self._closed = False
 
     def connect(self, first_psn: int, peer: QueuePairAddress, path: PathSettings) -> None:
         addr, qp = self._library.addr, self._library.qp
@@ -333,31 +273,20 @@ class PyQueuePair:
                 if chain:
                     chain[-1].next_wr = request
                 chain.append(request)
-            chain[-1].send_flags = 2  # signalled
+            chain[-1].send_flags = SIGNALED
             with self._library.translated("posting"):
                 self._pair.post_send(chain[0])
         finally:
             for made in (*chain, *elements):  # they keep their memory for ever otherwise
                 made.close()
 
-    def fail(self) -> None:
-        if self._closed:
-            return
-        with self._library.translated("moving a queue pair to error"):
-            wanted = self._library.qp.QPAttr(qp_state=QueuePairState.ERROR)
-            self._pair.modify(wanted, 1)
+    def _move_to_error(self) -> None:
+        self._pair.modify(self._library.qp.QPAttr(qp_state=QueuePairState.ERROR), 1)
 
     def state(self) -> int:
         with self._library.translated("asking for a queue pair's state"):
             found, _ = self._pair.query(1)
         return int(found.qp_state)
-
-    def close(self) -> None:
-        if self._closed:
-            return
-        with self._library.translated("closing a queue pair"):
-            self._pair.close()
-        self._closed = True
 
 
 def _grouped(gid: bytes) -> str:

@@ -1,0 +1,136 @@
+"""Where the engine's blocks lie in its memory, and copies between them and the staging memory.
+
+A block of a group is the bytes of all of the group's layers, in the order of the layers: one piece
+for each layer, or a single one where the engine's layout has them side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, final
+
+import torch
+
+__all__ = ["BlockMemory", "Piece", "merge_pieces"]
+
+_SHAPE: Final = "the KV cache of {name} has the shape {shape}, which does not begin with its blocks"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of every block: block `b` has `length` bytes of it at `offset + b * stride` of the
+    memory that begins at `storage`."""
+
+    storage: int
+    offset: int
+    stride: int
+    length: int
+
+
+def merge_pieces(pieces: Sequence[Piece]) -> list[Piece]:
+    """The same bytes in the same order, in as few pieces as there can be."""
+    merged: list[Piece] = []
+    for piece in pieces:
+        last = merged[-1] if merged else None
+        if (
+            last is not None
+            and (last.storage, last.stride) == (piece.storage, piece.stride)
+            and last.offset + last.length == piece.offset
+        ):
+            merged[-1] = Piece(last.storage, last.offset, last.stride, last.length + piece.length)
+        else:
+            merged.append(piece)
+    return merged
+
+
+@final
+class BlockMemory:
+    """The KV cache of one rank."""
+
+    def __init__(
+        self,
+        caches: Mapping[str, Any],
+        layers: Mapping[int, Sequence[str]],
+        num_blocks: int,
+    ) -> None:
+        """`caches`: by layer, one tensor or several; `layers`: of each group. Raises ValueError
+        where blocks can't be addressed."""
+        self._storages: dict[int, torch.Tensor] = {}
+        self._views: dict[int, list[torch.Tensor]] = {}
+        self.block_bytes: dict[int, int] = {}
+        """By group."""
+        self.pieces: dict[int, list[Piece]] = {}
+        for number, names in layers.items():
+            found: list[Piece] = []
+            for name in names:
+                cache = caches[name]
+                for tensor in cache if isinstance(cache, list | tuple) else [cache]:
+                    found += self._pieces_of(name, tensor, num_blocks)
+            self.pieces[number] = merge_pieces(found)
+            self.block_bytes[number] = sum(piece.length for piece in found)
+            self._views[number] = [
+                self._storages[piece.storage].as_strided(
+                    (num_blocks, piece.length), (piece.stride, 1), piece.offset
+                )
+                for piece in self.pieces[number]
+            ]
+        self.device: torch.device = next(iter(self._storages.values())).device
+
+    def _pieces_of(self, name: str, tensor: torch.Tensor, num_blocks: int) -> list[Piece]:
+        shape = tuple(tensor.shape)
+        if not shape or shape[0] % num_blocks:
+            raise ValueError(_SHAPE.format(name=name, shape=shape))
+        ratio = shape[0] // num_blocks  # kernels may divide a block into smaller ones
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._storages:
+            raw = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+            self._storages[storage.data_ptr()] = raw.set_(storage)
+        width = tensor.element_size()
+        stride = tensor.stride(0) * width
+        base = tensor.storage_offset() * width
+        starts, length = _dense_runs(shape[1:], tensor.stride()[1:], width)
+        pieces = [
+            Piece(storage.data_ptr(), base + part * stride + start, stride * ratio, length)
+            for part in range(ratio)
+            for start in starts
+        ]
+        return merge_pieces(pieces)
+
+    # ---- copies ------------------------------------------------------------------------------
+
+    def gather(self, group: int, block_ids: Sequence[int], rows: torch.Tensor) -> None:
+        """Blocks to `rows`: uint8[n, at least block_bytes], in host memory."""
+        ids = torch.tensor(block_ids, dtype=torch.long, device=self.device)
+        at = 0
+        for view in self._views[group]:
+            length = view.shape[1]
+            rows[:, at : at + length].copy_(view.index_select(0, ids), non_blocking=True)
+            at += length
+
+    def scatter(self, group: int, block_ids: Sequence[int], rows: torch.Tensor) -> None:
+        """`rows` to blocks."""
+        ids = torch.tensor(block_ids, dtype=torch.long, device=self.device)
+        at = 0
+        for view in self._views[group]:
+            length = view.shape[1]
+            part = rows[:, at : at + length]
+            view.index_copy_(0, ids, part.to(self.device, non_blocking=True))
+            at += length
+
+
+def _dense_runs(
+    shape: tuple[int, ...], strides: tuple[int, ...], width: int
+) -> tuple[list[int], int]:
+    """The bytes of one block as runs of equal length: where they start, and that length."""
+    axes = sorted(
+        ((stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1),
+        reverse=True,
+    )
+    length = 1
+    while axes and axes[-1][0] == length:
+        length *= axes.pop()[1]
+    starts = [0]
+    for stride, size in axes:
+        starts = [start + i * stride * width for start in starts for i in range(size)]
+    return starts, length * width

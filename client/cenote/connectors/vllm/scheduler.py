@@ -1,0 +1,390 @@
+"""The half that lives beside vLLM's scheduler: finds prefixes, says what workers do. Never waits.
+
+It knows vLLM's requests by what it reads of them (`RequestLike`), so that it is tested without.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol, final
+
+from cenote.api.errors import Unavailable
+from cenote.api.types import AcquiredLease
+from cenote.runtime.log import get_logger
+
+from .breaker import CircuitBreaker
+from .counters import Counters
+from .fetches import Fetch, FetchLimits, Found, Phase, Want
+from .groups import Block, Grouping
+from .link import REFUSALS, PoolLink
+from .lookups import Lookup, LookupThread, find
+from .options import ConnectorOptions
+from .orders import LoadOrder, Orders, Reports, SpaceName, StageOrder, StageReport
+from .saves import SaveProgress
+
+__all__ = ["RequestLike", "StoreScheduler"]
+
+_log: Final = get_logger("cenote.vllm")
+_BYTES_PER_S: Final = 200e6
+"""Slower than this is not worth waiting for."""
+_HOLD_S: Final = 10.0
+_CLOSE_S: Final = 2.0
+
+
+class RequestLike(Protocol):
+    """What is read of a vLLM request."""
+
+    request_id: str
+    num_tokens: int
+    num_prompt_tokens: int
+    num_preemptions: int
+    block_hashes: Sequence[bytes]
+
+
+@dataclass(slots=True)
+class _Known:
+    """One request of the engine."""
+
+    request: RequestLike
+    shared: bool
+    """Whether its blocks may be found and saved."""
+    fetch: Fetch[AcquiredLease] | None = None
+    preemptions: int = 0
+    saves: SaveProgress = field(default_factory=SaveProgress)
+    disk_tokens: int = 0
+    """Of the tokens that are being loaded, those that an SSD gave."""
+
+
+@final
+class StoreScheduler:
+    """See the module's docstring. All calls are of the scheduler's thread."""
+
+    def __init__(
+        self,
+        options: ConnectorOptions,
+        grouping: Grouping,
+        shards: Sequence[int],
+        ranks: int,
+        block_bytes: dict[int, int],
+        make_space: Callable[[], SpaceName | None],
+        link: PoolLink,
+        counters: Counters,
+    ) -> None:
+        """`block_bytes`: of one block by group, at one rank. `make_space`: names the model's
+        namespace, which may take long; None: nothing is shared."""
+        self._options = options
+        self._grouping = grouping
+        self._shards = sorted(set(shards))
+        self._ranks = ranks
+        self._block_bytes = block_bytes
+        self._make_space = make_space
+        self._space: SpaceName | None = None
+        self._link = link
+        self._counters = counters
+        self._limits = FetchLimits(
+            lookup_s=options.lookup_deadline_s,
+            transfer_s=options.load_deadline_s,
+            bytes_per_s=_BYTES_PER_S,
+            hold_s=_HOLD_S,
+            gain_tokens_min=options.load_min_tokens,
+        )
+        self._breaker = CircuitBreaker()
+        self._lookups = LookupThread(self._find)
+        self._known: dict[str, _Known] = {}
+        self._fetches: dict[int, tuple[str, Fetch[AcquiredLease]]] = {}
+        """By ticket, until over."""
+        self._staging: dict[int, StageReport] = {}
+        self._stage_blocks: dict[int, tuple[Block, ...]] = {}
+        self._next_ticket = 1
+        self._orders = Orders()
+        self._refused = False
+
+    # ---- life --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._link.start()
+        self._lookups.start()
+        self._lookups.submit(self._name_space)
+
+    def close(self) -> None:
+        self._lookups.close(_CLOSE_S)
+        self._link.close()
+
+    def _name_space(self) -> None:
+        self._space = self._make_space()
+        if self._space is not None:
+            _log.info("this model's blocks", namespace=self._space.name)
+
+    # ---- requests ----------------------------------------------------------------------------
+
+    def new_request(self, request: RequestLike, shared: bool) -> None:
+        """It has come in: its prompt is looked up already, long before its turn."""
+        known = _Known(request, shared, preemptions=request.num_preemptions)
+        self._known[request.request_id] = known
+        if shared and self._options.load:
+            self._begin(known)
+
+    def _begin(self, known: _Known) -> None:
+        """Look the prompt up, unless the pool does not answer anyway."""
+        request = known.request
+        now_s = time.monotonic()
+        fetch: Fetch[AcquiredLease] = Fetch(self._next_ticket, now_s, self._limits)
+        self._next_ticket += 1
+        known.fetch = fetch
+        known.preemptions = request.num_preemptions
+        self._fetches[fetch.ticket] = (request.request_id, fetch)
+        self._act(request.request_id, fetch)
+
+    def matched_tokens(self, request: RequestLike, have_tokens: int) -> int | None:
+        """How many tokens beyond `have_tokens` can be loaded at once; None: ask again."""
+        known = self._known.get(request.request_id)
+        if known is None or not known.shared or not self._options.load:
+            return 0
+        self._collect()
+        if known.fetch is None or (
+            known.fetch.over and known.preemptions != request.num_preemptions
+        ):
+            self._begin(known)
+        fetch = known.fetch
+        assert fetch is not None
+        size_bytes = 0
+        if fetch.phase is Phase.FOUND and fetch.found is not None:
+            size_bytes = self._size_of(self._grouping.needed(fetch.found.tokens, have_tokens))
+        tokens = fetch.ask(time.monotonic(), have_tokens, size_bytes)
+        self._act(request.request_id, fetch)
+        return tokens
+
+    def allocated(
+        self, request: RequestLike, tables: Sequence[Sequence[int]], external_tokens: int
+    ) -> None:
+        """The engine gave the request blocks, of which so many tokens are to be loaded."""
+        known = self._known.get(request.request_id)
+        if known is None or known.fetch is None:
+            return
+        fetch = known.fetch
+        have_tokens = fetch.tokens - external_tokens
+        if fetch.allocated(external_tokens):
+            blocks = self._grouping.needed(fetch.tokens, have_tokens)
+            placed = [(block, tables[block[0]][block[1]]) for block in blocks]
+            self._orders.loads.append(
+                LoadOrder(
+                    fetch.ticket,
+                    request.request_id,
+                    tuple(block for block, _ in placed),
+                    tuple(block_id for _, block_id in placed),
+                )
+            )
+            self._counters.add("loaded_tokens", external_tokens)
+            known.disk_tokens = self._disk_tokens(fetch, blocks)
+        self._act(request.request_id, fetch)
+
+    def _disk_tokens(self, fetch: Fetch[AcquiredLease], blocks: Iterable[Block]) -> int:
+        on_disk = fetch.found.on_disk if fetch.found is not None else frozenset()
+        number = next((g.number for g in self._grouping.groups if g.kind == "full"), -1)
+        count = sum(block in on_disk for block in blocks if block[0] == number)
+        return count * self._grouping.group(number).block_tokens if count else 0
+
+    def disk_tokens(self, request: RequestLike) -> int:
+        """Of the tokens that are being loaded for it, those that an SSD gave."""
+        known = self._known.get(request.request_id)
+        return 0 if known is None else known.disk_tokens
+
+    def finished(self, request_id: str) -> None:
+        """The request has ended, whatever became of it."""
+        known = self._known.pop(request_id, None)
+        if known is not None and known.fetch is not None:
+            known.fetch.abandon()
+            self._act(request_id, known.fetch)
+
+    # ---- steps -------------------------------------------------------------------------------
+
+    def save(
+        self,
+        request_id: str,
+        computed_tokens: int,
+        tables: Sequence[Sequence[int]],
+        states: Sequence[tuple[int, int, int]],
+    ) -> None:
+        """After this step the request has so many tokens computed."""
+        known = self._known.get(request_id)
+        if known is None or not known.shared or not self._saving:
+            return
+        if not self._options.save_output:
+            computed_tokens = min(computed_tokens, known.request.num_prompt_tokens)
+        hashes = known.request.block_hashes
+        order = known.saves.advance(self._grouping, hashes, computed_tokens, tables, states)
+        if order is not None:
+            self._orders.saves.append(order)
+
+    @property
+    def _saving(self) -> bool:
+        """A pool that does not answer lookups would not take blocks either."""
+        return (
+            self._options.save
+            and self._space is not None
+            and not self._refused
+            and self._link.client is not None
+            and not self._breaker.is_open(time.monotonic())
+        )
+
+    def take_orders(self) -> Orders:
+        """What the workers are to do with this step."""
+        self._collect()
+        now_s = time.monotonic()
+        for request_id, fetch in list(self._fetches.values()):
+            fetch.expire(now_s)
+            self._act(request_id, fetch)
+        orders, self._orders = self._orders, Orders()
+        orders.space = self._space
+        return orders
+
+    def reported(self, reports: Reports) -> None:
+        """What workers said after a step."""
+        for ticket, report in reports.staged.items():
+            before = self._staging.get(ticket)
+            if before is not None:
+                report = StageReport(
+                    before.ranks + report.ranks,
+                    before.missing | report.missing,
+                    before.size_bytes + report.size_bytes,
+                )
+            if report.ranks < self._ranks:
+                self._staging[ticket] = report
+                continue
+            self._staging.pop(ticket, None)
+            self._staged(ticket, report)
+
+    def _staged(self, ticket: int, report: StageReport) -> None:
+        request_id, fetch = self._fetches.get(ticket, ("", None))
+        blocks = self._stage_blocks.pop(ticket, ())
+        if fetch is None or fetch.found is None:
+            return
+        there = set(blocks) - report.missing
+        tokens = self._grouping.usable_tokens(
+            fetch.found.tokens, there.__contains__, fetch.from_tokens
+        )
+        self._counters.add("staged_bytes", report.size_bytes)
+        self._counters.add("missing_blocks", len(report.missing))
+        fetch.staged(time.monotonic(), tokens)
+        self._act(request_id, fetch)
+
+    def loaded(self, request_ids: Iterable[str]) -> None:
+        """Loads that all workers have ended."""
+        for request_id in request_ids:
+            known = self._known.get(request_id)
+            if known is not None and known.fetch is not None:
+                known.fetch.loaded()
+                self._act(request_id, known.fetch)
+
+    # ---- doing what fetches want -------------------------------------------------------------
+
+    def _act(self, request_id: str, fetch: Fetch[AcquiredLease]) -> None:
+        while fetch.wants:
+            want = fetch.wants.pop(0)
+            if want is Want.LOOK_UP:
+                self._look_up(request_id, fetch)
+            elif want is Want.STAGE:
+                self._stage(request_id, fetch)
+            elif want is Want.DROP:
+                self._drop(fetch.ticket)
+            elif want is Want.RELEASE:
+                self._release(fetch)
+        if fetch.over and self._fetches.pop(fetch.ticket, None) is not None:
+            assert fetch.outcome is not None
+            self._staging.pop(fetch.ticket, None)
+            self._stage_blocks.pop(fetch.ticket, None)
+            self._counters.add(f"fetches_{fetch.outcome.value}", 1)
+
+    def _drop(self, ticket: int) -> None:
+        """Workers are told, unless they have not been told to begin."""
+        orders = self._orders
+        begun = [order for order in orders.stages if order.ticket != ticket]
+        if len(begun) < len(orders.stages):
+            orders.stages = begun
+        else:
+            orders.drops.append(ticket)
+
+    def _look_up(self, request_id: str, fetch: Fetch[AcquiredLease]) -> None:
+        request = self._known[request_id].request
+        now_s = time.monotonic()
+        # The last token is computed in any case: it says what comes next.
+        limit_tokens = self._grouping.aligned(request.num_tokens - 1)
+        if not limit_tokens or not request.block_hashes:
+            fetch.looked_up(Found(0, None, 0.0))
+            return
+        reachable = self._space is not None and self._link.hopeful and not self._refused
+        if not reachable or not self._breaker.admit(now_s):
+            fetch.looked_up(None)
+            return
+        hashes = list(request.block_hashes[: limit_tokens // self._grouping.hash_tokens])
+        until_s = now_s + self._options.lookup_deadline_s
+        if not self._lookups.submit(Lookup(fetch.ticket, hashes, limit_tokens, until_s)):
+            self._breaker.failed(now_s)
+            fetch.looked_up(None)
+
+    def _find(self, lookup: Lookup) -> Found[AcquiredLease]:
+        """In the lookups' thread."""
+        if self._space is None:
+            raise Unavailable("the model's namespace is not known yet")
+        began_s = time.monotonic()
+        space = self._link.space(self._space, lookup.until_s - began_s)
+        found = find(space, self._grouping, self._shards, lookup, self._options.lease_ttl_s)
+        self._counters.observe("lookup", time.monotonic() - began_s)
+        return found
+
+    def _collect(self) -> None:
+        """Take the answers that have come in."""
+        answers = self._lookups.answers
+        while answers:
+            answer = answers.popleft()
+            now_s = time.monotonic()
+            if answer.found is None:
+                self._breaker.failed(now_s)
+                if isinstance(answer.error, REFUSALS) and not self._refused:
+                    self._refused = True
+                    _log.error("the pool refuses this model's blocks", why=answer.error)
+            else:
+                self._breaker.succeeded()
+            request_id, fetch = self._fetches.get(answer.ticket, ("", None))
+            if fetch is None:
+                self._release_lease(answer.found.lease if answer.found else None)
+                continue
+            fetch.looked_up(answer.found)
+            known = self._known.get(request_id)
+            if known is not None and answer.found is not None:
+                known.saves.skip(self._grouping, answer.found.tokens)
+            self._act(request_id, fetch)
+
+    def _stage(self, request_id: str, fetch: Fetch[AcquiredLease]) -> None:
+        assert fetch.found is not None
+        hashes = self._known[request_id].request.block_hashes
+        blocks = tuple(self._grouping.needed(fetch.found.tokens, fetch.from_tokens))
+        self._stage_blocks[fetch.ticket] = blocks
+        self._orders.stages.append(
+            StageOrder(
+                fetch.ticket,
+                blocks,
+                tuple(self._grouping.hash_of(block, hashes) for block in blocks),
+                fetch.found.lease,
+                self._limits.transfer_limit_s(self._size_of(blocks)),
+            )
+        )
+
+    def _size_of(self, blocks: Iterable[Block]) -> int:
+        return sum(self._block_bytes[block[0]] for block in blocks)
+
+    def _release(self, fetch: Fetch[AcquiredLease]) -> None:
+        if fetch.found is not None:
+            self._release_lease(fetch.found.lease)
+
+    def _release_lease(self, lease: AcquiredLease | None) -> None:
+        space = self._space
+        if lease is None or space is None:
+            return
+
+        def release() -> None:
+            self._link.space(space, self._options.lookup_deadline_s).release(lease)
+
+        self._lookups.submit(release)

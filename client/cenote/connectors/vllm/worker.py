@@ -1,0 +1,374 @@
+"""The half that lives in each of vLLM's workers: moves bytes between the pool and the KV cache.
+
+Bytes rest in staging memory on their way. Reads from the pool end there, so that a transfer that is
+given up, or late, never touches a block of the engine; writes to the pool begin there, so that the
+engine has its blocks back as soon as they are copied.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, final
+
+import numpy as np
+import torch
+
+from cenote.api.errors import BufferInUse, CenoteError
+from cenote.api.types import PutStatus
+from cenote.client import Buffer
+from cenote.runtime.log import get_logger
+
+from .blocks import BlockMemory
+from .breaker import CircuitBreaker
+from .counters import Counters
+from .groups import Block
+from .keys import RankShard, object_keys
+from .link import PoolLink, remaining_s
+from .options import ConnectorOptions
+from .orders import LoadOrder, Orders, Reports, SaveOrder, SpaceName, StageOrder, StageReport
+from .slots import Slots
+
+__all__ = ["StoreWorker"]
+
+_log: Final = get_logger("cenote.vllm")
+_ORDERS_MAX: Final = 4096
+_CLOSE_S: Final = 3.0
+Job = Callable[[], None]
+
+
+class _JobThread:
+    """Does jobs one after the other; what they raise is logged, for nobody waits for them."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.Queue[Job | None] = queue.Queue(_ORDERS_MAX)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> bool:
+        """False where too much is waiting."""
+        try:
+            self._jobs.put_nowait(job)
+        except queue.Full:
+            return False
+        return True
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except Exception:  # a bug of ours must not end all later transfers
+                _log.exception("a transfer failed")
+
+    def close(self, timeout_s: float) -> None:
+        """End it after the jobs that wait, or at `timeout_s`."""
+        try:
+            self._jobs.put(None, timeout=timeout_s)
+        except queue.Full:
+            return
+        self._thread.join(timeout_s)
+
+
+@final
+class StoreWorker:
+    """See the module's docstring. Public calls are of the worker's thread."""
+
+    def __init__(
+        self, options: ConnectorOptions, rank: RankShard, link: PoolLink, counters: Counters
+    ) -> None:
+        self._options = options
+        self._rank = rank
+        self._link = link
+        self._counters = counters
+        self._memory: BlockMemory | None = None
+        self._buffer: Buffer | None = None
+        self._rows: torch.Tensor | None = None
+        self._slot_bytes = 0
+        self._slots = Slots(0)
+        self._lock = threading.Lock()
+        """Of slots, what is staged, and what is to be reported."""
+        self._staged: dict[int, dict[Block, int]] = {}
+        """Slots by ticket."""
+        self._dropped: set[int] = set()
+        """Tickets given up while they are being staged."""
+        self._under_way: set[int] = set()
+        self._loaded: set[str] = set()
+        self._failed: set[str] = set()
+        self._reports = Reports()
+        self._breaker = CircuitBreaker()
+        self._threads: list[_JobThread] = []
+
+    # ---- life --------------------------------------------------------------------------------
+
+    def start(self, memory: BlockMemory) -> None:
+        """`memory`: the KV cache."""
+        self._memory = memory
+        self._slot_bytes = -(-max(memory.block_bytes.values()) // 4096) * 4096
+        self._link.start()
+        self._stager = _JobThread("cenote-stage")
+        self._loader = _JobThread("cenote-load")
+        self._saver = _JobThread("cenote-save")
+        self._threads = [self._stager, self._loader, self._saver]
+
+    def close(self) -> None:
+        """Save what waits to be saved, for some seconds; then end."""
+        until_s = time.monotonic() + _CLOSE_S
+        for thread in reversed(self._threads):
+            thread.close(remaining_s(until_s))
+        self._link.close()
+
+    def _staging_rows(self) -> torch.Tensor | None:
+        """uint8[slots, slot_bytes]; made where there is a pool, since it costs its size."""
+        if self._rows is not None:
+            return self._rows
+        client = self._link.client
+        if client is None:
+            return None
+        count = self._options.staging_bytes // self._slot_bytes
+        if count < 2:
+            _log.error("staging_bytes is less than two blocks", block_bytes=self._slot_bytes)
+            return None
+        try:
+            buffer = client.alloc(count * self._slot_bytes)
+        except CenoteError as error:
+            _log.error("no memory to stage blocks in", why=error)
+            return None
+        assert self._memory is not None
+        rows = torch.from_numpy(buffer.array).view(count, self._slot_bytes)
+        if self._memory.device.type == "cuda":
+            torch.cuda.cudart().cudaHostRegister(buffer.address, buffer.size_bytes, 0)
+        with self._lock:
+            if self._rows is None:
+                self._buffer, self._rows, self._slots = buffer, rows, Slots(count)
+        return self._rows
+
+    def _addresses(self, slots: list[int]) -> Any:
+        assert self._buffer is not None
+        return np.uint64(self._buffer.address) + np.array(slots, np.uint64) * np.uint64(
+            self._slot_bytes
+        )
+
+    # ---- a step ------------------------------------------------------------------------------
+
+    def begin(self, orders: Orders) -> None:
+        """Begin what the step orders, but for saves."""
+        for ticket in orders.drops:
+            self._drop(ticket)
+        for stage in orders.stages:
+            self._under_way.add(stage.ticket)
+            until_s = time.monotonic() + stage.deadline_s
+            space = orders.space
+            if space is None or not self._stager.submit(
+                lambda stage=stage, space=space, until_s=until_s: self._stage(  # type: ignore[misc]
+                    stage, space, until_s
+                )
+            ):
+                self._report(stage, {}, 0)
+        for load in orders.loads:
+            if not self._loader.submit(lambda load=load: self._load(load)):  # type: ignore[misc]
+                self._load(load)
+
+    def save(self, orders: Orders) -> None:
+        """Copy the blocks that the step completed; they go to the pool afterwards."""
+        space = orders.space
+        for order in orders.saves:
+            if space is not None:
+                self._save(order, space)
+
+    def take_loaded(self) -> tuple[set[str], set[str]]:
+        """Requests whose loads have ended, and those of them that were not loaded."""
+        with self._lock:
+            loaded, self._loaded = self._loaded, set()
+            failed, self._failed = self._failed, set()
+        return loaded, failed
+
+    def take_reports(self) -> Reports | None:
+        with self._lock:
+            reports, self._reports = self._reports, Reports()
+        return reports if reports.staged else None
+
+    # ---- from the pool -----------------------------------------------------------------------
+
+    def _stage(self, order: StageOrder, space: SpaceName, until_s: float) -> None:
+        began_s = time.monotonic()
+        there: dict[Block, int] = {}
+        size_bytes = 0
+        try:
+            if self._staging_rows() is not None:
+                there, size_bytes = self._fetch(order, space, until_s)
+        except CenoteError as error:
+            _log.warning("a prefix was not fetched", why=error)
+        finally:
+            self._counters.observe("stage", time.monotonic() - began_s)
+            self._report(order, there, size_bytes)
+
+    def _fetch(
+        self, order: StageOrder, space: SpaceName, until_s: float
+    ) -> tuple[dict[Block, int], int]:
+        assert self._memory is not None
+        with self._lock:
+            slots = self._slots.take(len(order.blocks))
+        blocks = order.blocks[: len(slots)]
+        if len(slots) < len(order.blocks):
+            self._counters.add("unstaged_blocks", len(order.blocks) - len(slots))
+        hits = np.zeros(len(blocks), np.bool_)
+        kept: list[int] = []
+        try:
+            if blocks:
+                groups = [block[0] for block in blocks]
+                sizes = np.array([self._memory.block_bytes[g] for g in groups], np.uint64)
+                results = self._link.space(space, remaining_s(until_s)).get_into_batch(
+                    object_keys(order.hashes[: len(blocks)], groups, [self._rank.shard]),
+                    addresses=self._addresses(slots),
+                    lengths=sizes,
+                    lease=order.lease,
+                    deadline_s=remaining_s(until_s),
+                )
+                hits = results.hits & (results.sizes == sizes)
+        except BufferInUse:
+            kept = slots  # something may still write into them: they are never used again
+            self._counters.add("lost_slots", len(slots))
+            raise
+        finally:
+            with self._lock:
+                missed = [s for s, hit in zip(slots, hits.tolist(), strict=True) if not hit]
+                self._slots.give([] if kept else missed)
+        found = {b: s for b, s, hit in zip(blocks, slots, hits.tolist(), strict=True) if hit}
+        return found, sum(self._memory.block_bytes[block[0]] for block in found)
+
+    def _report(self, order: StageOrder, there: dict[Block, int], size_bytes: int) -> None:
+        missing = frozenset(order.blocks) - there.keys()
+        with self._lock:
+            self._under_way.discard(order.ticket)
+            if order.ticket in self._dropped:
+                self._dropped.discard(order.ticket)
+                self._slots.give(list(there.values()))
+                return
+            self._staged[order.ticket] = there
+            self._reports.staged[order.ticket] = StageReport(1, missing, size_bytes)
+
+    def _drop(self, ticket: int) -> None:
+        with self._lock:
+            if ticket in self._under_way:
+                self._dropped.add(ticket)
+            else:
+                self._slots.give(list(self._staged.pop(ticket, {}).values()))
+
+    def _load(self, order: LoadOrder) -> None:
+        """Staged blocks to the engine's: a copy in this host's memory. It ends in any case."""
+        began_s = time.monotonic()
+        with self._lock:
+            there = self._staged.pop(order.ticket, {})
+        failed = True
+        try:
+            self._copy_in(order, there)
+            failed = False
+        except Exception:  # the engine must hear of it, or the request would wait for ever
+            _log.exception("a prefix was not loaded")
+        with self._lock:
+            self._slots.give(list(there.values()))
+            self._loaded.add(order.request_id)
+            if failed:
+                self._failed.add(order.request_id)
+        self._counters.observe("load", time.monotonic() - began_s)
+
+    def _copy_in(self, order: LoadOrder, there: dict[Block, int]) -> None:
+        memory, rows = self._memory, self._rows
+        assert memory is not None
+        assert rows is not None
+        by_group: dict[int, tuple[list[int], list[int]]] = {}
+        for block, block_id in zip(order.blocks, order.block_ids, strict=True):
+            ids, slots = by_group.setdefault(block[0], ([], []))
+            ids.append(block_id)
+            slots.append(there[block])
+        for group, (ids, slots) in by_group.items():
+            memory.scatter(group, ids, rows[torch.tensor(slots)])
+        if memory.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+
+    # ---- to the pool -------------------------------------------------------------------------
+
+    def _save(self, order: SaveOrder, space: SpaceName) -> None:
+        assert self._memory is not None
+        mine = [i for i, block in enumerate(order.blocks) if self._rank.saves(block[1])]
+        if not mine or self._breaker.is_open(time.monotonic()):
+            self._counters.add("unsaved_blocks", len(mine))
+            return
+        rows = self._staging_rows()
+        slots: list[int] = []
+        if rows is not None:
+            with self._lock:
+                slots = self._slots.take_for_save(len(mine))
+        self._counters.add("unsaved_blocks", len(mine) - len(slots))
+        mine = mine[: len(slots)]
+        if rows is None or not mine:
+            return
+        began_s = time.monotonic()
+        self._copy_out(order, mine, slots, rows)
+        self._counters.observe("copy", time.monotonic() - began_s)
+        job = self._put_job(order, mine, slots, space)
+        if not self._saver.submit(job):
+            self._counters.add("unsaved_blocks", len(mine))
+            with self._lock:
+                self._slots.give_from_save(slots)
+
+    def _copy_out(
+        self, order: SaveOrder, mine: list[int], slots: list[int], rows: torch.Tensor
+    ) -> None:
+        """The engine may write to its blocks as soon as this returns."""
+        assert self._memory is not None
+        by_group: dict[int, tuple[list[int], list[int]]] = {}
+        for i, slot in zip(mine, slots, strict=True):
+            ids, places = by_group.setdefault(order.blocks[i][0], ([], []))
+            ids.append(order.block_ids[i])
+            places.append(slot)
+        for group, (ids, places) in by_group.items():
+            if places == list(range(places[0], places[0] + len(places))):
+                self._memory.gather(group, ids, rows[places[0] : places[0] + len(places)])
+                continue
+            for block_id, place in zip(ids, places, strict=True):
+                self._memory.gather(group, [block_id], rows[place : place + 1])
+        if self._memory.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+
+    def _put_job(
+        self, order: SaveOrder, mine: list[int], slots: list[int], space: SpaceName
+    ) -> Job:
+        assert self._memory is not None
+        groups = [order.blocks[i][0] for i in mine]
+        sizes = np.array([self._memory.block_bytes[group] for group in groups], np.uint64)
+        keys = object_keys([order.hashes[i] for i in mine], groups, [self._rank.shard])
+
+        def put() -> None:
+            began_s = time.monotonic()
+            kept = False
+            try:
+                until_s = began_s + self._options.save_deadline_s
+                results = self._link.space(space, remaining_s(until_s)).put_from_batch(
+                    keys,
+                    addresses=self._addresses(slots),
+                    lengths=sizes,
+                    chain=len(set(groups)) == 1,
+                    deadline_s=remaining_s(until_s),
+                )
+            except CenoteError as error:
+                kept = isinstance(error, BufferInUse)  # somebody may still read from the slots
+                self._breaker.failed(time.monotonic())
+                self._counters.add("unsaved_blocks", len(keys))
+                _log.warning("blocks were not saved", blocks=len(keys), why=error)
+            else:
+                self._breaker.succeeded()
+                stored = results.statuses == PutStatus.STORED
+                self._counters.add("saved_blocks", int(stored.sum()))
+                self._counters.add("saved_bytes", int(sizes[stored].sum()))
+                self._counters.add("existing_blocks", results.existed_count)
+                self._counters.add("unsaved_blocks", results.failed_count)
+            finally:
+                if not kept:
+                    with self._lock:
+                        self._slots.give_from_save(slots)
+                self._counters.observe("save", time.monotonic() - began_s)
+
+        return put

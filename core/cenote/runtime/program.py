@@ -1,0 +1,121 @@
+"""What the command lines of the daemons have in common: flags from the settings, and one life."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.metadata
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from cenote.api.errors import CenoteError
+
+from .config import add_boolean_flag, help_of, load_config
+from .harness import begin_program, exit_code_of, run_daemon
+from .log import setup_logging
+
+__all__ = ["Daemon", "DaemonConfig", "Program"]
+
+_SECONDS: Final = "_s"
+
+
+class DaemonConfig(Protocol):
+    """The settings that every daemon has."""
+
+    @property
+    def log_level(self) -> str: ...
+
+    @property
+    def log_json(self) -> bool: ...
+
+
+class Daemon(Protocol):
+    """What `run_daemon` brings up, waits for and takes down."""
+
+    async def start(self) -> Mapping[str, object]: ...
+
+    async def wait(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+C = TypeVar("C", bound=DaemonConfig)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program(Generic[C]):
+    """A daemon's program: its flags are the fields of its settings.
+
+    `make` takes the settings and the version. It is called after errors in the flags were told,
+    so it may import what takes a while. `aliases` maps a setting's name to one more flag for it.
+    """
+
+    name: str
+    about: str
+    config: type[C]
+    env_prefix: str
+    values_are_written: str  # the last sentence of the help, such as "Durations are written 250ms."
+    make: Callable[[C, str], Daemon]
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def main(self, arguments: Sequence[str] | None = None) -> int:
+        """Run the daemon until it is told to stop; returns the exit code. None: of sys.argv."""
+        if arguments is None:  # it is this process's own program, not somebody's call
+            begin_program()
+        options = vars(self.parser().parse_args(arguments))
+        file = options.pop("config")
+        try:
+            config = load_config(
+                self.config, env_prefix=self.env_prefix, file=file, overrides=options
+            )
+            setup_logging(level=config.log_level, json=config.log_json)
+        except CenoteError as error:
+            print(f"{self.name}: {error}", file=sys.stderr)
+            return exit_code_of(error)
+        daemon = self.make(config, _version())
+        return run_daemon(daemon.start, daemon.stop, wait=daemon.wait)
+
+    def parser(self) -> argparse.ArgumentParser:
+        """One flag a setting, and --version and --config."""
+        parser = argparse.ArgumentParser(
+            prog=self.name,
+            description=self.about,
+            epilog=f"Each flag is also a variable {self.env_prefix}NAME and a key of the --config "
+            "file; flags win over variables, variables over the file. " + self.values_are_written,
+            allow_abbrev=False,
+        )
+        parser.add_argument("--version", action="version", version=f"{self.name} {_version()}")
+        parser.add_argument("--config", metavar="FILE", help="TOML file")
+        for field in dataclasses.fields(self.config):  # type: ignore[arg-type]
+            flags = self._flags(field.name)
+            text = f"{help_of(self.config, field.name)} {_shown_default(field)}".strip()
+            if isinstance(field.default, bool):
+                add_boolean_flag(parser, field.name, flags, text)
+            else:
+                text = text.replace("%", "%%")
+                parser.add_argument(*flags, dest=field.name, metavar="VALUE", help=text)
+        return parser
+
+    def _flags(self, name: str) -> list[str]:
+        """`--lease-ttl-s`, and `--lease-ttl` since a value may say its unit."""
+        flags = ["--" + name.replace("_", "-")]
+        if name.endswith(_SECONDS):
+            flags.append("--" + name.removesuffix(_SECONDS).replace("_", "-"))
+        if name in self.aliases:
+            flags.append(self.aliases[name])
+        return flags
+
+
+def _shown_default(field: dataclasses.Field[Any]) -> str:
+    default = field.default
+    if default is dataclasses.MISSING or default in ("", False):
+        return ""
+    return f"[{','.join(default)}]" if isinstance(default, tuple) else f"[{default}]"
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("cenote")
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree
+        return "unknown"

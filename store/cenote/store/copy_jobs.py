@@ -1,0 +1,103 @@
+"""A copy that the master ordered, and what a daemon finds of its source and makes of its target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
+from struct import Struct
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.api.rows import COPY, CopyStatus
+
+from .device import BLOCK_BYTES
+from .segments import LocalSegments
+from .slot_format import BODY_AT
+from .slot_records import moved_record
+
+__all__ = ["Copy", "find", "unpack_copies"]
+
+_ROW: Final = Struct("<4Q6I")
+"""COPY."""
+_FOUND: Final = Struct("<4xQQ8xQQ16xHH")
+"""Of a record's body: offset, length, checksum, object size, extent index, extent count."""
+
+assert _ROW.size == COPY.itemsize
+
+
+@dataclass(slots=True, eq=False)
+class Copy:
+    copy_id: int
+    epoch: int
+    """Of the leader that planned it."""
+    sources: list[tuple[int, int, int, int]]
+    """(segment id, slot, epoch, seq) of each extent."""
+    segment_id: int
+    """Of the target, as the next four."""
+    slot: int
+    offset: int
+    length: int
+    replica: int
+    status: int = CopyStatus.DONE
+    record: bytes = b""
+    """Of the target, once the source was found; so are the rest."""
+    size_bytes: int = 0
+    """Payload, and a long key behind it."""
+    payload_bytes: int = 0
+    checksum: int = 0
+    parts: list[tuple[int, int]] = field(default_factory=list)
+    """(address, length) of each extent."""
+    is_aligned: bool = False
+    """Whether a device can take all of it from where it is; what follows it up to the next block
+    is memory, too."""
+
+
+def unpack_copies(rows: NDArray[np.void], epoch: int) -> list[Copy]:
+    """Copies of COPY rows."""
+    copies = []
+    for copy_id, group in groupby(_ROW.iter_unpack(rows.tobytes()), itemgetter(0)):
+        parts = list(group)
+        _, _, offset, length, _, _, _, segment_id, slot, replica = parts[0]
+        sources = [(part[5], part[6], part[4], part[1]) for part in parts]
+        copies.append(Copy(copy_id, epoch, sources, segment_id, slot, offset, length, replica))
+    return copies
+
+
+def find(segments: LocalSegments, one: Copy, memory_align: int) -> bool:
+    """Look the source's slots up, and make the target's record. False with a status where that
+    can't be."""
+    target = segments.by_id(one.segment_id)
+    if target is None or target.failed:
+        one.status = CopyStatus.FAILED
+        return False
+    first = b""
+    size = 0
+    aligned = True
+    for index, (segment_id, slot, epoch, seq) in enumerate(one.sources):
+        segment = segments.by_id(segment_id)
+        record = None if segment is None else segment.table.record(slot, epoch, seq)
+        if segment is None or record is None:
+            one.status = CopyStatus.SOURCE_CHANGED
+            return False
+        offset, length, checksum, object_size, number, count = _FOUND.unpack_from(record, BODY_AT)
+        if number != index or count != len(one.sources):
+            one.status = CopyStatus.FAILED
+            return False
+        if not index:
+            first, one.checksum, one.payload_bytes = record, checksum, object_size
+        # Only the last part may end within a block.
+        aligned = aligned and not size % BLOCK_BYTES
+        aligned = aligned and not (segment.address + offset) % memory_align
+        aligned = aligned and offset + length + -length % BLOCK_BYTES <= segment.ready_bytes
+        size += length
+        one.parts.append((segment.address + offset, length))
+    fits = size <= one.length and one.offset + one.length <= target.ready_bytes
+    if not fits or size < one.payload_bytes:
+        one.status = CopyStatus.FAILED
+        return False
+    one.size_bytes, one.is_aligned = size, aligned
+    one.record = moved_record(first, one.slot, one.offset, size, one.replica)
+    return True

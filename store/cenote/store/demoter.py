@@ -1,0 +1,230 @@
+"""Copies from memory to the SSD: one thread has payloads written, another one makes slots of them.
+
+    writes   found -> under way, several requests at a time -> proven by checksum
+    places   flush -> slots, written -> flush -> reported
+
+While some become slots the next ones are being written. Whatever was written by the time the other
+thread is free again is flushed together: the slower flushes are, the more of them share one.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final, final
+
+from cenote.api.rows import CopyStatus
+from cenote.runtime.log import get_logger
+
+from .copy_jobs import Copy, find
+from .copy_outcomes import Outcomes
+from .copy_writer import PayloadWriter
+from .disk_io import DiskIo
+from .segments import LocalSegments
+from .ssd import SsdSegment
+
+__all__ = ["NICENESS", "Demoter", "lower_priority"]
+
+PLACED_MAX: Final = 1024
+"""Copies that become slots between two flushes, at most."""
+PAUSE_S_MIN: Final = 0.02
+NICENESS: Final = 10
+_JOIN_S: Final = 1.0
+
+_log = get_logger(__name__)
+
+
+def lower_priority() -> None:
+    """This thread goes after those that clients wait for."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    except OSError as error:  # already lower, and raising it is not for everybody
+        _log.debug("can't lower a thread's priority", error=error.strerror)
+
+
+@final
+class Demoter:
+    """Everything but `start` and `stop` may be called from any thread."""
+
+    def __init__(
+        self,
+        segments: LocalSegments,
+        outcomes: Outcomes,
+        write_limit: int,
+        wait: Callable[[float], bool] | None,
+    ) -> None:
+        """As `Copier`."""
+        self._segments = segments
+        self._outcomes = outcomes
+        self._write_limit = write_limit
+        self._stopping = threading.Event()
+        self._wait = wait or self._stopping.wait
+        self._queue: deque[Copy] = deque()
+        self._changed = threading.Condition()
+        self._written: list[Copy] = []
+        self._to_place = threading.Condition()
+        self.taken = 0
+        """Copies that were taken from the queue and have not ended."""
+        self._next_write_s = 0.0
+        self._threads = [
+            threading.Thread(target=self._write_all, name="cenote-demote", daemon=True),
+            threading.Thread(target=self._place_all, name="cenote-place", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """Begin to take copies."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End with what is under way; the rest is forgotten."""
+        self._stopping.set()
+        for condition in (self._changed, self._to_place):
+            with condition:
+                self._queue.clear()
+                condition.notify_all()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(_JOIN_S)
+
+    @property
+    def queued(self) -> int:
+        """Copies that nobody has taken yet."""
+        return len(self._queue)
+
+    def add(self, copies: list[Copy]) -> None:
+        """Take these."""
+        with self._changed:
+            self._queue.extend(copies)
+            self._changed.notify_all()
+
+    def forget(self, epoch: int) -> None:
+        """Forget what earlier leaders planned and nobody has taken yet."""
+        with self._changed:
+            self._queue = deque(one for one in self._queue if one.epoch >= epoch)
+
+    # ---- writes -------------------------------------------------------------------------------
+
+    def _write_all(self) -> None:
+        lower_priority()
+        writer: PayloadWriter | None = None
+        disk: DiskIo | None = None
+        while not self._stopping.is_set():
+            one = self._next(writer is not None and writer.is_busy)
+            if self._segments.disk is not disk or writer is None:
+                disk = self._segments.disk
+                writer = None if disk is None else PayloadWriter(disk, self._segments)
+            try:
+                if one is not None:
+                    self._begin(one, writer, disk)
+                elif writer is not None:
+                    writer.send()
+                    writer.await_first()
+            except Exception:  # a bug here must cost these copies alone
+                _log.exception("copies failed")
+                if one is not None and one.status == CopyStatus.DONE:
+                    one.status = CopyStatus.FAILED
+                    self._hand_over([one])
+            if writer is not None:
+                self._hand_over(writer.take_ended())
+
+    def _next(self, busy: bool) -> Copy | None:
+        with self._changed:
+            if not self._queue and not busy:
+                self._changed.wait(1.0)
+            if not self._queue:
+                return None
+            self.taken += 1
+            return self._queue.popleft()
+
+    def _begin(self, one: Copy, writer: PayloadWriter | None, disk: DiskIo | None) -> None:
+        if writer is None or disk is None:
+            one.status = CopyStatus.FAILED
+        elif isinstance(self._segments.by_id(one.segment_id), SsdSegment):
+            find(self._segments, one, disk.device.memory_align)
+        else:
+            one.status = CopyStatus.FAILED
+        if writer is None or one.status != CopyStatus.DONE:
+            self._hand_over([one])
+            return
+        if self._write_limit:
+            self._pace(one.size_bytes, writer)
+        writer.add(one)
+
+    def _pace(self, size_bytes: int, writer: PayloadWriter) -> None:
+        """Wait for as long as the limit on writes wants."""
+        now_s = time.monotonic()
+        ahead_s = self._next_write_s - now_s
+        if ahead_s > PAUSE_S_MIN:
+            while writer.is_busy:
+                writer.send()
+                writer.await_first()
+            self._hand_over(writer.take_ended())
+            self._wait(ahead_s)
+        self._next_write_s = max(self._next_write_s, now_s) + size_bytes / self._write_limit
+
+    # ---- slots --------------------------------------------------------------------------------
+
+    def _hand_over(self, copies: list[Copy]) -> None:
+        if copies:
+            with self._to_place:
+                self._written += copies
+                self._to_place.notify()
+
+    def _place_all(self) -> None:
+        lower_priority()
+        while not self._stopping.is_set():
+            with self._to_place:
+                if not self._written:
+                    self._to_place.wait(1.0)
+                some, self._written = self._written[:PLACED_MAX], self._written[PLACED_MAX:]
+            if not some:
+                continue
+            try:
+                self._place([one for one in some if one.status == CopyStatus.DONE])
+            except Exception:  # as above
+                _log.exception("copies failed", copies=len(some))
+                for one in some:
+                    one.status = CopyStatus.FAILED
+            self._outcomes.report(some)
+            with self._changed:
+                self.taken -= len(some)
+
+    def _place(self, copies: list[Copy]) -> None:
+        """Flush, then make slots of them."""
+        disk = self._segments.disk
+        if not copies:
+            return
+        try:
+            if disk is None:
+                raise OSError("the SSD was given up")
+            disk.flush()
+            with self._outcomes.placing:
+                self._make_slots(copies)
+        except OSError:
+            for one in copies:
+                one.status = CopyStatus.FAILED
+        counters = self._outcomes.counters
+        for one in copies:
+            if one.status == CopyStatus.DONE:
+                counters.demoted += 1
+                counters.demoted_bytes += one.size_bytes
+
+    def _make_slots(self, copies: list[Copy]) -> None:
+        """Of the copies for each segment. Raises OSError."""
+        by_segment: dict[int, list[Copy]] = {}
+        for one in copies:
+            if one.epoch < self._outcomes.epoch:
+                one.status = CopyStatus.FAILED
+            else:
+                by_segment.setdefault(one.segment_id, []).append(one)
+        for segment_id, some in by_segment.items():
+            segment = self._segments.by_id(segment_id)
+            if isinstance(segment, SsdSegment):
+                segment.place([one.record for one in some])
+            else:
+                for one in some:
+                    one.status = CopyStatus.FAILED

@@ -1,0 +1,224 @@
+"""Quotas and priorities: who makes room, and what is kept from whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from cenote.api.errors import NamespaceNotFound, QuotaExceeded
+from cenote.api.rows import UNIT_BYTES, PutStatus
+from cenote.master import commands as c
+from cenote.master.effects import QuotaSet
+from cenote.master.state import StateConfig
+from unit.master.state_checks import check, pool_of
+from unit.master.state_kit import KIB, Kit, new_node, restarted
+
+GRANTED = PutStatus.GRANTED
+LOW, NORMAL, HIGH = 1, 2, 3
+
+
+class Tenants(Kit):
+    """A pool of 64 KiB with several namespaces, of which `within` chooses one."""
+
+    def __init__(self, *names: str, config: StateConfig | None = None) -> None:
+        super().__init__(config or StateConfig())
+        self.with_nodes(new_node(1)).with_session()
+        self.all: dict[str, c.NamespaceReply] = {}
+        for name in names:
+            self.all[name] = self.apply(c.OpenNamespace(name, b"", True, 1, ord(name[0])))
+
+    @contextmanager
+    def within(self, name: str) -> Iterator[None]:
+        before, self.namespace = self.namespace, self.all[name]
+        yield
+        self.namespace = before
+
+    def quota(self, name: str, **what: int) -> None:
+        self.apply(c.SetQuota(name, **what))
+
+    def fill(self, name: str, keys: range, size: int = KIB, **options: Any) -> list[int]:
+        with self.within(name):
+            return [self.put([key], size, **options)[0] for key in keys]
+
+    def there(self, name: str, keys: range) -> int:
+        with self.within(name):
+            return sum(self.exists(*keys))
+
+
+@pytest.mark.parametrize("flooder", ["without a quota", "with a quota", "in batches", "low"])
+def test_a_flood_leaves_what_is_within_a_quota_alone(flooder: str) -> None:
+    kit = Tenants("quiet", "flood")
+    kit.quota("quiet", dram_bytes=24 * KIB)
+    if flooder in ("with a quota", "in batches"):
+        kit.quota("flood", dram_bytes=40 * KIB)
+    if flooder == "low":
+        kit.quota("flood", priority=LOW)
+    kit.fill("quiet", range(20))
+    if flooder == "in batches":
+        with kit.within("flood"):
+            for start in range(1000, 2000, 16):
+                assert kit.put(list(range(start, start + 16))) == [GRANTED] * 16
+    else:
+        assert set(kit.fill("flood", range(1000, 2000))) == {GRANTED}
+    kit.tick(0.1)
+    assert kit.there("quiet", range(20)) == 20
+    assert 35 <= kit.there("flood", range(1000, 2000)) <= 44
+    check(kit.state)
+
+
+def test_who_is_beyond_its_quota_gives_its_own_first() -> None:
+    kit = Tenants("small", "large")
+    kit.quota("small", dram_bytes=16 * KIB)
+    kit.quota("large", dram_bytes=48 * KIB)
+    kit.fill("large", range(40))
+    kit.fill("small", range(100))  # beyond, as long as there is room
+    assert kit.there("small", range(100)) > 16
+    kit.fill("large", range(40, 46))
+    assert kit.there("large", range(46)) == 46
+    kit.fill("small", range(200, 300))
+    assert kit.there("large", range(46)) == 46
+    assert kit.there("small", range(200, 300)) >= 14
+    check(kit.state)
+
+
+def test_beyond_a_quota_no_more_goes_than_is_beyond() -> None:
+    kit = Tenants("a1", "b1")
+    kit.quota("a1", dram_bytes=16 * KIB)
+    kit.fill("a1", range(40))
+    kit.fill("b1", range(1000, 1300))
+    assert kit.there("a1", range(40)) in (15, 16)
+    kit.fill("b1", range(2000, 2300))
+    assert kit.there("a1", range(40)) in (15, 16)
+    check(kit.state)
+
+
+def test_objects_count_as_bytes_do() -> None:
+    kit = Tenants("few", "many")
+    kit.quota("few", objects=10)
+    kit.fill("few", range(30))
+    kit.fill("many", range(1000, 1200))
+    assert kit.there("few", range(30)) == 10
+    check(kit.state)
+
+
+def test_where_quotas_promise_more_than_there_is_age_and_priority_decide() -> None:
+    kit = Tenants("old", "new")
+    for name in ("old", "new"):
+        kit.quota(name, dram_bytes=1 << 20)
+    kit.fill("old", range(60))
+    assert set(kit.fill("new", range(100, 150))) == {GRANTED}
+    assert kit.there("new", range(100, 150)) == 50
+    kit.quota("new", priority=LOW)
+    kit.fill("new", range(200, 230))
+    assert kit.there("old", range(60)) < 20
+    before = kit.there("old", range(60))
+    kit.fill("new", range(300, 350))
+    assert kit.there("old", range(60)) == before, "a lower priority pushed out a higher one"
+    check(kit.state)
+
+
+def test_a_higher_priority_stays_and_a_quota_bounds_it() -> None:
+    kit = Tenants("vip", "any")
+    kit.quota("vip", priority=HIGH)
+    kit.fill("vip", range(40))
+    kit.fill("any", range(1000, 1200))
+    assert kit.there("vip", range(40)) == 40
+    kit.quota("vip", dram_bytes=8 * KIB)
+    kit.fill("any", range(2000, 2200))
+    assert kit.there("vip", range(40)) in (7, 8)
+    check(kit.state)
+
+
+def test_what_others_are_promised_can_fill_the_pool() -> None:
+    """Then there is no room for who is promised nothing: not by a fault, and it says so."""
+    kit = Tenants("all", "none")
+    kit.quota("all", dram_bytes=64 * KIB)
+    assert set(kit.fill("all", range(64))) == {GRANTED}
+    assert kit.fill("none", range(1000, 1003)) == [PutStatus.NO_SPACE] * 3
+    assert kit.there("all", range(64)) >= 62
+    assert set(kit.fill("all", range(100, 110))) == {GRANTED}
+    check(kit.state)
+
+
+def test_what_is_granted_counts() -> None:
+    kit = Tenants("a1", "b1")
+    kit.quota("a1", dram_bytes=16 * KIB)
+    kit.quota("b1", dram_bytes=48 * KIB)
+    kit.fill("a1", range(12))
+    kit.fill("b1", range(100, 145))
+    with kit.within("a1"):
+        puts = [kit.start([key]) for key in range(50, 56)]
+        assert [put.statuses for put in puts] == [[GRANTED]] * 6
+        for put in puts:
+            kit.commit(put)
+    assert kit.there("b1", range(100, 145)) == 45
+    check(kit.state)
+
+
+def test_objects_in_one_piece_are_made_of_what_may_go() -> None:
+    """Room in one neighbourhood is not made of what is kept either."""
+    kit = Tenants("kept", "loose")
+    kit.quota("kept", dram_bytes=40 * KIB)
+    for number in range(32):
+        kit.fill("kept", range(number, number + 1))
+        kit.fill("loose", range(1000 + number, 1001 + number))
+    kit.fill("loose", range(3000, 3010), 8 * KIB)
+    assert kit.there("kept", range(32)) == 32
+    check(kit.state)
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_quotas_outlive_leaders_and_resets(snapshot: bool) -> None:
+    kit = Tenants("a1", "b1")
+    kit.quota("a1", dram_bytes=1 << 20, objects=7, priority=HIGH)
+    kit.quota("a1", ssd_bytes=5)
+    kit.quota("b1", objects=3)
+    kit.quota("b1", objects=0)
+    kit.apply(c.ResetNamespace("a1", 77))
+    past = list(kit.state.snapshot()) if snapshot else kit.durable()
+    fresh = restarted(kit, journal=past)
+    assert pool_of(fresh.state).quotas.by_id == {
+        kit.all["a1"].namespace_id: QuotaSet(kit.all["a1"].namespace_id, 1 << 20, 5, 7, HIGH)
+    }
+    found = {one.name: one for one in fresh.state.namespaces()}
+    assert (found["a1"].dram_quota_bytes, found["a1"].priority) == (1 << 20, HIGH)
+    assert (found["b1"].objects_quota, found["b1"].priority) == (0, NORMAL)
+
+
+def test_a_quota_needs_a_namespace() -> None:
+    kit = Tenants("a1")
+    with pytest.raises(NamespaceNotFound):
+        kit.quota("nobody", objects=1)
+
+
+def test_pins_take_nothing_that_others_are_promised() -> None:
+    kit = Tenants("a1", "b1", config=StateConfig(pinned_share_max=0.5))
+    kit.quota("b1", dram_bytes=48 * KIB)
+    kit.fill("a1", range(12))
+    kit.fill("b1", range(100, 130))
+
+    def pin(name: str, keys: range) -> None:
+        with kit.within(name):
+            kit.apply(c.Pin(*kit.place, kit.digests(*keys), 0))
+
+    pin("a1", range(7))
+    with pytest.raises(QuotaExceeded, match="of what no quota promises"):
+        pin("a1", range(12))
+    pin("b1", range(100, 124))
+    with pytest.raises(QuotaExceeded, match="of the capacity"):
+        pin("b1", range(100, 130))
+    with kit.within("b1"):
+        kit.apply(c.Unpin(*kit.place, kit.digests(*range(100, 124))))
+    kit.quota("a1", dram_bytes=UNIT_BYTES)
+    with pytest.raises(QuotaExceeded, match="its quota"):
+        pin("a1", range(12))
+    check(kit.state)
+
+
+def test_without_quotas_nothing_is_looked_at() -> None:
+    kit = Tenants("a1", "b1")
+    kit.fill("a1", range(200))
+    assert list(pool_of(kit.state).victim_queues) == [-1]

@@ -1,0 +1,97 @@
+"""A vLLM engine as a process that a test talks to. Runs in vLLM's environment: no pytest here.
+
+The one argument is JSON: `model`, `llm` (more of `LLM(...)`), and `transfer` (of KVTransferConfig;
+absent: no connector). Commands are lines of JSON on standard input, answers lines on standard
+output that begin with `ANSWER `:
+
+    {"do": "generate", "prompts": [[token, ...], ...], "max_tokens": 16}
+    {"do": "reset"}       forget the engine's own prefix cache
+    {"do": "metrics"}     counters by name
+    {"do": "quit"}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    VLLM_NO_USAGE_STATS="1",
+    VLLM_HOST_IP="127.0.0.1",
+    DO_NOT_TRACK="1",
+)
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+
+def answer(**values: Any) -> None:
+    print("ANSWER " + json.dumps(values), flush=True)
+
+
+def generate(llm: Any, command: dict[str, Any]) -> None:
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(
+        temperature=0, max_tokens=command.get("max_tokens", 16), ignore_eos=True
+    )
+    prompts = [{"prompt_token_ids": prompt} for prompt in command["prompts"]]
+    began_s = time.monotonic()
+    outputs = llm.generate(prompts, sampling, use_tqdm=False)
+    answer(
+        duration_s=time.monotonic() - began_s,
+        cached=[output.num_cached_tokens for output in outputs],
+        tokens=[list(output.outputs[0].token_ids) for output in outputs],
+    )
+
+
+def metrics(llm: Any) -> None:
+    found: dict[str, float] = {}
+    for metric in llm.get_metrics():
+        value = getattr(metric, "value", None)
+        if value is not None:
+            labels = {k: v for k, v in metric.labels.items() if k not in ("engine", "model_name")}
+            found[" ".join([metric.name, *labels.values()])] = value
+    answer(metrics=found)
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    began_s = time.monotonic()
+    from vllm import LLM
+    from vllm.config import KVTransferConfig
+
+    options = {
+        "dtype": "bfloat16",
+        "enforce_eager": True,
+        "enable_prefix_caching": True,
+        "max_model_len": 1024,
+        "max_num_seqs": 8,
+        "seed": 0,
+        "disable_log_stats": False,
+        **given.get("llm", {}),
+    }
+    if given.get("transfer"):
+        options["kv_transfer_config"] = KVTransferConfig(**given["transfer"])
+    llm = LLM(model=given["model"], **options)
+    answer(ready_s=time.monotonic() - began_s)
+    for line in sys.stdin:
+        command = json.loads(line)
+        if command["do"] == "generate":
+            generate(llm, command)
+        elif command["do"] == "reset":
+            answer(done=llm.reset_prefix_cache())
+        elif command["do"] == "metrics":
+            metrics(llm)
+        elif command["do"] == "quit":
+            break
+    began_s = time.monotonic()
+    llm.llm_engine.engine_core.shutdown()
+    answer(ended_s=time.monotonic() - began_s)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Makes tiny models with random weights, offline. Runs in vLLM's environment.
+
+    models.py DIRECTORY NAME ...
+
+Names: `tiny` (Llama), `other` (the same with other weights), `window` (with sliding windows),
+`state` (with recurrent states).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 501,
+    "eos_token_id": 502,
+}
+
+
+def save_tokenizer(directory: Path) -> None:
+    vocabulary = {f"t{i}": i for i in range(500)}
+    vocabulary.update({"<unk>": 500, "<s>": 501, "</s>": 502})
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    ).save_pretrained(directory)
+
+
+def llama() -> Any:
+    return LlamaForCausalLM(LlamaConfig(**COMMON, head_dim=32, initializer_range=0.2))
+
+
+def window() -> Any:
+    return Gemma3ForCausalLM(
+        Gemma3TextConfig(
+            **COMMON,
+            head_dim=32,
+            pad_token_id=500,
+            tie_word_embeddings=False,
+            sliding_window=128,
+            layer_types=["sliding_attention", "full_attention"] * 2,
+            initializer_range=0.06,
+        )
+    )
+
+
+def state() -> Any:
+    return Qwen3NextForCausalLM(
+        Qwen3NextConfig(
+            **COMMON,
+            head_dim=64,
+            pad_token_id=500,
+            tie_word_embeddings=False,
+            linear_conv_kernel_dim=4,
+            linear_key_head_dim=128,
+            linear_value_head_dim=128,
+            linear_num_key_heads=4,
+            linear_num_value_heads=8,
+            layer_types=["linear_attention", "full_attention"] * 2,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=64,
+            shared_expert_intermediate_size=64,
+            decoder_sparse_step=1,
+            mlp_only_layers=[],
+        )
+    )
+
+
+MAKERS = {"tiny": (llama, 0), "other": (llama, 1), "window": (window, 0), "state": (state, 0)}
+
+
+def main() -> None:
+    for name in sys.argv[2:]:
+        maker, seed = MAKERS[name]
+        torch.manual_seed(seed)
+        directory = Path(sys.argv[1]) / name
+        maker().to(torch.bfloat16).save_pretrained(directory)
+        save_tokenizer(directory)
+
+
+if __name__ == "__main__":
+    main()

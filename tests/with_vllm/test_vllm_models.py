@@ -1,0 +1,163 @@
+"""More of what real vLLM runs over a pool: hybrids, ranks, a full KV cache, the API server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from cluster import Cluster
+from waiting import wait_until
+from with_vllm.engines import ENVIRONMENT, PROMPTS, START_TIMEOUT_S, Engine, vllm_python
+
+PATIENT = {"lookup_deadline_s": "5s", "load_deadline_s": "10s"}
+
+
+@pytest.mark.parametrize(
+    ("name", "from_pool"), [("window", [256, 640, 512]), ("state", [0, 640, 0])]
+)
+def test_a_hybrid_model_resumes_at_the_same_places_as_without_pool(
+    models: Path, name: str, from_pool: list[int]
+) -> None:
+    with (
+        Cluster(stores=1, dram_bytes=256 << 20) as cluster,
+        Engine(models / name, {"master": cluster.lane, **PATIENT}) as engine,
+    ):
+        engine.meet_pool()
+        engine.generate()
+        own = engine.generate()  # resumed from its own cache: states are rounded there, too
+        assert own.cached == from_pool
+        found = engine.regenerate()
+        assert found.cached == from_pool
+        assert found.tokens == own.tokens
+        assert engine.metrics()["vllm:cenote_loaded_tokens"] > 0
+
+
+@pytest.mark.slow_engine
+def test_two_ranks_share_each_block_between_them(models: Path) -> None:
+    llm = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    with (
+        Cluster(stores=1, dram_bytes=128 << 20) as cluster,
+        Engine(models / "tiny", {"master": cluster.lane, **PATIENT}, llm=llm) as engine,
+    ):
+        engine.meet_pool()
+        first = engine.generate()
+        engine.fill_pool()
+        found = engine.generate()
+        assert found.cached == [256, 640, 512]
+        assert found.tokens == first.tokens
+
+
+def test_chunked_prefill_and_preemption_in_a_small_cache(models: Path) -> None:
+    """22 blocks for five prompts of up to six, computed in chunks of 256 tokens: some are preempted
+    while they generate, and come back from the pool."""
+    llm = {"num_gpu_blocks_override": 22, "max_num_batched_tokens": 256}
+    prompts = [[(i * step + step) % 500 for i in range(600)] for step in (3, 7, 11, 13, 17)]
+    with (
+        Cluster(stores=1, dram_bytes=128 << 20) as cluster,
+        Engine(models / "tiny", {"master": cluster.lane, **PATIENT}, llm=llm) as engine,
+    ):
+        engine.meet_pool()
+        alone = [engine.generate([prompt], 200).tokens[0] for prompt in prompts]
+        for _ in range(2):
+            engine.forget()
+            together = engine.generate(prompts, 200)
+            assert together.tokens == alone
+        metrics = engine.metrics()
+        assert metrics["vllm:num_preemptions"] > 0
+        assert metrics["vllm:cenote_loaded_tokens"] > 0
+
+
+@pytest.mark.slow_engine
+def test_the_api_server_shows_metrics(models: Path, tmp_path: Path) -> None:
+    with Cluster(stores=1, dram_bytes=128 << 20) as cluster:
+        port = free_port()
+        transfer = {
+            "kv_connector": "CenoteStoreConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {
+                "master": cluster.lane, "staging_bytes": "64MiB", **PATIENT,
+            },
+        }  # fmt: skip
+        command = [str(vllm_python()), "-m", "vllm.entrypoints.openai.api_server"]
+        command += ["--model", str(models / "tiny"), "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--served-model-name", "m", "--max-model-len", "1024", "--enforce-eager"]
+        command += ["--kv-transfer-config", json.dumps(transfer)]
+        environment = {**os.environ, **ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+        environment |= {"VLLM_HOST_IP": "127.0.0.1", "HF_HUB_OFFLINE": "1"}
+        environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        environment |= {"VLLM_SERVER_DEV_MODE": "1"}  # for /reset_prefix_cache
+        with (tmp_path / "log").open("wb") as log:
+            server = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+        try:
+            wait_until(
+                lambda: server.poll() is not None or answers(port),
+                START_TIMEOUT_S,
+                what="the server",
+            )
+            assert server.poll() is None, (tmp_path / "log").read_text()[-4000:]
+
+            def loaded() -> bool:
+                complete(port, PROMPTS[1])
+                post(port, "/reset_prefix_cache")
+                return "vllm:cenote_loaded_tokens_total" in nonzero(port)
+
+            wait_until(loaded, 120, what="a prompt to come from the pool")
+            assert {"vllm:cenote_saved_blocks_total", "vllm:cenote_fetches_total"} <= nonzero(port)
+        finally:
+            os.killpg(server.pid, signal.SIGTERM)
+            try:
+                server.wait(60)
+            except subprocess.TimeoutExpired:
+                os.killpg(server.pid, signal.SIGKILL)
+                server.wait(60)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def answers(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as reply:
+            return bool(reply.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def post(port: int, path: str, body: object = None) -> bytes:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}{path}",
+        json.dumps(body).encode() if body is not None else b"",
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=120) as reply:
+        found: bytes = reply.read()
+    return found
+
+
+def complete(port: int, prompt: list[int]) -> None:
+    post(port, "/v1/completions", {"model": "m", "prompt": prompt, "max_tokens": 4})
+
+
+def nonzero(port: int) -> set[str]:
+    """Names of the counters on /metrics that have counted something."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as reply:
+        lines = reply.read().decode().splitlines()
+    return {
+        line.partition("{")[0]
+        for line in lines
+        if not line.startswith("#") and float(line.rpartition(" ")[2]) > 0
+    }
