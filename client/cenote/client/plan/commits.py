@@ -7,7 +7,6 @@ lower request ids are sealed, or will never be told of.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Final, final
 
@@ -20,24 +19,31 @@ LOST_AT_ONCE_MAX: Final = 512
 class Commits:
     """Those under way, and those that are to be cancelled. Safe from several threads.
 
+    Without a lock: a commit is taken down under a `floor`, an id that was drawn before, and draws
+    its own afterwards. So whoever looks either sees it, and tells no more than its floor, or it
+    draws its id later, which is above all that had been drawn when he looked.
+
     A session that is replaced leaves its own behind: what is told to one says nothing of another.
     """
 
-    __slots__ = ("_ids", "_lock", "_lost", "_open", "session_id")
+    __slots__ = ("_ids", "_lost", "_newest", "_open", "session_id")
 
     def __init__(self, session_id: bytes, request_ids: Iterator[int]) -> None:
         self.session_id = session_id
         self._ids = request_ids
-        self._lock = threading.Lock()
-        self._open: dict[int, None] = {}  # ids rise: they are drawn under the lock
+        self._newest = 0  # some id that was drawn, mostly the last one
+        self._open: dict[object, int] = {}
+        """Request id, or what stands for one that is yet to be drawn -> its floor."""
         self._lost: dict[int, None] = {}
 
     def begin(self) -> tuple[int, int]:
         """(request id of a commit that is sent next, what may be told with it)."""
-        with self._lock:
-            request_id = next(self._ids)
-            through = next(iter(self._open), request_id) - 1
-            self._open[request_id] = None
+        through = self.through()
+        place, floor = object(), self._newest
+        self._open[place] = floor
+        request_id = self._newest = next(self._ids)
+        self._open[request_id] = floor
+        del self._open[place]
         return request_id, through
 
     def end(self, request_id: int) -> None:
@@ -51,11 +57,11 @@ class Commits:
 
     def through(self) -> int:
         """What may be told now."""
-        with self._lock:
-            return next(iter(self._open), 0) - 1 if self._open else next(self._ids)
+        newest = self._newest  # before the look
+        return min(list(self._open.values()), default=newest) if self._open else newest
 
     def lost(self) -> list[int]:
-        """Commits that the master is to be told not to expect anything more of; `end` them then."""
+        """Commits of which the master is to expect nothing more; `were_told` when it knows."""
         return list(self._lost)[:LOST_AT_ONCE_MAX]
 
     def were_told(self, request_ids: list[int]) -> None:
