@@ -22,10 +22,12 @@ from .effects import PLACED, GoneReason, Stored
 from .grants import Grant
 from .lifetimes import note_lifetimes
 from .lookups import hits
-from .pool import UNSEALED, Pool, Rows
+from .pool import Pool, Rows
+from .row_bits import UNSEALED
 from .sealing import note_decided, unsealed_rows
 from .sessions import Session
 from .spans import Spans, by_segment, distinct, segments_of, to_placed, units_of
+from .tiers import note_chain
 
 __all__ = [
     "DECIDED",
@@ -164,8 +166,10 @@ def _commit_whole(
         namespace, effect, grant.stamps, grant.spans, grant.units, vacancies, flags=UNSEALED
     )
     note_decided(session, command.request_id, rows, seqs)
-    if grant.chain and pool.keeps_links:
-        pool.objects.link_chain(rows, grant.positions)
+    if grant.chain:
+        note_chain(pool, rows)
+        if pool.keeps_links:
+            pool.objects.link_chain(rows, grant.positions)
     pool.last_seq += n
     _note_decided(pool, grant, effect, now_s)
     end_grant(pool, session, grant)
@@ -365,10 +369,12 @@ def _decide(
     stamps = grant.stamps[entries]
     rows = pool.link(grant.namespace, effect, stamps, parts.spans, units, flags=UNSEALED)
     note_decided(session, request_id, rows, seqs)
-    if grant.chain and pool.keeps_links:
+    if grant.chain:
         positions = entries if grant.positions is None else grant.positions[entries]
         order = np.argsort(positions)
-        pool.objects.link_chain(rows[order], positions[order])
+        note_chain(pool, rows[order])
+        if pool.keeps_links:
+            pool.objects.link_chain(rows[order], positions[order])
     _note_decided(pool, grant, effect, now_s)
     pool.settle_grant(session, grant, entries, units)
 

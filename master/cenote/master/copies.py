@@ -26,7 +26,8 @@ from .effects import GoneReason, ReplicasChanged
 from .instructions import Instruction
 from .nodes import Node
 from .objects import LIVE
-from .pool import COPYING, UNCOPYABLE, Pool, Rows
+from .pool import Pool, Rows
+from .row_bits import COPIED, COPYING, UNCOPYABLE
 from .spans import NO_SPANS, Spans, segments_of, to_placed
 from .tier_tables import Copy
 
@@ -115,6 +116,7 @@ def _link(pool: Pool, rows: Rows, added: Spans, promoted: NDArray[np.bool_]) -> 
     merged = np.ascontiguousarray(np.concatenate((spans, added))[order])
     replicas = (pool.records_of(rows)[:, 4] >> np.uint64(48)).astype(np.uint8) + np.uint8(1)
     pool.set_spans(rows, counts + 1, merged, replicas)
+    pool.state[rows] |= np.uint8(COPIED)
     pool.effects.append(
         ReplicasChanged(
             pool.digests_of(rows),

@@ -15,8 +15,9 @@ from cenote.api.rows import UNIT_BYTES
 
 from .effects import GoneReason
 from .objects import LIVE
-from .pool import TOUCHED, UNCOPYABLE, Pool, Rows
+from .pool import Pool, Rows
 from .quotas import may_go
+from .row_bits import TOUCHED, UNCOPYABLE
 from .segments import DRAM, Segment
 from .spans import distinct, segments_of, units_of
 from .victims import next_victims

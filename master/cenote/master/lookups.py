@@ -22,7 +22,7 @@ from .sessions import Session
 from .spans import SEGMENT_MASK, Spans
 from .tenure import check_tenure
 from .tier_reads import lease_hot, single_extents, told_of
-from .tiers import note_touches
+from .tiers import note_chain, note_touches
 
 __all__ = [
     "acquire",
@@ -451,8 +451,9 @@ def _order_chain(pool: Pool, incarnation: int, digests: Digests) -> None:
     rows = pool.objects.lookup(digests)
     found = hits(pool, rows, incarnation)
     pool.policy.order(pool.stamp, rows[found])
+    end = len(found) if found.all() else int(found.argmin())
+    note_chain(pool, rows[:end])
     if pool.keeps_links:
-        end = len(found) if found.all() else int(found.argmin())
         pool.objects.link_chain(rows[:end])
 
 

@@ -53,6 +53,7 @@ from .object_rows import RECORD_WORDS, ObjectRows, Rows
 from .objects import LIVE, ObjectTable
 from .placement import Placement
 from .quotas import Quotas
+from .row_bits import COPIED
 from .segments import DRAM, Segment, Segments
 from .sessions import Orphans, Session, Sessions
 from .spans import (
@@ -68,12 +69,8 @@ from .state_config import StateConfig
 from .tier_tables import Copies, Tiers
 from .timers import ObjectTimers
 
-__all__ = ["COPYING", "RECORD_WORDS", "TOUCHED", "UNCOPYABLE", "UNSEALED", "Pool", "Rows"]
+__all__ = ["RECORD_WORDS", "Pool", "Rows"]
 
-COPYING, TOUCHED, UNCOPYABLE, UNSEALED = 0x04, 0x08, 0x10, 0x20
-"""Bits of a row's state: a copy to another tier is under way; it was asked for since it left
-memory; the bytes that were to be copied were not what was sealed; nobody has said that it is
-sealed (`sealing`)."""
 NO_SEGMENT = 0
 """No segment has this number: extents there are forgotten when they are freed."""
 _STAMP_TIMES_MAX = 4096
@@ -369,6 +366,7 @@ class Pool(ObjectRows):
             stays &= ~gone[owner]
             drops = ~stays & ~gone[owner]
             replicas = np.bincount(distinct(pairs[stays]) // 256, minlength=len(unique))
+            self.state[unique[some]] &= ~np.uint8(COPIED)
             self._keep_spans(
                 unique[some],
                 kept[some],

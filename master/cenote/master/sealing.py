@@ -27,7 +27,8 @@ from cenote.api.rows import SEAL, UNIT_BYTES
 
 from .commands import PutStart
 from .objects import LIVE
-from .pool import UNSEALED, Pool, Rows
+from .pool import Pool, Rows
+from .row_bits import UNSEALED
 from .segments import DRAM
 from .sessions import Session
 from .spans import segments_of

@@ -24,7 +24,8 @@ from .commits import DECIDED, ONE_COUNT, ONE_REPLICA, commit_many, end_grant
 from .effects import PLACED, Stored
 from .grants import Grant
 from .namespaces import Namespace
-from .pool import UNSEALED, Pool
+from .pool import Pool
+from .row_bits import UNSEALED
 from .sampling import note, note_one
 from .sealing import note_decided
 from .sessions import Session

@@ -78,13 +78,15 @@ class Copies:
 class Tiers:
     """Whose turn it is next; checked again when it comes."""
 
-    __slots__ = ("at", "looked_at_s", "rows", "stamps", "victims", "wanted")
+    __slots__ = ("at", "cold_until", "looked_at_s", "rows", "stamps", "victims", "wanted")
 
     def __init__(self) -> None:
         self.rows: Rows = np.zeros(0, np.int64)
         """To be demoted, coldest first."""
         self.stamps: NDArray[np.uint64] = np.zeros(0, np.uint64)
         self.at = 0
+        self.cold_until = 0
+        """What has no later stamp is to have a copy."""
         self.looked_at_s = -1.0
         self.victims: dict[int, tuple[Rows, NDArray[np.uint64]]] = {}
         """SSD segment id -> what is to be evicted there next, and its stamps."""

@@ -27,26 +27,39 @@ from .copies import CopyRow, order_copies, rows_of_version
 from .eviction import evict, evict_nearby, reserve_units
 from .nodes import Node
 from .objects import LIVE
-from .pool import COPYING, TOUCHED, UNCOPYABLE, Pool, Rows
+from .pool import Pool, Rows
 from .quotas import lowest_of, may_go
+from .row_bits import COPIED, COPYING, PARTIAL, TOUCHED, UNCOPYABLE
 from .segments import DRAM, Segment
 from .spans import SEGMENT_MASK, Spans, pack_span, segments_of
 from .tier_tables import Copy
 from .victims import evictable_mask
 
-__all__ = ["note_touches", "plan_copies"]
+__all__ = ["note_chain", "note_touches", "plan_copies"]
 
 COPIES_PER_TICK = 128
 PROMOTIONS_PER_TICK = 32
 """A tick holds requests up for so long: about 20 us for each of the former, 100 for the latter."""
 CANDIDATES_MAX = 16_384
-CANDIDATES_S = 0.05
-"""How often the coldest objects are looked for: that reads whole columns."""
+CANDIDATES_S_MIN, CANDIDATES_ROW_S = 0.01, 50e-9
+"""How often the coldest objects are looked for: that reads whole columns, so it depends on how long
+they are."""
 SSD_VICTIMS = 4_096
 _PROMOTIONS_MAX = 4_096
 _ROOM_TRIES = 4
+_UNWANTED = UNCOPYABLE | PARTIAL
 _SSD_REPLICA_MIN = 1
 """Numbers of replicas on an SSD; 0 is for one in memory."""
+
+
+def note_chain(pool: Pool, rows: Rows) -> None:
+    """These are blocks of one chain, in order. A last one that is shorter than the one before it is
+    a prompt's partial tail: the next prompt has a whole block in its place, so that it is not worth
+    a write."""
+    if pool.segments.has_ssd and len(rows) > 1:
+        before, last = pool.sizes_of(rows[-2:]).tolist()
+        if last < before:
+            pool.state[rows[-1]] |= np.uint8(PARTIAL)
 
 
 def note_touches(pool: Pool, rows: Rows) -> None:
@@ -99,7 +112,8 @@ def _demote(
 ) -> None:
     tiers = pool.tiers
     if tiers.at >= len(tiers.rows):
-        if now_s - tiers.looked_at_s < CANDIDATES_S:
+        rest_s = max(CANDIDATES_S_MIN, CANDIDATES_ROW_S * pool.objects.high_water)
+        if now_s - tiers.looked_at_s < rest_s:
             return
         tiers.looked_at_s = now_s
         _look_for_cold(pool, disks)
@@ -123,7 +137,7 @@ def _look_for_cold(pool: Pool, disks: dict[int, list[Segment]]) -> None:
     """Fill the queue with the coldest objects of memory that have no copy on an SSD: of so much of
     what is used as there would be if only a share of memory were free."""
     tiers = pool.tiers
-    tiers.rows, tiers.at = tiers.rows[:0], 0
+    tiers.rows, tiers.at, tiers.cold_until = tiers.rows[:0], 0, 0
     column = np.zeros(len(pool.segments.readable), np.bool_)
     capacity = used = 0
     for node_id in disks:
@@ -145,7 +159,9 @@ def _look_for_cold(pool: Pool, disks: dict[int, list[Segment]]) -> None:
     has_copy = np.zeros(len(rows), np.bool_)
     owner = np.repeat(np.arange(len(rows)), counts)
     has_copy[owner[pool.segments.on_ssd[segments_of(spans)]]] = True
-    has_copy |= (pool.state.take(rows) & np.uint8(COPYING | UNCOPYABLE)) != 0
+    pool.state[rows[has_copy]] |= np.uint8(COPIED)
+    tiers.cold_until = int(pool.stamp[rows[-1]])
+    has_copy |= (pool.state.take(rows) & np.uint8(COPYING | _UNWANTED)) != 0
     tiers.rows = rows[~has_copy]
     tiers.stamps = pool.stamp.take(tiers.rows)
 
@@ -159,7 +175,7 @@ def _demote_one(
 ) -> tuple[int, list[CopyRow]] | None:
     """(node, COPY rows) where a copy of it could be ordered."""
     state = int(pool.state[row])
-    if not state & LIVE or state & (COPYING | UNCOPYABLE):
+    if not state & LIVE or state & (COPYING | _UNWANTED):
         return None
     extents = pool.objects.extents_of_one(row)
     by_id, on_ssd = pool.segments.by_id, pool.segments.on_ssd

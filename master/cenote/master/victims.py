@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from .objects import LIVE
 from .pool import Pool, Rows
 from .quotas import KEPT, Ranks
+from .row_bits import COPIED, PARTIAL, UNCOPYABLE
+from .segments import DRAM
 from .spans import SEGMENT_MASK, distinct
 
 __all__ = ["evictable_mask", "next_victims"]
@@ -87,14 +89,16 @@ def _queue(pool: Pool, rank: int) -> _Queue:
 def _from_queue(
     pool: Pool, queue: _Queue, units: int, low: NDArray[np.bool_] | None, ranks: Ranks | None
 ) -> Rows:
+    has_ssd = pool.segments.has_ssd
     if not _covers(queue.low, low):
-        _fill(pool, queue, low, ranks)
-    for _ in range(2):
+        _fill(pool, queue, low, ranks, lossless=has_ssd)
+    for attempt in range(3 if has_ssd else 2):
         while queue.at < len(queue.rows):
             rows = _take(pool, queue, units, low, ranks)
             if len(rows):
                 return rows
-        _fill(pool, queue, low, ranks)
+        # Of what costs no object there may be something that may not go, after all.
+        _fill(pool, queue, low, ranks, lossless=has_ssd and not attempt)
         if not len(queue.rows):
             break
     return queue.rows[:0]
@@ -144,6 +148,24 @@ def _take(
     return rows
 
 
+def _without_loss(pool: Pool, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Of these, the ones that are cold and have a copy on an SSD, or are to have none: only where
+    there are no such does an object go before it was copied.
+
+    For as long as the devices keep up, a cold object without a copy will have one in a moment.
+    """
+    end = len(mask)
+    good = (pool.state[:end] & np.uint8(COPIED | PARTIAL | UNCOPYABLE)) != 0
+    good &= pool.stamp[:end] <= np.uint64(pool.tiers.cold_until)
+    copied_from = np.zeros(len(pool.segments.readable), np.bool_)
+    nodes = [s.node for s in pool.segments.by_id.values() if s.tier != DRAM and s.is_usable]
+    for node in nodes:
+        copied_from[node.segment_ids] = True
+    good |= ~copied_from[pool.objects.segment]
+    good &= mask
+    return good if good.any() else mask
+
+
 def _spare_what_is_within(
     pool: Pool, rows: Rows, owners: NDArray[np.int64], good: NDArray[np.bool_]
 ) -> None:
@@ -161,7 +183,14 @@ def _spare_what_is_within(
         good[mine] = (before < units) | (np.arange(len(mine)) < objects)
 
 
-def _fill(pool: Pool, queue: _Queue, low: NDArray[np.bool_] | None, ranks: Ranks | None) -> None:
+def _fill(
+    pool: Pool,
+    queue: _Queue,
+    low: NDArray[np.bool_] | None,
+    ranks: Ranks | None,
+    *,
+    lossless: bool,
+) -> None:
     queue.at, queue.low = 0, low
     queue.rows, queue.stamps = queue.rows[:0], queue.stamps[:0]
     members = b""
@@ -176,6 +205,8 @@ def _fill(pool: Pool, queue: _Queue, low: NDArray[np.bool_] | None, ranks: Ranks
     policy = pool.policy
     count = min(max(pool.objects.live_count // _QUEUE_SHARE, policy.victims_at_once), _QUEUE_MAX)
     links = pool.objects.links if policy.chained else None
+    if lossless:
+        mask = _without_loss(pool, mask)
     rows = policy.victims(pool.stamp[: len(mask)], mask, count, links)
     queue.rows = rows
     queue.stamps = pool.stamp.take(rows)

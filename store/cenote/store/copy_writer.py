@@ -84,7 +84,7 @@ class PayloadWriter:
     # ---- copies -------------------------------------------------------------------------------
 
     def add(self, one: Copy) -> None:
-        """Have the payload of a copy written; begins with what was added before."""
+        """Have the payload of a copy (that was found) written, together with those before it."""
         segment = self._segments.by_id(one.segment_id)
         if segment is None or (self._stuck and self._disk.backlog > BACKLOG_MAX):
             one.status = CopyStatus.FAILED

@@ -25,6 +25,7 @@ __all__ = ["Group", "plan_groups", "send_items"]
 
 WINDOW_BUFFERS: Final = 16
 """That one connection has at most."""
+GROUP_BYTES_MIN: Final = 128 << 10
 _VIEWS_MAX: Final = 512
 
 
@@ -47,8 +48,16 @@ class Group:
     """Instead: (address, length) of an item that is in memory already."""
 
 
-def plan_groups(addresses: list[int], lengths: list[int], threads: int) -> list[Group]:
-    """The items of a read in order, as groups."""
+def group_bytes_for(lengths: list[int]) -> int:
+    """How much one request of a read takes: of a short one an eighth, so that its first bytes are
+    on their way to the reader while the others are being read."""
+    return min(BUFFER_BYTES, max(GROUP_BYTES_MIN, (sum(lengths) >> 3) & -GROUP_BYTES_MIN))
+
+
+def plan_groups(
+    addresses: list[int], lengths: list[int], threads: int, group_bytes: int = BUFFER_BYTES
+) -> list[Group]:
+    """The items of a read in order, as groups of at most so many bytes."""
     groups: list[Group] = []
     current: Group | None = None
     used = 0  # of the current group's buffer
@@ -62,13 +71,13 @@ def plan_groups(addresses: list[int], lengths: list[int], threads: int) -> list[
         while length:
             if current is not None and _extends(current, offset):
                 begin, size, at = current.pieces.pop()
-                room = BUFFER_BYTES - at
+                room = group_bytes - at
             else:
-                if current is None or used == BUFFER_BYTES or len(current.pieces) >= pieces_max:
+                if current is None or used == group_bytes or len(current.pieces) >= pieces_max:
                     current, used = Group(), 0
                     groups.append(current)
                 begin, size, at = aligned(offset, 1)[0], 0, used
-                room = BUFFER_BYTES - used
+                room = group_bytes - used
             take = min(length, room - (offset - begin))
             if take <= 0:  # what it would extend fills its buffer
                 current.pieces.append((begin, size, at))
@@ -106,7 +115,7 @@ def send_items(
 ) -> None:
     """Read and send all items. Raises DeadlineExceeded where the device, or those who have all the
     staging memory, don't get on for `stall_s`, and what the outlet raises."""
-    groups = deque(plan_groups(addresses, lengths, disk.threads))
+    groups = deque(plan_groups(addresses, lengths, disk.threads, group_bytes_for(lengths)))
     if len(groups) == 1 and groups[0].memory is None:
         _send_one(disk, outlet, groups[0], stall_s)
         return

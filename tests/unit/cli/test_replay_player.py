@@ -46,30 +46,32 @@ class FakeCache:
             self.objects.pop(key, None)
         return SimpleNamespace(prefix_keys=[*present, False].index(False))
 
-    def get_into_batch(self, keys: Any, *, addresses: Any, lengths: int, chain: bool) -> Any:
+    def get_into_batch(self, keys: Any, *, addresses: Any, lengths: Any, chain: bool) -> Any:
         assert chain
+        limits = np.broadcast_to(lengths, len(keys)).tolist()
         hits, sizes = [], []
-        for key, address in zip(keys, addresses, strict=True):
+        for key, address, limit in zip(keys, addresses, limits, strict=True):
             value = self.objects.get(key.tobytes())
             hits.append(value is not None)
             sizes.append(len(value or b""))
             if value is not None:
-                ctypes.memmove(int(address), value, min(len(value), lengths))
+                ctypes.memmove(int(address), value, min(len(value), limit))
         return SimpleNamespace(
             hits=np.array(hits), sizes=np.array(sizes, np.uint64), failed_count=0
         )
 
     def put_from_batch(
-        self, keys: Any, *, addresses: Any, lengths: int, chain: bool, prefix: Any, replicas: int
+        self, keys: Any, *, addresses: Any, lengths: Any, chain: bool, prefix: Any, replicas: int
     ) -> Any:
         assert chain
+        limits = np.broadcast_to(lengths, len(keys)).tolist()
         self.prefixes.append(len(prefix))
         failed = len(keys) if self.put_error is not None else 0
         sameness, stored = np.zeros(len(keys), np.uint8), 0
         for i, (key, address) in enumerate(zip(keys, addresses, strict=True)):
             if failed:
                 continue
-            value = ctypes.string_at(int(address), lengths)
+            value = ctypes.string_at(int(address), limits[i])
             if key.tobytes() in self.objects:
                 same = self.objects[key.tobytes()] == value
                 sameness[i] = Sameness.SAME if same else Sameness.DIFFERENT
@@ -109,6 +111,12 @@ def test_hits_are_the_longest_prefix_and_the_rest_is_put() -> None:
     assert (tally.requests, tally.blocks, tally.hit_blocks) == (3, 7, 2)
     assert (tally.tokens, tally.hit_tokens) == (7 * 512 - 300, 1024)
     assert tally.read_bytes == 2 * BLOCK_BYTES
+    # What ends a prompt within a block is shorter.
+    assert {key: len(value) for key, value in cache.objects.items()} == {
+        key_of(block): BLOCK_BYTES - 8 * (block in (3, 9, 5)) for block in (1, 2, 3, 9, 5)
+    }
+    player.play(1)
+    assert (tally.hit_blocks, tally.wrong_bytes) == (5, 0)
     assert tally.written_bytes == 5 * BLOCK_BYTES
     assert (tally.errors, tally.wrong_bytes, tally.vanished_blocks) == (0, 0, 0)
     assert cache.prefixes == [0, 2, 0]

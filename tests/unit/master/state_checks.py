@@ -7,7 +7,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from cenote.master.pool import COPYING, Pool
+from cenote.master.pool import Pool
+from cenote.master.row_bits import COPYING
 from cenote.master.segments import NO_SLOT
 from cenote.master.state import MasterState
 

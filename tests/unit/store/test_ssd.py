@@ -42,7 +42,9 @@ def read(node: SsdNode, places: list[tuple[int, int]], *, shm: bool) -> list[byt
     assert not statuses.any()
     one = bytearray(places[0][1])
     status, _ = channel.read_one(SSD_ID, *places[0], address_of(one), 10.0, checksum=False)
-    assert (status, one) == (0, buffers[0])
+    assert status == 0
+    # Of what can't be read, more of a long request is zeros.
+    assert one == buffers[0] or node.ssd.disk.counters.errors
     return [bytes(buffer) for buffer in buffers]
 
 
@@ -304,13 +306,13 @@ PLACES = st.lists(
 )
 
 
-@given(PLACES, st.integers(1, 16))
+@given(PLACES, st.integers(1, 16), st.sampled_from([128 << 10, 384 << 10, BUFFER_BYTES]))
 def test_groups_have_every_byte_once_and_in_order(
-    items: list[tuple[int, int, bool]], threads: int
+    items: list[tuple[int, int, bool]], threads: int, group_bytes: int
 ) -> None:
     addresses = [offset + DISK_ADDRESS if disk else 64 + offset for offset, _, disk in items]
     lengths = [length for _, length, _ in items]
-    groups = plan_groups(addresses, lengths, threads)
+    groups = plan_groups(addresses, lengths, threads, group_bytes)
     sent: list[tuple[int, int]] = []
     for group in groups:
         if group.memory is not None:
@@ -321,7 +323,7 @@ def test_groups_have_every_byte_once_and_in_order(
             assert offset % BLOCK_BYTES == length % BLOCK_BYTES == 0
             assert (at, length > 0) == (end, True)
             end = at + length
-        assert end <= BUFFER_BYTES
+        assert end <= group_bytes
         for start, length in group.sends:
             while length:
                 piece = next(p for p in group.pieces if p[2] <= start < p[2] + p[1])

@@ -47,6 +47,10 @@ class BlockPattern:
         """Write the bytes of block `ids[i]` to `blocks[i]`: uint8[n, block_bytes], contiguous."""
         np.bitwise_xor(self._base, _keys(ids), out=blocks.view(np.uint64))
 
+    def fill_last_word(self, blocks: NDArray[np.uint8], ids: NDArray[np.int64]) -> None:
+        """`fill` for the last 8 bytes alone."""
+        blocks.view(np.uint64)[:, -1:] = self._base[-1] ^ _keys(ids)
+
     def wrong_bytes(self, blocks: NDArray[np.uint8], ids: NDArray[np.int64]) -> int:
         """How many bytes of `blocks` (as in `fill`) are not those of their blocks."""
         keys = _keys(ids)

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["OPERATIONS", "Player", "Tally", "block_keys"]
 
 OPERATIONS: Final = ("match", "get", "put")
+PARTIAL_LESS_BYTES: Final = 8
+"""A partial last block is put so much shorter. (Engines store still less of it; the capacity is
+counted in blocks here.)"""
 _EXAMPLES_MAX: Final = 5
 _FAILURES_IN_A_ROW_MAX: Final = 10
 
@@ -118,6 +121,7 @@ class Player:
         keys = block_keys(ids)
         tokens = int(self._trace.input_tokens[request])
         tally = self.tally
+        lengths = self._lengths_of(len(ids), tokens)
         tally.requests += 1
         tally.blocks += len(ids)
         tally.tokens += tokens
@@ -128,41 +132,51 @@ class Player:
             began_s = perf_counter()
             matched = self._cache.match(keys).prefix_keys
             tally.latencies_s["match"].append(perf_counter() - began_s)
-            hits = self._get(ids[:matched], keys[:matched])
-            self._put(ids, keys, hits)
+            hits = self._get(ids[:matched], keys[:matched], lengths)
+            self._put(ids, keys, hits, lengths)
         except CenoteError as error:
             tally.fail(f"request {request}: {error.reason}: {error}")
         self._failures_in_a_row = self._failures_in_a_row + 1 if tally.errors > errors_before else 0
         tally.hit_blocks += hits
         tally.hit_tokens += min(tokens, hits * BLOCK_TOKENS)
 
-    def _get(self, ids: NDArray[np.int64], keys: Rows) -> int:
+    def _lengths_of(self, blocks: int, tokens: int) -> NDArray[np.int64]:
+        lengths = np.full(blocks, self._block_bytes, np.int64)
+        if blocks and tokens % BLOCK_TOKENS and blocks == -(-tokens // BLOCK_TOKENS):
+            lengths[-1] -= PARTIAL_LESS_BYTES
+        return lengths
+
+    def _get(self, ids: NDArray[np.int64], keys: Rows, lengths: NDArray[np.int64]) -> int:
         """Read and check a prefix; how many blocks of it came, without a gap."""
         tally = self.tally
         for first in range(0, len(ids), self._window):
             some = keys[first : first + self._window]
-            rows = self._buffer[: len(some)]
+            rows, due = self._buffer[: len(some)], lengths[first : first + len(some)]
             began_s = perf_counter()
             results = self._cache.get_into_batch(
                 some,
                 addresses=self._addresses[: len(some)],
-                lengths=self._block_bytes,
+                lengths=due,
                 chain=True,
             )
             tally.latencies_s["get"].append(perf_counter() - began_s)
             self._count_failures(results, first)
             came = _leading(results.hits)
-            tally.read_bytes += came * self._block_bytes
+            tally.read_bytes += int(due[:came].sum())
             wanted = ids[first : first + came]
-            wrong_sizes = int(np.count_nonzero(results.sizes[:came] != self._block_bytes))
+            wrong_sizes = int(np.count_nonzero(results.sizes[:came] != due[:came]))
             tally.wrong_bytes += wrong_sizes * self._block_bytes
+            if came and due[came - 1] < self._block_bytes:
+                self._pattern.fill_last_word(rows[came - 1 : came], wanted[-1:])
             tally.wrong_bytes += self._pattern.wrong_bytes(rows[:came], wanted)
             if came < len(some):
                 tally.vanished_blocks += len(ids) - first - came
                 return first + came
         return len(ids)
 
-    def _put(self, ids: NDArray[np.int64], keys: Rows, hits: int) -> None:
+    def _put(
+        self, ids: NDArray[np.int64], keys: Rows, hits: int, lengths: NDArray[np.int64]
+    ) -> None:
         """Put all blocks from `hits` on."""
         tally = self.tally
         for first in range(hits, len(ids), self._window):
@@ -173,7 +187,7 @@ class Player:
             results = self._cache.put_from_batch(
                 some,
                 addresses=self._addresses[: len(some)],
-                lengths=self._block_bytes,
+                lengths=lengths[first : first + len(some)],
                 chain=True,
                 prefix=keys[:first],
                 replicas=self._replicas,
@@ -181,7 +195,7 @@ class Player:
             tally.latencies_s["put"].append(perf_counter() - began_s)
             self._count_failures(results, first)
             tally.existed_blocks += results.existed_count
-            tally.written_bytes += results.stored_count * self._block_bytes
+            tally.written_bytes += results.stored_count * self._block_bytes  # but for a tail's end
             different = int(np.count_nonzero(results.sameness == Sameness.DIFFERENT))
             if different:
                 tally.fail(f"{different} blocks are there with other bytes", different)
