@@ -14,7 +14,9 @@ from cenote.api.rows import UNIT_BYTES
 from cenote.policy.names import AUTO, successor
 
 from .effects import Notice
+from .objects import LIVE
 from .pool import NO_SAMPLES, Pool
+from .segments import DRAM
 
 __all__ = ["follow_samples", "note", "note_one"]
 
@@ -36,6 +38,19 @@ def note_one(pool: Pool, low: int, incarnation: int) -> None:
         pool.advisor.note_one(low, incarnation)
 
 
+def _in_memory(pool: Pool) -> tuple[int, int]:
+    """(objects, units) in memory. What lies on SSDs is neither: capacities are memory's."""
+    units = int(pool.namespaces.units.sum())
+    if not pool.segments.has_ssd:
+        return pool.objects.live_count, units
+    end = pool.objects.high_water
+    live = (pool.state[:end] & LIVE) != 0
+    live &= ~pool.segments.on_ssd[pool.objects.segment]
+    copying = sum(one.units for one in pool.copies.by_id.values() if not one.is_promotion)
+    on_ssd = sum(s.used_units for s in pool.segments.by_id.values() if s.tier != DRAM) - copying
+    return int(np.count_nonzero(live)), max(0, units - max(0, on_ssd))
+
+
 def follow_samples(pool: Pool, now_s: float) -> None:
     """Part of the tick: follow samples; under `auto`, take the policy that they speak for."""
     advisor = pool.advisor
@@ -43,9 +58,10 @@ def follow_samples(pool: Pool, now_s: float) -> None:
         return
     if now_s >= pool.sampled_s + 1.0:
         pool.sampled_s = now_s
-        used_bytes = int(pool.namespaces.units.sum()) * UNIT_BYTES
+        objects, units = _in_memory(pool)
+        used_bytes = units * UNIT_BYTES
         if used_bytes > _USED_SHARE_MIN * pool.capacity_bytes:
-            advisor.resize(pool.capacity_bytes * pool.objects.live_count // used_bytes)
+            advisor.resize(pool.capacity_bytes * objects // used_bytes)
     advisor.work(_REFERENCES_PER_TICK)
     pool.sample_mask = advisor.mask
     if pool.config.policy == AUTO and advisor.choice != pool.policy.name:

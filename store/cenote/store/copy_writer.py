@@ -30,6 +30,8 @@ from .ssd import DISK_ADDRESS
 __all__ = ["DEVICE_S", "STEP_BYTES", "PayloadWriter"]
 
 WINDOW_REQUESTS: Final = 16
+REQUEST_BYTES: Final = 5 << 19
+"""Of what is written in place; the fewer requests, the less often threads wake each other."""
 REQUEST_PIECES_MAX: Final = 256
 BACKLOG_MAX: Final = 256
 """Requests that wait for a thread; more of them means that the device hangs."""
@@ -109,9 +111,9 @@ class PayloadWriter:
 
     def _room(self) -> int:
         """What the next request has room for; it is sent where that is nothing."""
-        if self._size >= BUFFER_BYTES or len(self._pieces) >= REQUEST_PIECES_MAX:
+        if self._size >= REQUEST_BYTES or len(self._pieces) >= REQUEST_PIECES_MAX:
             self.send()
-        return BUFFER_BYTES - self._size
+        return REQUEST_BYTES - self._size
 
     def _add_piece(self, one: Copy, offset: int, length: int, address: int) -> None:
         self._pieces.append((offset, length, address))

@@ -341,3 +341,68 @@ def test_whatever_comes_space_adds_up_and_readers_find_what_was_sealed(number: i
                 found = [s for s in slots if s["offset"] == offset and s["seq"] == hit.seq]
                 assert found
                 assert all(int(s["length"]) >= length for s in found)
+
+
+def test_what_has_no_copy_yet_goes_after_what_has_one() -> None:
+    kit = kit_with_ssd(60)
+    node = kit.nodes[1]
+    kit.tick(0.1)
+    kit.heartbeat(node)
+    # The copies of the very coldest take their time; those of others are made.
+    late, node.copies = node.copies[:2], node.copies[2:]
+    copy_all(kit, node)
+    kit.heartbeat(node)
+    assert settle(kit) > 10
+    for key in range(100, 112):
+        assert kit.put([key]) == [GRANTED]
+    assert not kit.new(Gone)
+    assert [where(kit, key) for key in range(4)] == [{DRAM_ID}] * 2 + [{SSD_ID}] * 2
+    node.copies = late
+    copy_all(kit, node)
+    kit.heartbeat(node)
+    assert [where(kit, key) for key in range(2)] == [{DRAM_ID, SSD_ID}] * 2
+    check(kit.state)
+
+
+def test_what_is_used_does_not_go_since_it_has_a_copy() -> None:
+    kit = kit_with_ssd(60)
+    settle(kit)
+    copied = [key for key in range(60) if SSD_ID in where(kit, key)]
+    kit.get(*copied[:10])  # the newest now
+    for key in range(100, 115):
+        kit.put([key])
+        settle(kit)
+    assert all(DRAM_ID in where(kit, key) for key in copied[:10])
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_partial_tail_is_not_copied(apart: bool) -> None:
+    kit = kit_with_ssd()
+    if apart:  # the blocks before it are there already
+        kit.put([1, 2], [KIB, KIB], chain=True)
+        kit.put([3], [KIB // 2], chain=True)
+        news = c.Piggyback(*kit.place, chained=kit.digests(1, 2, 3))
+        kit.state.piggyback(news, kit.now_s)
+    else:
+        kit.put([1, 2, 3], [KIB, KIB, KIB // 2], chain=True)
+    kit.put([4, 5, 6], [KIB // 2, KIB, KIB], chain=True)  # a short one elsewhere is no tail
+    kit.put([7, 8], [KIB, KIB // 2])  # these are no chain
+    for key in range(100, 160):
+        kit.put([key])
+        settle(kit)
+    assert [kit.exists(key) for key in range(1, 9)] == [[1]] * 2 + [[0]] + [[1]] * 5
+
+
+def test_the_capacity_that_samples_are_of_is_that_of_memory() -> None:
+    def objects_that_fit(kit: Kit) -> int:
+        kit.tick(1.1)
+        return pool_of(kit.state).advisor.capacity
+
+    kit = kit_with_ssd(60)
+    before = objects_that_fit(kit)
+    settle(kit)
+    for key in range(100, 300):
+        kit.put([key])
+        settle(kit)
+    assert kit.state.status(kit.now_s).ssd_used_bytes > 200 * KIB
+    assert objects_that_fit(kit) == pytest.approx(before, rel=0.1)

@@ -343,3 +343,44 @@ def test_groups_have_every_byte_once_and_in_order(
         else:
             wanted.append([address, length])
     assert joined == wanted
+
+
+@pytest.mark.parametrize("shift", [0, 64])
+def test_what_lies_as_the_device_wants_it_is_written_from_there(tmp_path: Path, shift: int) -> None:
+    """Else it goes through staging memory; either way neighbours on the device are one write."""
+    with SsdNode(tmp_path, start=False) as node:
+        writes: list[int] = []
+        payload_at = node.ssd.plan.data_at
+
+        def on_write(offset: int, length: int) -> OSError | None:
+            writes.extend([length] if offset >= payload_at else [])
+            return None
+
+        made = [payload_of(slot, 64 << 10) for slot in range(8)]
+        for slot, data in enumerate(made):
+            node.put(slot, data, [(MIB * (7 - slot) + shift, len(data))])
+            node.copy([slot], slot, slot * len(data), len(data))
+        node.device.on_write = on_write
+        node.copier.start()
+        assert set(node.results(8).values()) == {CopyStatus.DONE}
+        assert sum(writes) == 8 * (64 << 10)
+        assert len(writes) < 8
+        places = [(slot * (64 << 10), 64 << 10) for slot in range(8)]
+        assert read(node, places, shm=True) == made
+
+
+def test_a_write_that_fails_costs_what_it_was_of_alone(tmp_path: Path) -> None:
+    with SsdNode(tmp_path) as node:
+        bad = node.ssd.plan.data_at + 4 * MIB
+        node.device.on_write = lambda offset, length: (
+            OSError(errno.EIO, "injected") if offset <= bad < offset + length else None
+        )
+        for slot in range(3):
+            node.put(slot, payload_of(slot, 2 * MIB), [(4 * MIB * slot, 2 * MIB)])
+            node.copy([slot], slot, 4 * MIB * slot, 2 * MIB)
+        assert node.results(3) == {
+            1: CopyStatus.DONE,
+            2: CopyStatus.FAILED,
+            3: CopyStatus.DONE,
+        }
+        assert node.table_slots == [0, 2]
