@@ -27,7 +27,7 @@ from .disk_io import BUFFER_BYTES, DiskIo, Piece, Request
 from .segments import LocalSegments
 from .ssd import DISK_ADDRESS
 
-__all__ = ["DEVICE_S", "STEP_BYTES", "PayloadWriter"]
+__all__ = ["DEVICE_S", "REQUEST_BYTES", "STEP_BYTES", "PayloadWriter"]
 
 WINDOW_REQUESTS: Final = 16
 REQUEST_BYTES: Final = 5 << 19

@@ -14,6 +14,7 @@ from cenote.api.errors import InvalidArgument, ResourceUnavailable
 from cenote.api.rows import EXTENT, CopyStatus
 from cenote.api.slot_sums import add_sums, slot_hashes
 from cenote.runtime.memory import address_of
+from cenote.store.copy_writer import REQUEST_BYTES
 from cenote.store.device import BLOCK_BYTES, open_device
 from cenote.store.disk_io import BUFFER_BYTES
 from cenote.store.disk_reads import plan_groups
@@ -369,15 +370,16 @@ def test_what_lies_as_the_device_wants_it_is_written_from_there(tmp_path: Path, 
         assert read(node, places, shm=True) == made
 
 
-def test_a_write_that_fails_costs_what_it_was_of_alone(tmp_path: Path) -> None:
+def test_a_request_that_fails_costs_what_it_was_of_alone(tmp_path: Path) -> None:
     with SsdNode(tmp_path) as node:
         bad = node.ssd.plan.data_at + 4 * MIB
         node.device.on_write = lambda offset, length: (
             OSError(errno.EIO, "injected") if offset <= bad < offset + length else None
         )
         for slot in range(3):
-            node.put(slot, payload_of(slot, 2 * MIB), [(4 * MIB * slot, 2 * MIB)])
-            node.copy([slot], slot, 4 * MIB * slot, 2 * MIB)
+            data = payload_of(slot, REQUEST_BYTES)
+            node.put(slot, data, [(4 * MIB * slot, len(data))])
+            node.copy([slot], slot, 4 * MIB * slot, len(data))
         assert node.results(3) == {
             1: CopyStatus.DONE,
             2: CopyStatus.FAILED,
