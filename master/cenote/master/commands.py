@@ -18,7 +18,7 @@ from .namespace_commands import OpenNamespace as OpenNamespace
 from .namespace_commands import ResetNamespace as ResetNamespace
 from .namespace_commands import SetQuota as SetQuota
 from .node_counters import NodeCounters
-from .task_commands import Drain, Rebalance
+from .task_commands import TaskCommand
 
 if TYPE_CHECKING:
     from .effects import NamespaceOpened, QuotaSet
@@ -379,7 +379,6 @@ class Heartbeat:
     quarantined_session_ids: list[bytes]
     counters: NodeCounters
     start_number: int = 0
-    """As in Attach."""
     withdrawn_session_ids: list[bytes] = field(default_factory=list)
     """Sessions of which none of the claims that the attach named is left."""
     unverified: frozenset[int] = frozenset()
@@ -405,7 +404,6 @@ class Detach:
     node_id: int
     contents_survive: bool
     start_number: int = 0
-    """As in Attach."""
 
 
 @dataclass(slots=True)
@@ -461,8 +459,7 @@ Command = (
     | Attach
     | Heartbeat
     | Detach
-    | Drain
-    | Rebalance
+    | TaskCommand
     | ReportFailure
     | NodeProbed
     | ExtendTenure
