@@ -173,6 +173,36 @@ COPIED = np.dtype([("copy_id", "<u8"), ("status", "<u4"), ("reserved", "<u4")])
 """What became of a copy: a CopyStatus."""
 
 
+PULL = np.dtype(
+    [
+        ("copy_id", "<u8"),
+        ("source_seq", "<u8"),
+        ("offset", "<u8"),
+        ("length", "<u8"),
+        ("source_epoch", "<u4"),
+        ("segment", "<u4"),
+        ("slot", "<u4"),
+        ("replica", "<u2"),
+        ("is_target", "<u2"),
+    ]
+)
+"""A piece of a replica that a daemon is to fetch from others. Rows of one `copy_id` follow each
+other: the source's extents in their order (segment and slot say where; the slot must still hold
+that version), and the one extent of this daemon's that takes all of it (`is_target`; offset, length
+and replica are the target's)."""
+
+SLOT_WANTED = np.dtype(
+    [
+        ("segment", "<u4"),
+        ("slot", "<u4"),
+        ("epoch", "<u4"),
+        ("reserved", "<u4"),
+        ("seq", "<u8"),
+    ]
+)
+"""A slot whose record is asked for, and the version that it must still hold."""
+
+
 class CopyStatus(IntEnum):
     """Status of a COPIED row."""
 
@@ -182,6 +212,11 @@ class CopyStatus(IntEnum):
     """The source is not that version any more, or its bytes are not what was sealed."""
     FAILED = 2
     """The device failed, or the copy was given up: another epoch began."""
+    NO_SOURCE = 3
+    """The daemon that has the source answers, and its slot does not hold that version: it was never
+    sealed, or not yet."""
+    UNREACHABLE = 4
+    """The daemon that has the source does not answer."""
 
 
 CLAIM = np.dtype(

@@ -37,6 +37,10 @@ class FakeSegment:
         self.view = memoryview(self._map)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
+    def record(self, slot: int, epoch: int, seq: int) -> bytes | None:
+        """None: it has no slots that anybody copies from."""
+        return None
+
     def seal(
         self,
         epoch: int,

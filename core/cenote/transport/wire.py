@@ -14,6 +14,7 @@ Then requests, of which several may be under way; they are answered in order:
     PING    header, 24 bytes of nothing        -> header, one status byte
     RDMA    header, length u32, RdmaRequest,
             padding up to 24 bytes             -> header, one status byte, RdmaReply
+    SLOTS   header, n SLOT_WANTED rows         -> header, n status bytes, records of the OK items
 
 A body has at least 24 bytes, so that header and first row are always 56 bytes: the server takes
 them in one call, which is all there is to a small read. A reply with code > 0 refuses the whole
@@ -49,6 +50,7 @@ __all__ = [
     "OP_RDMA",
     "OP_READ",
     "OP_SEAL",
+    "OP_SLOTS",
     "OP_WRITE",
     "RDMA_BYTES_MAX",
     "RDMA_REPLY_BYTES_MAX",
@@ -62,6 +64,8 @@ __all__ = [
     "SEAL_BYTES_MAX",
     "SEAL_PREFIX",
     "SEAL_ROW_BYTES",
+    "SLOT_RECORD_BYTES",
+    "SLOT_WANTED_BYTES",
     "TEXT_BYTES_MAX",
     "VERSION_MAX",
     "VERSION_MIN",
@@ -95,6 +99,7 @@ OP_WRITE: Final = 2
 OP_SEAL: Final = 3
 OP_PING: Final = 4
 OP_RDMA: Final = 5
+OP_SLOTS: Final = 6
 
 REQUEST: Final = Struct("<BBHIIIQQ")
 """op, flags, reserved, items, call id, epoch, grant id, body length."""
@@ -112,6 +117,9 @@ REPLY_BYTES: Final = REPLY.size
 HEAD_BYTES: Final = REQUEST_ONE.size
 EXTENT_BYTES: Final = 24
 SEAL_ROW_BYTES: Final = 76
+SLOT_WANTED_BYTES: Final = 24
+SLOT_RECORD_BYTES: Final = 192
+"""A record as it stands in a slot table."""
 BODY_BYTES_MIN: Final = HEAD_BYTES - REQUEST_BYTES
 
 ITEMS_MAX: Final = 16_384

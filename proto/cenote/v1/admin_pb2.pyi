@@ -329,3 +329,59 @@ class PolicyHitRate(_message.Message):
     policy: str
     hit_rate: float
     def __init__(self, policy: _Optional[str] = ..., hit_rate: _Optional[float] = ...) -> None: ...
+
+class ListTasksRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListTasksResponse(_message.Message):
+    __slots__ = ("tasks",)
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    tasks: _containers.RepeatedCompositeFieldContainer[TaskStatus]
+    def __init__(self, tasks: _Optional[_Iterable[_Union[TaskStatus, _Mapping]]] = ...) -> None: ...
+
+class TaskStatus(_message.Message):
+    __slots__ = ("kind", "node_id", "node_name", "state", "running_s", "bandwidth", "moved_objects", "moved_bytes", "dropped_objects", "evicted_objects", "failed_copies", "remaining_objects", "remaining_bytes", "note")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_S_FIELD_NUMBER: _ClassVar[int]
+    BANDWIDTH_FIELD_NUMBER: _ClassVar[int]
+    MOVED_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_COPIES_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    node_id: int
+    node_name: str
+    state: str
+    running_s: float
+    bandwidth: int
+    moved_objects: int
+    moved_bytes: int
+    dropped_objects: int
+    evicted_objects: int
+    failed_copies: int
+    remaining_objects: int
+    remaining_bytes: int
+    note: str
+    def __init__(self, kind: _Optional[str] = ..., node_id: _Optional[int] = ..., node_name: _Optional[str] = ..., state: _Optional[str] = ..., running_s: _Optional[float] = ..., bandwidth: _Optional[int] = ..., moved_objects: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., dropped_objects: _Optional[int] = ..., evicted_objects: _Optional[int] = ..., failed_copies: _Optional[int] = ..., remaining_objects: _Optional[int] = ..., remaining_bytes: _Optional[int] = ..., note: _Optional[str] = ...) -> None: ...
+
+class RebalanceRequest(_message.Message):
+    __slots__ = ("cancel", "bandwidth", "credentials")
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    BANDWIDTH_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
+    cancel: bool
+    bandwidth: int
+    credentials: _common_pb2.Credentials
+    def __init__(self, cancel: bool = ..., bandwidth: _Optional[int] = ..., credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ...) -> None: ...
+
+class RebalanceResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -74,6 +74,16 @@ class AdminServiceStub(object):
                 request_serializer=cenote_dot_v1_dot_admin__pb2.GetMissRatioCurvesRequest.SerializeToString,
                 response_deserializer=cenote_dot_v1_dot_admin__pb2.GetMissRatioCurvesResponse.FromString,
                 _registered_method=True)
+        self.ListTasks = channel.unary_unary(
+                '/cenote.v1.AdminService/ListTasks',
+                request_serializer=cenote_dot_v1_dot_admin__pb2.ListTasksRequest.SerializeToString,
+                response_deserializer=cenote_dot_v1_dot_admin__pb2.ListTasksResponse.FromString,
+                _registered_method=True)
+        self.Rebalance = channel.unary_unary(
+                '/cenote.v1.AdminService/Rebalance',
+                request_serializer=cenote_dot_v1_dot_admin__pb2.RebalanceRequest.SerializeToString,
+                response_deserializer=cenote_dot_v1_dot_admin__pb2.RebalanceResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -127,6 +137,19 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListTasks(self, request, context):
+        """What the master has in hand that takes longer: nodes that are drained, and the like.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rebalance(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -169,6 +192,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetMissRatioCurves,
                     request_deserializer=cenote_dot_v1_dot_admin__pb2.GetMissRatioCurvesRequest.FromString,
                     response_serializer=cenote_dot_v1_dot_admin__pb2.GetMissRatioCurvesResponse.SerializeToString,
+            ),
+            'ListTasks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTasks,
+                    request_deserializer=cenote_dot_v1_dot_admin__pb2.ListTasksRequest.FromString,
+                    response_serializer=cenote_dot_v1_dot_admin__pb2.ListTasksResponse.SerializeToString,
+            ),
+            'Rebalance': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rebalance,
+                    request_deserializer=cenote_dot_v1_dot_admin__pb2.RebalanceRequest.FromString,
+                    response_serializer=cenote_dot_v1_dot_admin__pb2.RebalanceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -387,6 +420,60 @@ class AdminService(object):
             '/cenote.v1.AdminService/GetMissRatioCurves',
             cenote_dot_v1_dot_admin__pb2.GetMissRatioCurvesRequest.SerializeToString,
             cenote_dot_v1_dot_admin__pb2.GetMissRatioCurvesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTasks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cenote.v1.AdminService/ListTasks',
+            cenote_dot_v1_dot_admin__pb2.ListTasksRequest.SerializeToString,
+            cenote_dot_v1_dot_admin__pb2.ListTasksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rebalance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cenote.v1.AdminService/Rebalance',
+            cenote_dot_v1_dot_admin__pb2.RebalanceRequest.SerializeToString,
+            cenote_dot_v1_dot_admin__pb2.RebalanceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -673,20 +673,22 @@ class NodeStats(_message.Message):
     def __init__(self, read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., seals: _Optional[int] = ..., sessions: _Optional[int] = ..., connections: _Optional[int] = ..., broken_slots: _Optional[int] = ..., unverified_slots: _Optional[int] = ..., damaged_slots: _Optional[bytes] = ..., rdma_registered_bytes: _Optional[int] = ..., rdma_queue_pairs: _Optional[int] = ..., rdma_received_bytes: _Optional[int] = ..., rdma_sent_bytes: _Optional[int] = ..., rdma_trouble: _Optional[str] = ...) -> None: ...
 
 class Instruction(_message.Message):
-    __slots__ = ("number", "grow_slots", "cut_sessions", "clear_slots", "copy_extents", "keep_pool")
+    __slots__ = ("number", "grow_slots", "cut_sessions", "clear_slots", "copy_extents", "keep_pool", "pull_replicas")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     GROW_SLOTS_FIELD_NUMBER: _ClassVar[int]
     CUT_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     CLEAR_SLOTS_FIELD_NUMBER: _ClassVar[int]
     COPY_EXTENTS_FIELD_NUMBER: _ClassVar[int]
     KEEP_POOL_FIELD_NUMBER: _ClassVar[int]
+    PULL_REPLICAS_FIELD_NUMBER: _ClassVar[int]
     number: int
     grow_slots: GrowSlots
     cut_sessions: CutSessions
     clear_slots: ClearSlots
     copy_extents: CopyExtents
     keep_pool: PoolCopy
-    def __init__(self, number: _Optional[int] = ..., grow_slots: _Optional[_Union[GrowSlots, _Mapping]] = ..., cut_sessions: _Optional[_Union[CutSessions, _Mapping]] = ..., clear_slots: _Optional[_Union[ClearSlots, _Mapping]] = ..., copy_extents: _Optional[_Union[CopyExtents, _Mapping]] = ..., keep_pool: _Optional[_Union[PoolCopy, _Mapping]] = ...) -> None: ...
+    pull_replicas: PullReplicas
+    def __init__(self, number: _Optional[int] = ..., grow_slots: _Optional[_Union[GrowSlots, _Mapping]] = ..., cut_sessions: _Optional[_Union[CutSessions, _Mapping]] = ..., clear_slots: _Optional[_Union[ClearSlots, _Mapping]] = ..., copy_extents: _Optional[_Union[CopyExtents, _Mapping]] = ..., keep_pool: _Optional[_Union[PoolCopy, _Mapping]] = ..., pull_replicas: _Optional[_Union[PullReplicas, _Mapping]] = ...) -> None: ...
 
 class GrowSlots(_message.Message):
     __slots__ = ("segment_id", "offset", "length", "slots")
@@ -718,6 +720,22 @@ class CopyExtents(_message.Message):
     copies: bytes
     def __init__(self, copies: _Optional[bytes] = ...) -> None: ...
 
+class PullReplicas(_message.Message):
+    __slots__ = ("pulls", "sources")
+    PULLS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    pulls: bytes
+    sources: _containers.RepeatedCompositeFieldContainer[PullSource]
+    def __init__(self, pulls: _Optional[bytes] = ..., sources: _Optional[_Iterable[_Union[PullSource, _Mapping]]] = ...) -> None: ...
+
+class PullSource(_message.Message):
+    __slots__ = ("address", "segment_ids")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_IDS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    segment_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, address: _Optional[str] = ..., segment_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class HeartbeatResponse(_message.Message):
     __slots__ = ("instructions", "epoch")
     INSTRUCTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -743,14 +761,16 @@ class DetachResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ("node_id", "cancel", "credentials")
+    __slots__ = ("node_id", "cancel", "credentials", "bandwidth")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
+    BANDWIDTH_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     cancel: bool
     credentials: _common_pb2.Credentials
-    def __init__(self, node_id: _Optional[int] = ..., cancel: bool = ..., credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ...) -> None: ...
+    bandwidth: int
+    def __init__(self, node_id: _Optional[int] = ..., cancel: bool = ..., credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., bandwidth: _Optional[int] = ...) -> None: ...
 
 class DrainResponse(_message.Message):
     __slots__ = ("remaining_bytes",)

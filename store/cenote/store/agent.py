@@ -22,7 +22,7 @@ from cenote.api.errors import (
     ResourceUnavailable,
     SessionUnknown,
 )
-from cenote.api.rows import COPY, SLOT_REF
+from cenote.api.rows import COPY, PULL, SLOT_REF
 from cenote.kv.directory import EtcdDirectory
 from cenote.runtime.log import get_logger
 from cenote.v1 import master_pb2 as pb
@@ -53,6 +53,7 @@ from .agent_steps import (
 from .attaching import SLOTS_PER_BLOCK, AgentIdentity, Attacher
 from .copier import Copier
 from .master_link import MasterLink
+from .puller import Puller
 from .segments import LocalSegments
 from .writer_sessions import WriterSessions
 
@@ -101,6 +102,7 @@ class StoreAgent:
         is_preparing: Callable[[], bool],
         on_end: Callable[[CenoteError], None],
         copier: Copier | None = None,
+        puller: Puller | None = None,
         directory: EtcdDirectory | None = None,
         jitter: Callable[[], float] = random.random,
         slots_per_block: int = SLOTS_PER_BLOCK,
@@ -116,6 +118,8 @@ class StoreAgent:
         self._is_preparing = is_preparing
         self._on_end = on_end
         self._copier = copier
+        self._puller = puller
+        self._copying = [one for one in (copier, puller) if one is not None]
         self._core = AgentCore(
             masters, last_epoch=segments.epoch, jitter=jitter, look_up=directory is not None
         )
@@ -266,8 +270,8 @@ class StoreAgent:
 
     def _cut_older(self, epoch: int) -> Event:
         self._segments.fence(epoch)
-        if self._copier is not None:
-            self._copier.fence(epoch)
+        for one in self._copying:
+            one.fence(epoch)
         quiet = self._sessions.end_older_writes(epoch, CUT_S)
         if quiet:
             until_s = time.monotonic() + CLAIMS_S
@@ -321,9 +325,10 @@ class StoreAgent:
         quarantined = [*self._sessions.quarantined(), *sorted(self._claiming & claiming)]
         cut = list(itertools.islice(self._cut_to_report, _CUT_IDS_PER_BEAT))
         # What comes of copies is wanted soon: their space, and the next ones, wait for it.
-        busy = self._copier is not None and self._copier.is_busy
+        busy = any(one.is_busy for one in self._copying)
         wait_s = min(beat.wait_s, COPYING_BEAT_S) if busy else beat.wait_s
         endpoints = tuple(self._identity.endpoints)
+        copied = [one.tell() for one in self._copying]
         request = pb.HeartbeatRequest(
             node_id=self._segments.node_id,
             epoch=self._segments.epoch,
@@ -335,13 +340,13 @@ class StoreAgent:
             withdrawn_session_ids=pack_ids(withdrawn),
             stats=self._stats(),
             start_number=self._identity.start_number,
-            copied=self._copier.tell() if self._copier is not None else b"",
+            copied=b"".join(copied),
             endpoints=() if endpoints == self._attacher.told_endpoints else endpoints,
         )
         response = self._current_link().heartbeat(request, beat.wait_s + self._beat_margin_s)
         self._attacher.told_endpoints = endpoints
-        if self._copier is not None:
-            self._copier.told(request.copied)
+        for one, told in zip(self._copying, copied, strict=True):
+            one.told(told)
         self._claiming.difference_update(withdrawn)
         for _ in cut:  # told; others may have come behind them meanwhile
             self._cut_to_report.popleft()
@@ -352,7 +357,7 @@ class StoreAgent:
         return bool(
             self._cut_to_report
             or self._claiming
-            or (self._copier is not None and self._copier.is_busy)
+            or any(one.is_busy for one in self._copying)
             or self._is_preparing()
             or self._sessions.quarantined()
         )
@@ -384,6 +389,8 @@ class StoreAgent:
                     self._clear(instruction.clear_slots.slots)
                 case "copy_extents":
                     self._copy(instruction.copy_extents.copies)
+                case "pull_replicas":
+                    self._pull(instruction.pull_replicas)
                 case "keep_pool":
                     self._pool.keep(instruction.keep_pool)
                 case _:
@@ -422,6 +429,11 @@ class StoreAgent:
         if self._copier is None:
             raise InvalidArgument("this daemon has no SSD")
         self._copier.enqueue(unpack_rows(packed, COPY, "copies"), self._core.epoch)
+
+    def _pull(self, message: pb.PullReplicas) -> None:
+        if self._puller is None:
+            raise InvalidArgument("this daemon copies nothing from others")
+        self._puller.enqueue(message, unpack_rows(message.pulls, PULL, "pulls"), self._core.epoch)
 
     def _clear(self, packed: bytes) -> int:
         refs = unpack_rows(packed, SLOT_REF, "slots")

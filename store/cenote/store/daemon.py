@@ -18,6 +18,7 @@ from cenote.runtime.memory import is_in_memory
 from cenote.runtime.metrics import Metrics
 from cenote.runtime.metrics_http import MetricsServer
 from cenote.runtime.units import format_size
+from cenote.transport.base import SessionIdentity
 from cenote.v1 import common_pb2, store_pb2_grpc
 from cenote.v1 import master_pb2 as pb
 
@@ -30,6 +31,7 @@ from .master_link import LaneMasterLink
 from .node_files import NodeFiles, control_directory_for, stale_nodes
 from .pool_copy import PoolCopyFile
 from .preparation import Preparation
+from .puller import Puller
 from .rdma_host import RdmaHost
 from .rdma_serving import RdmaServing, rdma_endpoint
 from .segments import LocalSegments, open_segments
@@ -84,6 +86,7 @@ class StoreDaemon:
         self._verifier: Verifier | None = None
         self._ssd: SsdFile | None = None
         self._copier: Copier | None = None
+        self._puller: Puller | None = None
         self._grpc: GrpcServer | None = None
         self._metrics_server: MetricsServer | None = None
 
@@ -243,6 +246,11 @@ class StoreDaemon:
         if segments.disk is not None:
             self._copier = Copier(segments, write_limit=config.ssd_write_limit)
             self._copier.start()
+        self._puller = puller = Puller(
+            segments,
+            SessionIdentity(self._session_id, self._boot_id, os.getpid(), self._credentials),
+        )
+        puller.start()
         directory = config.directory()
         self.agent = agent = StoreAgent(
             identity,
@@ -255,6 +263,7 @@ class StoreDaemon:
             is_preparing=has_news,
             on_end=self._fail,
             copier=self._copier,
+            puller=puller,
         )
         agent.start()
         verifier.start()
@@ -386,6 +395,8 @@ class StoreDaemon:
             )
         if self._copier is not None:
             closing.append(asyncio.to_thread(_returning(False, self._copier.stop)))
+        if self._puller is not None:
+            closing.append(asyncio.to_thread(_returning(False, self._puller.stop)))
         if self._preparation is not None:
             closing.append(asyncio.to_thread(_returning(False, self._preparation.stop)))
         if self._verifier is not None:

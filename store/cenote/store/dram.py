@@ -292,6 +292,10 @@ class DramSegment:
         """Write slots; see `Segment.seal`. Raises StaleEpoch where the fence has passed `epoch`."""
         return self._table.seal(epoch, namespace_id, generation, rows, keys, key_starts)
 
+    def record(self, slot: int, epoch: int, seq: int) -> bytes | None:
+        """See `Segment.record`."""
+        return self._table.record(slot, epoch, seq)
+
     def clear(self, refs: NDArray[np.void]) -> int:
         """See `SlotTable.clear`."""
         return self._table.clear(refs)

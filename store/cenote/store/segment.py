@@ -61,6 +61,10 @@ class Segment(Protocol):
         """
         ...
 
+    def record(self, slot: int, epoch: int, seq: int) -> bytes | None:
+        """The record of a slot that is sealed with just this version, else None."""
+        ...
+
 
 class SegmentSet(Protocol):
     """All segments of this daemon and the tenure it follows."""

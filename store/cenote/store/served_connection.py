@@ -47,6 +47,7 @@ from .segment import Segment, SegmentSet, seal_rows
 from .served_socket import STEP_BYTES, Gone, ServedSocket
 from .serving import ConnectionCounters, ServingLimits, epoch_error, grant_error, introduction
 from .sessions import SessionTable, open_marked
+from .slot_reads import records_of
 from .ssd import DISK_ADDRESS
 
 __all__ = ["ServedConnection"]
@@ -248,6 +249,11 @@ class ServedConnection:
         elif op == wire.OP_PING:
             self._check(1, body == wire.BODY_BYTES_MIN)
             self._answer_one(0)
+        elif op == wire.OP_SLOTS:
+            self._check(count, body == count * wire.SLOT_WANTED_BYTES)
+            statuses, records = records_of(self._segments, self._receive_body(body))
+            size = len(statuses) + len(records)
+            self._io.send_bytes(self._reply(0, count, size) + statuses + records)
         elif op == wire.OP_RDMA:
             self._check(count, count == 1 and body <= wire.RDMA_BYTES_MAX)
             self._serve_lane(body)

@@ -266,6 +266,10 @@ class SsdSegment:
         """Refused: nobody but this daemon's copies fills an SSD segment."""
         return np.full(len(rows), InvalidArgument.code, np.uint8)
 
+    def record(self, slot: int, epoch: int, seq: int) -> bytes | None:
+        """See `Segment.record`."""
+        return self.table.record(slot, epoch, seq)
+
     def place(self, records: list[bytes]) -> None:
         """Write finished slot records, and flush: they survive a power cut when this returns.
 
