@@ -93,7 +93,8 @@ def attach(pool: Pool, command: Attach, now_s: float) -> AttachReply:
     elif not same_process:
         tell_pool(pool, node)
     node.heard_s = now_s
-    node.state = NodeState.ALIVE
+    node.state = node.up_state
+    node.drained = False
     node.unanswered = False
     node.unverified = frozenset(report.index for report in command.segments if report.unverified)
     pool.segments.refresh_readable()
@@ -180,7 +181,7 @@ def _check_place(pool: Pool, command: Attach) -> None:
                 )
             if same_start and node.start_number and node.process_id != command.process_id:
                 raise _name_taken(node, "has the same files, or a copy of them")
-        elif node.name == command.node_name and node.state == NodeState.ALIVE:
+        elif node.name == command.node_name and node.is_readable:
             raise _name_taken(node, "is alive")
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .node_counters import NodeCounters
+from .task_commands import Drain
 
 if TYPE_CHECKING:
     from .effects import NamespaceOpened
@@ -492,6 +493,7 @@ Command = (
     | Attach
     | Heartbeat
     | Detach
+    | Drain
     | ReportFailure
     | NodeProbed
     | ExtendTenure

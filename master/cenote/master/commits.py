@@ -294,7 +294,7 @@ def _parts(
     owner = np.repeat(np.arange(n), counts)
     pairs = owner * 256 + ((spans[:, 0] >> 16) & 0xFF)
     unwritten = _unwritten(grant, entries, pairs, failed)
-    lost = ~np.isin(segments_of(spans), list(pool.segments.by_id))
+    lost = ~np.isin(segments_of(spans), list(pool.segments.by_id.keys() - pool.segments.shut))
     lost = np.isin(pairs, pairs[lost]) & ~unwritten
     pool.segments.give(spans[lost])
     quarantine(pool, session.session_id, spans[unwritten])

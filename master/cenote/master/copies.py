@@ -24,6 +24,7 @@ from cenote.api.rows import COPY, CopyStatus
 
 from .effects import GoneReason, ReplicasChanged
 from .instructions import Instruction
+from .moves import settle_moves
 from .nodes import Node
 from .objects import LIVE
 from .pool import COPYING, UNCOPYABLE, Pool, Rows
@@ -62,11 +63,11 @@ def end_copies(pool: Pool, node: Node, copied: NDArray[np.void], now_s: float) -
         if one is not None and one.node is node:
             copies.pop(copy_id)
             ended.append(one)
-            told.append(status)
+            told.append(CopyStatus.FAILED if one.given_up else status)
     if not ended:
         return
     statuses = np.array(told)
-    if (statuses == CopyStatus.FAILED).any():
+    if any(s == CopyStatus.FAILED and not o.given_up for o, s in zip(ended, told, strict=True)):
         copies.retry_at_s[node.node_id] = now_s + RETRY_S
     pool.counters.copies_failed += int(np.count_nonzero(statuses != CopyStatus.DONE))
     rows = _rows_of(pool, ended)
@@ -75,11 +76,13 @@ def end_copies(pool: Pool, node: Node, copied: NDArray[np.void], now_s: float) -
     linked = (rows > 0) & (statuses == CopyStatus.DONE) & there
     if linked.any():
         at = np.flatnonzero(linked)
-        promoted = np.array([ended[i].is_promotion for i in at.tolist()])
-        linked[at] = _link(pool, rows[at], spans[at], promoted)
+        linked[at] = _link(pool, rows[at], spans[at], [ended[i] for i in at.tolist()])
     pool.segments.give(spans[~linked])
     for i in np.flatnonzero((rows > 0) & (statuses == CopyStatus.SOURCE_CHANGED)).tolist():
-        _note_bad_source(pool, ended[i], int(rows[i]))
+        if ended[i].move is None:
+            _note_bad_source(pool, ended[i], int(rows[i]))
+    if any(one.move is not None for one in ended):
+        settle_moves(pool, ended, rows, linked, statuses, now_s)
 
 
 def _rows_of(pool: Pool, copies: list[Copy]) -> Rows:
@@ -97,7 +100,7 @@ def _rows_of(pool: Pool, copies: list[Copy]) -> Rows:
     return rows
 
 
-def _link(pool: Pool, rows: Rows, added: Spans, promoted: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _link(pool: Pool, rows: Rows, added: Spans, copies: list[Copy]) -> NDArray[np.bool_]:
     """These objects (distinct) have one replica more each; False where one can't have it."""
     counts, spans = pool.spans_of(rows)
     owner = np.repeat(np.arange(len(rows)), counts)
@@ -107,10 +110,13 @@ def _link(pool: Pool, rows: Rows, added: Spans, promoted: NDArray[np.bool_]) -> 
     good = ~clash
     if clash.any():
         if good.any():
-            _link(pool, rows[good], added[good], promoted[good])
+            kept = [one for one, is_good in zip(copies, good.tolist(), strict=True) if is_good]
+            _link(pool, rows[good], added[good], kept)
         return good
+    promoted = np.array([one.is_promotion for one in copies], np.bool_)
+    demoted = ~promoted & np.array([one.move is None for one in copies], np.bool_)
     # What is in memory comes first: the first extent tells on which tier an object is.
-    keys = np.concatenate((3 * owner + 1, 3 * np.arange(len(rows)) + np.where(promoted, 0, 2)))
+    keys = np.concatenate((3 * owner + 1, 3 * np.arange(len(rows)) + np.where(demoted, 2, 0)))
     order = np.argsort(keys, kind="stable")
     merged = np.ascontiguousarray(np.concatenate((spans, added))[order])
     replicas = (pool.records_of(rows)[:, 4] >> np.uint64(48)).astype(np.uint8) + np.uint8(1)
@@ -127,8 +133,8 @@ def _link(pool: Pool, rows: Rows, added: Spans, promoted: NDArray[np.bool_]) -> 
     counters, sizes = pool.counters, pool.sizes_of(rows)
     counters.promoted += int(np.count_nonzero(promoted))
     counters.promoted_bytes += int(sizes[promoted].sum())
-    counters.demoted += int(np.count_nonzero(~promoted))
-    counters.demoted_bytes += int(sizes[~promoted].sum())
+    counters.demoted += int(np.count_nonzero(demoted))
+    counters.demoted_bytes += int(sizes[demoted].sum())
     return good
 
 

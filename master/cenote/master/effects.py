@@ -119,6 +119,14 @@ class NodeServes:
 
 
 @dataclass(slots=True)
+class NodeDrains:
+    """A node is to be left, or is taken up again (durable)."""
+
+    node_id: int
+    drains: bool
+
+
+@dataclass(slots=True)
 class SegmentKnown:
     """(durable)"""
 
@@ -236,6 +244,7 @@ DurableEffect = (
     | QuotaSet
     | NodeKnown
     | NodeServes
+    | NodeDrains
     | SegmentKnown
     | SlotsGrown
     | SegmentMet
@@ -255,6 +264,7 @@ DURABLE = (
     QuotaSet,
     NodeKnown,
     NodeServes,
+    NodeDrains,
     SegmentKnown,
     SlotsGrown,
     SegmentMet,

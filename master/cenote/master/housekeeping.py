@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .commands import Tick
+from .evacuation import plan_moves
 from .eviction import evict_ahead, sweep
 from .lifetimes import end_lifetimes
 from .node_ops import lose_segment, set_node_state
@@ -45,6 +46,7 @@ def tick(pool: Pool, command: Tick, now_s: float) -> None:
     sweep(pool, pool.config.tick_sweep_rows_max)
     evict_ahead(pool)
     plan_copies(pool, now_s)
+    plan_moves(pool, now_s)
     for entry in pool.placement.entries:
         entry.segment.grow_below = GROW_ALWAYS
         if entry.segment.wants_slots():

@@ -20,3 +20,5 @@ class Instruction:
     keep_pool: PoolCopy | None = None
     copies: Rows | None = None
     """rows.COPY."""
+    pulls: tuple[list[tuple[str, list[int]]], Rows] | None = None
+    """(address and segment ids of each source, rows.PULL)."""

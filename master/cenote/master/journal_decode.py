@@ -20,6 +20,7 @@ from .effects import (
     Gone,
     GoneReason,
     NamespaceOpened,
+    NodeDrains,
     NodeKnown,
     NodeServes,
     Pinned,
@@ -33,6 +34,7 @@ from .effects import (
     Stored,
 )
 from .journal_layout import (
+    DRAINS,
     END,
     ENDPOINT,
     EPOCH,
@@ -42,6 +44,7 @@ from .journal_layout import (
     GONE,
     GONE_WIDTHS,
     GROWN,
+    KIND_DRAINS,
     KIND_EPOCH,
     KIND_EXPIRES,
     KIND_GONE,
@@ -313,6 +316,11 @@ def _decode_serves(payload: memoryview) -> NodeServes:
     return NodeServes(node_id, endpoints)
 
 
+def _decode_drains(payload: memoryview) -> NodeDrains:
+    node_id, drains = DRAINS.unpack(payload)
+    return NodeDrains(node_id, bool(drains))
+
+
 def _decode_segment(payload: memoryview) -> SegmentKnown:
     segment_id, node_id, index, tier, size_bytes, unit_bytes, slots, length = SEGMENT.unpack_from(
         payload
@@ -344,6 +352,7 @@ _DECODERS: Final[dict[int, Callable[[memoryview], Entry]]] = {
     KIND_QUOTA: _decode_quota,
     KIND_NODE: _decode_node,
     KIND_SERVES: _decode_serves,
+    KIND_DRAINS: _decode_drains,
     KIND_SEGMENT: _decode_segment,
     KIND_GROWN: lambda payload: SlotsGrown(*GROWN.unpack(payload)),
     KIND_SEGMENT_MET: lambda payload: SegmentMet(*SEGMENT_MET.unpack(payload)),

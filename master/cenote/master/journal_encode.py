@@ -18,6 +18,7 @@ from .effects import (
     Expires,
     Gone,
     NamespaceOpened,
+    NodeDrains,
     NodeKnown,
     NodeServes,
     Pinned,
@@ -31,6 +32,7 @@ from .effects import (
     Stored,
 )
 from .journal_layout import (
+    DRAINS,
     END,
     ENDPOINT,
     EPOCH,
@@ -41,6 +43,7 @@ from .journal_layout import (
     GONE_WIDTHS,
     GROWN,
     HEAD_BYTES_MAX,
+    KIND_DRAINS,
     KIND_EPOCH,
     KIND_EXPIRES,
     KIND_GONE,
@@ -256,6 +259,10 @@ def _encode_serves(effect: NodeServes) -> _Parts:
     return tuple(parts)
 
 
+def _encode_drains(effect: NodeDrains) -> _Parts:
+    return (DRAINS.pack(effect.node_id, effect.drains),)
+
+
 def _encode_segment(effect: SegmentKnown) -> _Parts:
     head = SEGMENT.pack(
         effect.segment_id,
@@ -306,6 +313,7 @@ _ENCODERS: Final[dict[type[Entry], tuple[int, Callable[..., _Parts]]]] = {
     QuotaSet: (KIND_QUOTA, _encode_quota),
     NodeKnown: (KIND_NODE, _encode_node),
     NodeServes: (KIND_SERVES, _encode_serves),
+    NodeDrains: (KIND_DRAINS, _encode_drains),
     SegmentKnown: (KIND_SEGMENT, _encode_segment),
     SlotsGrown: (KIND_GROWN, _encode_grown),
     SegmentMet: (KIND_SEGMENT_MET, _encode_segment_met),

@@ -62,6 +62,7 @@ KIND_POOL: Final = 14
 KIND_SEGMENT_MET: Final = 15
 KIND_EXPIRES: Final = 16
 KIND_QUOTA: Final = 17
+KIND_DRAINS: Final = 20
 KIND_SNAPSHOT_END: Final = 255
 
 STORED: Final = Struct("<IIIII")  # namespace, generation, epoch, objects, extents
@@ -78,6 +79,7 @@ SEGMENT: Final = Struct("<IIIIQIII")  # id, node, index, tier, size, unit, slots
 GROWN: Final = Struct("<IIII")  # segment, offset, length, slots
 SEGMENT_GONE: Final = Struct("<I")
 SEGMENT_MET: Final = Struct("<II")  # segment, epoch
+DRAINS: Final = Struct("<II")  # node, whether
 EPOCH: Final = Struct("<IIQ")  # epoch, 0, last seq
 POOL: Final = Struct("<IIII")  # rebuilt epoch, adopt below, length of id, ancestors
 POOL_ID_BYTES: Final = 16

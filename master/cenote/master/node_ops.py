@@ -73,7 +73,7 @@ def heartbeat(pool: Pool, command: Heartbeat, now_s: float) -> HeartbeatReply:
         if node.unanswered:  # it talks to us, but clients may still not reach it
             pool.effects.append(ProbeNode(node.node_id))
         else:
-            set_node_state(pool, node, NodeState.ALIVE)
+            set_node_state(pool, node, node.up_state)
     if node.unverified != command.unverified:
         node.unverified = command.unverified
         pool.segments.refresh_readable()
@@ -162,4 +162,4 @@ def node_probed(pool: Pool, command: NodeProbed, now_s: float) -> None:
     elif node.unanswered:
         node.unanswered = False
         if node.state == NodeState.DEAD and now_s - node.heard_s < pool.config.node_dead_s:
-            set_node_state(pool, node, NodeState.ALIVE)
+            set_node_state(pool, node, node.up_state)

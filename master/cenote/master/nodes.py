@@ -32,6 +32,10 @@ class Node:
     failure_domain: str
     endpoints: list[EndpointInfo] = field(default_factory=list)
     state: NodeState = NodeState.ALIVE
+    draining: bool = False
+    """It is to be left: given nothing new, and what it holds moves elsewhere."""
+    drained: bool = False
+    """It holds nothing more, and is committed nothing any more."""
     attached: bool = False
     """In this epoch. Until then its segments can be read, but nothing in them be reused."""
     unanswered: bool = False
@@ -62,6 +66,11 @@ class Node:
     @property
     def domain(self) -> str:
         return self.failure_domain or self.boot_id or self.name
+
+    @property
+    def up_state(self) -> NodeState:
+        """Its state while it is heard of."""
+        return NodeState.DRAINING if self.draining else NodeState.ALIVE
 
     @property
     def is_readable(self) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 from google.protobuf.message import Message
 
 from cenote.api.codec import pack_bitmap, pack_u64
-from cenote.api.errors import InternalError, InvalidArgument, StaleEpoch
+from cenote.api.errors import InternalError, StaleEpoch
 from cenote.api.rows import SLOT_REF
 from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
@@ -24,6 +24,7 @@ from .decider import Decider
 from .instructions import Instruction
 from .node_requests import AttachCollector, detach_command, heartbeat_command, pool_message
 from .requests import BATCH_KEYS_MAX, RequestReader
+from .task_commands import Drain, DrainReply
 from .views import ViewCache
 
 __all__ = ["Later", "Operation", "Operations", "Settings"]
@@ -373,11 +374,13 @@ class Operations:
         self._decider.apply(detach_command(request))
         return pb.DetachResponse()
 
-    def drain(self, request: pb.DrainRequest, _session: bytes = b"") -> pb.DrainResponse:
-        raise InvalidArgument(
-            "draining is not supported by this release",
-            remedy="stop the daemon with SIGTERM; what it holds comes back when it starts again",
+    def drain(self, request: pb.DrainRequest, _session: bytes = b"") -> Reply:
+        self._decider.refuse_unless_writable()
+        reply: DrainReply = self._decider.apply(
+            Drain(request.node_id, request.cancel, request.bandwidth)
         )
+        # Whoever hears that nothing is left may stop the daemon: what moved must not come undone.
+        return Later(pb.DrainResponse(remaining_bytes=reply.remaining_bytes))
 
 
 def _instruction(instruction: Instruction) -> pb.Instruction:
@@ -393,6 +396,11 @@ def _instruction(instruction: Instruction) -> pb.Instruction:
         message.clear_slots.slots = instruction.clear_slots.tobytes()
     elif instruction.copies is not None:
         message.copy_extents.copies = instruction.copies.tobytes()
+    elif instruction.pulls is not None:
+        sources, rows = instruction.pulls
+        message.pull_replicas.pulls = rows.tobytes()
+        for address, segment_ids in sources:
+            message.pull_replicas.sources.add(address=address, segment_ids=segment_ids)
     elif instruction.keep_pool is not None:
         message.keep_pool.CopyFrom(pool_message(instruction.keep_pool))
     else:

@@ -150,6 +150,7 @@ def _alive_segments(pool: Pool, wanted: Wanted) -> list[Segment]:
         for segment in pool.segments.by_id.values()
         if segment.tier == wanted.tier
         and segment.node.is_readable
+        and not segment.node.draining
         and segment.node.node_id not in wanted.avoid_node_ids
     ]
 

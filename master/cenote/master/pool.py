@@ -47,6 +47,7 @@ from .grants import Grant, GrantTable
 from .index import Vacancies
 from .instructions import Instruction
 from .leases import Lease, LeaseTable
+from .move_tables import Moves
 from .namespaces import Namespace, Namespaces
 from .nodes import Node, Nodes
 from .object_rows import RECORD_WORDS, ObjectRows, Rows
@@ -116,6 +117,7 @@ class Pool(ObjectRows):
         self.orphans = Orphans()
         self._begin(epoch)
         self.tiers = Tiers()
+        self.moves = Moves()
         self.adoption = AdoptionLog(config.tombstones_max)
         self.expiries = ObjectTimers()
         self.unix_offset_s = 0.0
@@ -226,7 +228,11 @@ class Pool(ObjectRows):
         self.placement.refresh(usable, now_s)
         self.placement_dirty = False
         config = self.config
-        units = sum(s.capacity_units for s in self.segments.by_id.values() if s.tier == DRAM)
+        units = sum(
+            s.capacity_units
+            for s in self.segments.by_id.values()
+            if s.tier == DRAM and not s.node.drained
+        )
         self.capacity_bytes = units * UNIT_BYTES
         self.lease_cap_bytes = int(self.capacity_bytes * config.leased_share_max)
         self.session_cap_units = int(units * config.session_granted_share_max)

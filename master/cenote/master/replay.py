@@ -22,6 +22,7 @@ from .effects import (
     Gone,
     GoneReason,
     NamespaceOpened,
+    NodeDrains,
     NodeKnown,
     NodeServes,
     Pinned,
@@ -158,6 +159,14 @@ def _serves(pool: Pool, effect: NodeServes) -> None:
     node.endpoints = effect.endpoints
 
 
+def _drains(pool: Pool, effect: NodeDrains) -> None:
+    node = pool.nodes.by_id.get(effect.node_id)
+    if node is None:
+        raise InternalError(f"node {effect.node_id} is drained, and unknown")
+    node.draining = effect.drains
+    node.state = node.up_state
+
+
 def _segment(pool: Pool, effect: SegmentKnown) -> None:
     node = pool.nodes.by_id.get(effect.node_id)
     if node is None:
@@ -201,6 +210,7 @@ _REPLAY: dict[type[DurableEffect], Callable[[Pool, Any], None]] = {
     QuotaSet: _quota,
     NodeKnown: _node,
     NodeServes: _serves,
+    NodeDrains: _drains,
     SegmentKnown: _segment,
     SlotsGrown: _grown,
     SegmentMet: _segment_met,
@@ -280,6 +290,8 @@ def _parts(pool: Pool) -> Iterator[DurableEffect]:
         yield node.known()
         if node.endpoints:
             yield NodeServes(node.node_id, node.endpoints)
+        if node.draining:
+            yield NodeDrains(node.node_id, True)
     for segment in pool.segments.by_id.values():
         yield segment.known()
         for offset, length in segment.retired:

@@ -342,6 +342,7 @@ class Segments:
         "has_ssd",
         "on_ssd",
         "readable",
+        "shut",
         "verified",
     )
 
@@ -358,6 +359,8 @@ class Segments:
         """Segments that hold something back."""
         self.drops = 0
         """How many have gone: grants made before the last one may have lost extents."""
+        self.shut: set[int] = set()
+        """In these nothing is committed any more: their nodes are drained."""
         self.readable: NDArray[np.bool_] = np.zeros(SEGMENT_IDS_MAX + 1, np.bool_)
         """Whether lookups may point at it: its node is alive as far as is known."""
         self.all_readable = True

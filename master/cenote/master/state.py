@@ -32,6 +32,7 @@ from cenote.policy.base import EvictionPolicy
 from . import (
     attach,
     commits,
+    evacuation,
     eviction,
     housekeeping,
     lookups,
@@ -48,6 +49,7 @@ from .effects import DurableEffect, Effect
 from .pool import Pool
 from .spans import Spans
 from .state_config import StateConfig
+from .task_commands import Drain
 
 __all__ = ["MasterState", "StateConfig"]
 
@@ -92,6 +94,7 @@ class MasterState:
             c.Attach: attach.attach,
             c.Heartbeat: node_ops.heartbeat,
             c.Detach: node_ops.detach,
+            Drain: evacuation.drain,
             c.ReportFailure: node_ops.report_failure,
             c.NodeProbed: node_ops.node_probed,
             c.Tick: housekeeping.tick,

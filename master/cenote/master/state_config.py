@@ -56,6 +56,8 @@ class StateConfig:
     """Silence after which a node's objects are hidden."""
     node_forget_s: float = 3600.0
     """Silence after which a node's segments count as lost."""
+    repair_after_s: float = 30.0
+    """Silence after which objects with a replica on such a node get another one elsewhere."""
     suspect_s: float = 5.0
     """How long a node stays suspect for a host that reported it."""
     gathering_s: float = 1.0

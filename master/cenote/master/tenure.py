@@ -16,6 +16,7 @@ from cenote.api.errors import TenureEnded
 from . import commands as c
 from .commands import ExtendTenure
 from .pool import Pool
+from .task_commands import Drain
 
 __all__ = ["DECISIONS", "check_tenure", "extend_tenure", "is_past", "resume"]
 
@@ -34,6 +35,7 @@ DECISIONS: Final[frozenset[type[Any]]] = frozenset(
         c.Attach,
         c.Heartbeat,
         c.Detach,
+        Drain,
         c.ReportFailure,
         c.NodeProbed,
     )

@@ -8,6 +8,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from .move_tables import Move
 from .nodes import Node
 from .segments import Segment
 from .spans import Spans
@@ -29,6 +30,10 @@ class Copy:
     target: Segment
     span: Spans
     is_promotion: bool
+    move: Move | None = None
+    """Where it is from another node."""
+    given_up: bool = False
+    """Nothing comes of it, whatever is told: only its space is still held."""
 
     @property
     def units(self) -> int:

@@ -100,6 +100,8 @@ class FakeNode:
 
     copies: list[NDArray[np.void]] = field(default_factory=list)
     """Ordered, and not carried out: COPY rows of one copy each. See `tiers_kit`."""
+    pulls: list[NDArray[np.void]] = field(default_factory=list)
+    """Likewise, PULL rows. See `moves_kit`."""
     copied: list[tuple[int, int]] = field(default_factory=list)
     """(copy id, status) to report in the next heartbeat."""
 
@@ -232,6 +234,10 @@ class Kit:
             rows = instruction.copies
             starts = np.flatnonzero(np.r_[True, rows["copy_id"][1:] != rows["copy_id"][:-1]])
             node.copies += np.split(rows, starts[1:])
+        if instruction.pulls is not None:
+            rows = instruction.pulls[1]
+            starts = np.flatnonzero(np.r_[True, rows["copy_id"][1:] != rows["copy_id"][:-1]])
+            node.pulls += np.split(rows, starts[1:])
 
     def heartbeats(self) -> None:
         for node in self.nodes.values():
