@@ -19,6 +19,7 @@ from . import (
     cmd_pool,
     cmd_replay,
     cmd_simulate,
+    cmd_tasks,
 )
 from .cmd_namespaces import namespaces_app
 from .exits import EXIT_CODES_HELP
@@ -38,6 +39,7 @@ app = typer.Typer(
 _Function = Callable[..., int | None]
 _POOL: Final = "Run a pool"
 _LOOK: Final = "Look at it"
+_MOVE: Final = "Move what it holds"
 _USE: Final = "Use it"
 
 _COMMANDS: Final[tuple[tuple[_Function, str], ...]] = (
@@ -51,6 +53,10 @@ _COMMANDS: Final[tuple[tuple[_Function, str], ...]] = (
     (cmd_ls.ls, _LOOK),
     (cmd_data.stat, _LOOK),
     (cmd_mrc.mrc, _LOOK),
+    (cmd_tasks.tasks, _LOOK),
+    (cmd_tasks.drain, _MOVE),
+    (cmd_tasks.undrain, _MOVE),
+    (cmd_tasks.rebalance, _MOVE),
     (cmd_data.put, _USE),
     (cmd_data.get, _USE),
     (cmd_data.rm, _USE),

@@ -105,12 +105,14 @@ class Admin:
     def _ask(self, address: str, method: str, request: Message, deadline_s: float) -> Any:
         import grpc
 
-        from cenote.v1 import admin_pb2_grpc
+        from cenote.v1 import admin_pb2_grpc, master_pb2_grpc
 
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = _channel(address)
         make_stub: Any = admin_pb2_grpc.AdminServiceStub
+        if method == "Drain":
+            make_stub = master_pb2_grpc.MasterServiceStub
         try:
             return getattr(make_stub(channel), method)(request, timeout=deadline_s)
         except grpc.RpcError as error:
@@ -198,6 +200,26 @@ class Admin:
         request = admin_pb2.GetMissRatioCurvesRequest()
         reply: admin_pb2.GetMissRatioCurvesResponse = self._call("GetMissRatioCurves", request)
         return reply
+
+    def tasks(self) -> Sequence[admin_pb2.TaskStatus]:
+        """What the master has in hand that takes longer."""
+        from cenote.v1 import admin_pb2
+
+        reply = self._call("ListTasks", admin_pb2.ListTasksRequest())
+        return sorted(reply.tasks, key=lambda task: (task.kind, task.node_name))
+
+    def drain(self, node_id: int, *, cancel: bool = False, bandwidth: int = 0) -> int:
+        """Have a node left, or taken up again; bytes that it still holds."""
+        from cenote.v1 import master_pb2
+
+        request = master_pb2.DrainRequest(node_id=node_id, cancel=cancel, bandwidth=bandwidth)
+        return int(self._call("Drain", request).remaining_bytes)
+
+    def rebalance(self, *, cancel: bool = False, bandwidth: int = 0) -> None:
+        """Even out how full nodes are, or end that. Raises InvalidArgument."""
+        from cenote.v1 import admin_pb2
+
+        self._call("Rebalance", admin_pb2.RebalanceRequest(cancel=cancel, bandwidth=bandwidth))
 
     def namespaces(self) -> Sequence[admin_pb2.NamespaceStatus]:
         """All namespaces, by name."""

@@ -19,7 +19,8 @@ from .grpc_service import deadline_of
 from .metadata import ALONE
 from .requests import check_text
 from .service import MasterService
-from .views import namespace_message, node_message, segment_message
+from .task_commands import Rebalance
+from .views import namespace_message, node_message, segment_message, task_message
 
 __all__ = ["ADMIN_SERVICE", "AdminGrpc"]
 
@@ -182,6 +183,17 @@ class AdminGrpc:
         )
         await self._service.make_durable(deadline_of(context))
         return pb.ResetNamespaceResponse(generation=reply.generation)
+
+    async def ListTasks(self, request: pb.ListTasksRequest, context: Any) -> pb.ListTasksResponse:
+        tasks = self._service.state.tasks(self._now_s())
+        return pb.ListTasksResponse(tasks=map(task_message, tasks))
+
+    async def Rebalance(self, request: pb.RebalanceRequest, context: Any) -> pb.RebalanceResponse:
+        """Raises InvalidArgument."""
+        decider = self._service.decider
+        decider.refuse_unless_writable()
+        decider.apply(Rebalance(request.cancel, request.bandwidth))
+        return pb.RebalanceResponse()
 
     async def GetMissRatioCurves(
         self, request: pb.GetMissRatioCurvesRequest, context: Any

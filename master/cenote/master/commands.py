@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from .node_counters import NodeCounters
 from .task_commands import Drain
+from .task_commands import Drain, Rebalance
 
 if TYPE_CHECKING:
     from .effects import NamespaceOpened
@@ -494,6 +495,7 @@ Command = (
     | Heartbeat
     | Detach
     | Drain
+    | Rebalance
     | ReportFailure
     | NodeProbed
     | ExtendTenure

@@ -133,6 +133,15 @@ class MasterConfig:
             unit="duration", minimum=1, maximum=1e7, help="silence that gives up its objects"
         ),
     )
+    repair_after_s: float = field(
+        default=30.0,
+        metadata=option(
+            unit="duration",
+            minimum=0.2,
+            maximum=1e7,
+            help="silence after which what else has a replica on a node gets another one elsewhere",
+        ),
+    )
     leased_share_max: float = field(
         default=0.5, metadata=option(minimum=0, maximum=1, help="of the capacity, for leases")
     )
@@ -208,4 +217,5 @@ class MasterConfig:
             pinned_share_max=self.pinned_share_max,
             node_dead_s=self.node_dead_s,
             node_forget_s=self.node_forget_s,
+            repair_after_s=self.repair_after_s,
         )

@@ -21,17 +21,15 @@ from cenote.api.errors import InvalidArgument, ResourceUnavailable
 
 from .effects import GoneReason, NodeDrains
 from .move_tables import Cause, Task
-from .moves import Extent, Targets, data_address, drop_superseded, leave
+from .moves import Extent, Targets, data_address, leave
 from .nodes import Node, NodeState
 from .objects import LIVE
 from .pool import COPYING, Pool, Rows
 from .spans import distinct
 from .task_commands import Drain, DrainReply
 
-__all__ = ["drain", "plan_moves", "remaining_bytes"]
+__all__ = ["drain", "plan_evacuations", "remaining_bytes", "tasks_of_nodes"]
 
-MOVES_PER_TICK = 96
-"""A tick holds requests up for so long: about 60 us for each."""
 CANDIDATES_MAX = 16_384
 LOOK_S = 0.2
 """How often what a node holds is looked for: that reads whole columns."""
@@ -114,22 +112,17 @@ def _rows_on(pool: Pool, node: Node) -> Rows:
 # ---- planning --------------------------------------------------------------------------------
 
 
-def plan_moves(pool: Pool, now_s: float) -> None:
-    """One tick's worth. Bounded."""
-    tasks = _tasks(pool, now_s)
-    if not tasks:
-        return
-    _give_up_dead(pool)
-    drop_superseded(pool)
-    targets = Targets(pool, now_s)
-    left = MOVES_PER_TICK
+def plan_evacuations(
+    pool: Pool, tasks: Sequence[Task], targets: Targets, most: int, now_s: float
+) -> int:
+    """One tick's worth; how many objects were looked at."""
+    left = most
     for task in tasks:
-        node = pool.nodes.by_id[task.node_id]
-        left -= _plan_one(pool, task, node, targets, left, now_s)
-    targets.send()
+        left -= _plan_one(pool, task, pool.nodes.by_id[task.node_id], targets, left, now_s)
+    return most - left
 
 
-def _tasks(pool: Pool, now_s: float) -> list[Task]:
+def tasks_of_nodes(pool: Pool, now_s: float) -> list[Task]:
     """Those of nodes that are to be left now."""
     moves, after_s = pool.moves, pool.config.repair_after_s
     found: list[Task] = []
@@ -148,23 +141,6 @@ def _end(task: Task, now_s: float) -> None:
         task.done, task.ended_s = True, now_s
         task.remaining = task.remaining_bytes = task.waiting = 0
         task.rows, task.at = task.rows[:0], 0
-
-
-def _give_up_dead(pool: Pool) -> None:
-    """Copies to nodes that fell silent: their objects may be copied elsewhere. Their space stays
-    theirs until the node says what came of them."""
-    given_up = [
-        one
-        for one in pool.copies.by_id.values()
-        if one.move is not None and not one.given_up and not one.node.is_readable
-    ]
-    if not given_up:
-        return
-    digests = np.array([(one.low, one.high) for one in given_up], np.uint64)
-    for one, row in zip(given_up, pool.objects.lookup(digests).tolist(), strict=True):
-        one.given_up = True
-        if row > 0:
-            pool.state[row] &= ~np.uint8(COPYING)
 
 
 def _plan_one(pool: Pool, task: Task, node: Node, targets: Targets, most: int, now_s: float) -> int:
@@ -320,9 +296,3 @@ def _no_room(pool: Pool, task: Task, row: int, number: int, *, has_others: bool)
         pool.counters.evicted_bytes += int(pool.record_of(row)[0])
         leave(pool, row, number, GoneReason.EVICTED)
     return _Outcome.SETTLED
-
-
-def node_names(pool: Pool, tasks: Sequence[Task]) -> dict[int, str]:
-    """Of the nodes that tasks are about."""
-    known = pool.nodes.by_id
-    return {task.node_id: known[task.node_id].name for task in tasks if task.node_id in known}

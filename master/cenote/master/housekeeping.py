@@ -6,6 +6,8 @@ from .commands import Tick
 from .evacuation import plan_moves
 from .eviction import evict_ahead, sweep
 from .lifetimes import end_lifetimes
+from .eviction import evict_ahead, sweep
+from .move_planning import plan_moves
 from .node_ops import lose_segment, set_node_state
 from .nodes import NodeState
 from .pool import Pool

@@ -31,7 +31,15 @@ from .spans import SEGMENT_MASK, pack_span, segments_of
 from .tier_tables import Copy
 from .victims import evictable_mask
 
-__all__ = ["Extent", "Targets", "drop_superseded", "leave", "settle_moves"]
+__all__ = [
+    "Extent",
+    "Targets",
+    "data_address",
+    "drop_superseded",
+    "give_up_dead",
+    "leave",
+    "settle_moves",
+]
 
 Extent: TypeAlias = tuple[int, ...]
 """Segment, replica, shard, slot, offset, length; the latter in units."""
@@ -327,3 +335,20 @@ def drop_superseded(pool: Pool) -> None:
             others = [e for e in pool.objects.extents_of_one(row) if e[1] != number]
             if any(pool.segments.readable[e[0] & SEGMENT_MASK] for e in others):
                 leave(pool, row, number)
+
+
+def give_up_dead(pool: Pool) -> None:
+    """Copies to nodes that fell silent: their objects may be copied elsewhere. Their space stays
+    theirs until the node says what came of them."""
+    given_up = [
+        one
+        for one in pool.copies.by_id.values()
+        if one.move is not None and not one.given_up and not one.node.is_readable
+    ]
+    if not given_up:
+        return
+    digests = np.array([(one.low, one.high) for one in given_up], np.uint64)
+    for one, row in zip(given_up, pool.objects.lookup(digests).tolist(), strict=True):
+        one.given_up = True
+        if row > 0:
+            pool.state[row] &= ~np.uint8(COPYING)

@@ -38,9 +38,11 @@ from . import (
     lookups,
     node_ops,
     put_calls,
+    rebalancing,
     removal,
     replay,
     session_ops,
+    task_view,
     tenure,
     view,
 )
@@ -49,7 +51,7 @@ from .effects import DurableEffect, Effect
 from .pool import Pool
 from .spans import Spans
 from .state_config import StateConfig
-from .task_commands import Drain
+from .task_commands import Drain, Rebalance
 
 __all__ = ["MasterState", "StateConfig"]
 
@@ -95,6 +97,7 @@ class MasterState:
             c.Heartbeat: node_ops.heartbeat,
             c.Detach: node_ops.detach,
             Drain: evacuation.drain,
+            Rebalance: rebalancing.rebalance,
             c.ReportFailure: node_ops.report_failure,
             c.NodeProbed: node_ops.node_probed,
             c.Tick: housekeeping.tick,
@@ -256,6 +259,10 @@ class MasterState:
 
     def namespaces(self) -> list[view.NamespaceStatus]:
         return view.namespaces(self._pool)
+
+    def tasks(self, now_s: float) -> list[task_view.TaskStatus]:
+        """What is in hand that takes longer."""
+        return list(task_view.tasks(self._pool, now_s))
 
     def miss_ratios(self) -> view.MissRatios:
         return view.curves(self._pool)

@@ -16,7 +16,7 @@ from cenote.api.errors import TenureEnded
 from . import commands as c
 from .commands import ExtendTenure
 from .pool import Pool
-from .task_commands import Drain
+from .task_commands import Drain, Rebalance
 
 __all__ = ["DECISIONS", "check_tenure", "extend_tenure", "is_past", "resume"]
 
@@ -36,6 +36,7 @@ DECISIONS: Final[frozenset[type[Any]]] = frozenset(
         c.Heartbeat,
         c.Detach,
         Drain,
+        Rebalance,
         c.ReportFailure,
         c.NodeProbed,
     )

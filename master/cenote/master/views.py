@@ -8,9 +8,16 @@ from cenote.v1 import admin_pb2, common_pb2
 
 from .decider import Decider
 from .nodes import NodeState
+from .task_view import TaskStatus
 from .view import NamespaceStatus, NodeStatus, SegmentStatus
 
-__all__ = ["ViewCache", "namespace_message", "node_message", "segment_message"]
+__all__ = [
+    "ViewCache",
+    "namespace_message",
+    "node_message",
+    "segment_message",
+    "task_message",
+]
 
 _SHOWN: Final = {NodeState.SUSPECT: NodeState.ALIVE}
 """Suspicion is between one host and a node: the view that all share doesn't tell."""
@@ -121,4 +128,25 @@ def namespace_message(namespace: NamespaceStatus) -> admin_pb2.NamespaceStatus:
         durability=cast(common_pb2.Durability, namespace.durability),
         objects=namespace.objects,
         used_bytes=namespace.used_bytes,
+    )
+
+
+def task_message(status: TaskStatus) -> admin_pb2.TaskStatus:
+    """For people."""
+    task = status.task
+    return admin_pb2.TaskStatus(
+        kind=task.cause.value,
+        node_id=task.node_id,
+        node_name=status.node_name,
+        state=status.state,
+        running_s=status.running_s,
+        bandwidth=task.bandwidth,
+        moved_objects=task.moved,
+        moved_bytes=task.moved_bytes,
+        dropped_objects=task.dropped,
+        evicted_objects=task.evicted,
+        failed_copies=task.failed,
+        remaining_objects=task.remaining,
+        remaining_bytes=task.remaining_bytes,
+        note=status.note,
     )

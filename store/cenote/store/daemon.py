@@ -243,14 +243,7 @@ class StoreDaemon:
             hello.pool_id, hello.last_epoch = segments.pool.pool_id, segments.epoch
             return LaneMasterLink(master, hello)
 
-        if segments.disk is not None:
-            self._copier = Copier(segments, write_limit=config.ssd_write_limit)
-            self._copier.start()
-        self._puller = puller = Puller(
-            segments,
-            SessionIdentity(self._session_id, self._boot_id, os.getpid(), self._credentials),
-        )
-        puller.start()
+        self._start_copies(segments)
         directory = config.directory()
         self.agent = agent = StoreAgent(
             identity,
@@ -263,7 +256,7 @@ class StoreDaemon:
             is_preparing=has_news,
             on_end=self._fail,
             copier=self._copier,
-            puller=puller,
+            puller=self._puller,
         )
         agent.start()
         verifier.start()
@@ -291,6 +284,15 @@ class StoreDaemon:
         if self._rdma is not None:
             self._rdma.tell(stats)
         return stats
+    def _start_copies(self, segments: LocalSegments) -> None:
+        if segments.disk is not None:
+            self._copier = Copier(segments, write_limit=self._config.ssd_write_limit)
+            self._copier.start()
+        self._puller = Puller(
+            segments,
+            SessionIdentity(self._session_id, self._boot_id, os.getpid(), self._credentials),
+        )
+        self._puller.start()
 
     async def _start_grpc(
         self, segments: LocalSegments, sessions: SessionTable, server: DataServer

@@ -148,7 +148,7 @@ WRONG: list[tuple[object, str]] = [
     (pb.PinRequest(), "no key"),
     (pb.UnpinRequest(), "no key"),
     (pb.ReportFailureRequest(node_id=1, session_id=SESSION, what="x" * 3000), "what has 3000"),
-    (pb.DrainRequest(node_id=1), "draining is not supported"),
+    (pb.DrainRequest(node_id=99), "no node 99"),
     (pb.HeartbeatRequest(node_id=1, epoch=1, cut_session_ids=b"1"), "cut_session_ids has 1"),
     (attach_request(node_uuid=b"u"), "node_uuid has 1 bytes"),
     (attach_request(node_name=""), "needs a node_name"),

@@ -1,0 +1,28 @@
+"""Copies between nodes, planned with every tick: for what reason comes first."""
+
+from __future__ import annotations
+
+from .evacuation import plan_evacuations, tasks_of_nodes
+from .move_tables import Cause
+from .moves import Targets, drop_superseded, give_up_dead
+from .pool import Pool
+from .rebalancing import plan_rebalance
+
+__all__ = ["plan_moves"]
+
+MOVES_PER_TICK = 96
+"""A tick holds requests up for so long: about 60 us for each."""
+
+
+def plan_moves(pool: Pool, now_s: float) -> None:
+    """One tick's worth. Bounded."""
+    moves = pool.moves
+    tasks = tasks_of_nodes(pool, now_s)
+    if not tasks and (Cause.REBALANCE, 0) not in moves.tasks and not moves.superseded:
+        return
+    give_up_dead(pool)
+    drop_superseded(pool)
+    targets = Targets(pool, now_s)
+    left = MOVES_PER_TICK - plan_evacuations(pool, tasks, targets, MOVES_PER_TICK, now_s)
+    plan_rebalance(pool, targets, left, now_s)
+    targets.send()

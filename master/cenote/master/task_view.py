@@ -1,0 +1,40 @@
+"""What people see of tasks: plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .move_tables import Task
+from .nodes import NodeState
+from .pool import Pool
+
+__all__ = ["TaskStatus", "tasks"]
+
+
+@dataclass(slots=True)
+class TaskStatus:
+    task: Task
+    """Not to be changed."""
+    node_name: str
+    """Empty where it is about several."""
+    state: str
+    """running, waiting, done."""
+    note: str
+    running_s: float
+
+
+def tasks(pool: Pool, now_s: float) -> Iterator[TaskStatus]:
+    """Those in hand, and what ended lately."""
+    for task in pool.moves.tasks.values():
+        node = pool.nodes.by_id.get(task.node_id)
+        state, note = "done" if task.done else "running", task.note
+        if node is not None and not task.done and node.state == NodeState.DETACHED:
+            state, note = "waiting", "its daemon has been stopped"
+        elif node is not None and node.draining and node.state == NodeState.DEAD:
+            state, note = "waiting", "its daemon does not answer"
+        elif not task.done and task.note:
+            state = "waiting"
+        until_s = task.ended_s if task.done else now_s
+        name = "" if node is None else node.name
+        yield TaskStatus(task, name, state, note, max(0.0, until_s - task.started_s))
