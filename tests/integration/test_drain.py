@@ -7,12 +7,14 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from admin import admin_of
 from cenote.client import Client
 from cluster import Cluster
+from etcd import EtcdCluster
 from payloads import payload_of
 from waiting import wait_until
 
@@ -108,10 +110,16 @@ class Load:
                 assert value == payload_of(key, SIZE if key[0] == "w" else 1000), key
 
 
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[EtcdCluster]:
+    with EtcdCluster(tmp_path / "etcd") as cluster:
+        yield cluster
+
+
 @contextmanager
 def loaded(cluster: Cluster, keys: list[str], *transports: tuple[str, ...]) -> Iterator[list[Load]]:
     """Clients that read `keys` and put others, over each of these transports."""
-    clients = [cluster.client(transports=ways) for ways in transports]
+    clients = [cluster.client(transports=ways, deadline_s=15.0) for ways in transports]
     loads = [Load(client, keys, seed) for seed, client in enumerate(clients)]
     try:
         yield loads
@@ -246,3 +254,57 @@ def test_replicas_of_a_killed_node_are_made_anew() -> None:
             cluster.stores[2].kill()
             for key in keys:
                 assert client.get(key) == payload_of(key, SIZE), key
+
+
+def test_another_master_goes_on_with_a_drain(etcd: EtcdCluster) -> None:
+    with Cluster(stores=3, masters=2, metadata=etcd.url, dram_bytes=128 * MIB) as cluster:
+        cluster.wait_alive(3)
+        with cluster.client(deadline_s=15.0) as client:
+            keys = fill(client, 240)
+            before = used_bytes(cluster, "s1")
+            with loaded(cluster, keys, ("shm",), ("tcp",)) as loads:
+                assert cluster.cli("drain", "s1", "--bandwidth", "8MiB").returncode == 0
+                wait_until(
+                    lambda: used_bytes(cluster, "s1") < before * 0.8, 30.0, what="some to move"
+                )
+                leader = cluster.leader()
+                leader.kill()
+                cluster.leader()
+                leader.start()
+                leader.wait_ready()
+                task = drained(cluster, "s1")
+                assert 0 < task["moved_bytes"] < before
+                assert used_bytes(cluster, "s1") == 0
+                cluster.stores[1].stop()
+                for load in loads:
+                    load.end()
+                    assert load.failures == []
+                    load.check_written()
+            for key in keys:
+                assert client.get(key) == payload_of(key, SIZE), key
+
+
+def test_a_fresh_node_gets_its_share_of_what_is_there() -> None:
+    with Cluster(stores=1, dram_bytes=64 * MIB) as cluster, cluster.client() as client:
+        cluster.wait_alive(1)
+        keys = fill(client, 160)
+        cluster.add_store()
+        cluster.wait_alive(2)
+        assert cluster.cli("rebalance", "--cancel").returncode == 2
+        with loaded(cluster, keys, ("shm",), ("tcp",)) as loads:
+            assert cluster.cli("rebalance", "--bandwidth", "200MiB").returncode == 0
+
+            def is_done() -> bool:
+                (task,) = json.loads(cluster.cli("tasks", "--json").stdout)
+                return bool(task["state"] == "done")
+
+            wait_until(is_done, 30.0, what="the pool to be even")
+            for load in loads:
+                load.end()
+                assert load.failures == []
+                load.check_written()
+        with admin_of(cluster) as admin:
+            ratios = admin.fill_ratios()
+        assert abs(ratios["s0"] - ratios["s1"]) < 0.15
+        for key in keys:
+            assert client.get(key) == payload_of(key, SIZE), key

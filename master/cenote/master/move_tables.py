@@ -58,6 +58,10 @@ class Task:
     at: int = 0
     look_at_s: float = 0.0
     """When the next ones are looked for."""
+    excess: dict[int, int] = field(default_factory=dict)
+    """Node id -> units that are yet to leave it, of what is evened out."""
+    ordered: int = 0
+    """Of the present rows."""
     retry_at_s: float = 0.0
     """After its source could not be reached."""
     allowance: float = 0.0

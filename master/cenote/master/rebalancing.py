@@ -26,6 +26,7 @@ TOLERANCE: Final = 0.02
 """Of its capacity: how far a node may be from the mean."""
 CANDIDATES_MAX: Final = 4_096
 LOOK_S: Final = 0.2
+_SPARE_FACTOR: Final = 3
 
 
 def rebalance(pool: Pool, command: Rebalance, now_s: float) -> None:
@@ -92,16 +93,21 @@ def _look(pool: Pool, task: Task, shares: dict[int, float], mean: float, now_s: 
     )
     full = [node_id for node_id, share in shares.items() if share > mean + TOLERANCE]
     task.remaining_bytes = sum(int((shares[i] - mean) * _capacity(pool, i)) * 64 for i in full)
-    if not full:
-        if not under_way:
-            task.done, task.ended_s, task.remaining_bytes = True, now_s, 0
+    if under_way:
+        return False  # what moves is counted where it is and where it goes
+    if not full or (len(task.rows) and not task.ordered):
+        # Even, or as even as objects of that size can be.
+        task.done, task.ended_s, task.remaining_bytes = True, now_s, 0
+        task.rows, task.at = task.rows[:0], 0
         return False
+    task.ordered = 0
     rows, seqs = [], []
+    task.excess = {i: int((shares[i] - mean) * _capacity(pool, i)) for i in full}
     for node_id in full:
-        excess = (shares[node_id] - mean) * _capacity(pool, node_id)
         for segment in _memory(pool, node_id):
-            part = excess * segment.capacity_units / max(1, _capacity(pool, node_id))
-            some = _coldest(pool, segment, int(part))
+            part = task.excess[node_id] * segment.capacity_units / max(1, _capacity(pool, node_id))
+            # More than that: of some there may be a replica already where they could go.
+            some = _coldest(pool, segment, int(part) * _SPARE_FACTOR)
             rows.append(some)
             seqs.append(pool.seqs_of(some))
     task.rows, task.seqs, task.at = np.concatenate(rows), np.concatenate(seqs), 0
@@ -142,6 +148,10 @@ def _move(pool: Pool, task: Task, row: int, targets: Targets, receivers: list[Se
         owners = {by_id[e[0]].node.node_id for e in extents if e[0] in by_id}
         if len(owners) != 1 or owners & receiving or by_id[extents[0][0]].tier != DRAM:
             continue
+        (owner,) = owners
+        units = sum(e[5] for e in extents)
+        if task.excess.get(owner, 0) < units:
+            continue
         others = [
             by_id[e[0]].node
             for n, more in replicas.items()
@@ -150,8 +160,9 @@ def _move(pool: Pool, task: Task, row: int, targets: Targets, receivers: list[Se
         ]
         ids, domains = {n.node_id for n in others} | owners, {n.domain for n in others}
         able = [s for s in receivers if s.node.node_id not in ids and s.node.domain not in domains]
-        units = sum(e[5] for e in extents)
         place = targets.take(able, units, spares_reserve=True)
         if place is not None:
             targets.order(row, extents, place, task, number)
+            task.excess[owner] -= units
+            task.ordered += 1
             return
