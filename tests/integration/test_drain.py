@@ -285,9 +285,9 @@ def test_another_master_goes_on_with_a_drain(etcd: EtcdCluster) -> None:
 
 
 def test_a_fresh_node_gets_its_share_of_what_is_there() -> None:
-    with Cluster(stores=1, dram_bytes=64 * MIB) as cluster, cluster.client() as client:
+    with Cluster(stores=1, dram_bytes=192 * MIB) as cluster, cluster.client() as client:
         cluster.wait_alive(1)
-        keys = fill(client, 160)
+        keys = fill(client, 320)
         cluster.add_store()
         cluster.wait_alive(2)
         assert cluster.cli("rebalance", "--cancel").returncode == 2

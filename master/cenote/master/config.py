@@ -142,6 +142,15 @@ class MasterConfig:
             help="silence after which what else has a replica on a node gets another one elsewhere",
         ),
     )
+    hot_bytes_per_s: int = field(
+        default=256 << 20,
+        metadata=option(
+            unit="size",
+            minimum=0,
+            help="read of one object for each of its replicas: above this it gets another one as "
+            "long as that lasts; 0: never",
+        ),
+    )
     leased_share_max: float = field(
         default=0.5, metadata=option(minimum=0, maximum=1, help="of the capacity, for leases")
     )
@@ -218,4 +227,5 @@ class MasterConfig:
             node_dead_s=self.node_dead_s,
             node_forget_s=self.node_forget_s,
             repair_after_s=self.repair_after_s,
+            hot_bytes_per_s=self.hot_bytes_per_s,
         )

@@ -136,6 +136,7 @@ def _acquire(pool: Pool, command: Acquire, session: Session, now_s: float) -> Ac
     if command.chain and pool.keeps_links:
         pool.objects.link_chain(rows)
     note(pool, digests if len(at) == n else digests[at], incarnation)
+    pool.note_heat(rows)
     last = records[:, 4] & _COUNTS_MASK
     if pool.segments.has_ssd:
         last, extents, (status, lease_id, ttl_ms) = _tiered(
@@ -206,6 +207,10 @@ def _acquire_one(
     pool.policy.touch_one(pool.stamp_words, row)
     if not low & pool.sample_mask:
         note_one(pool, low, incarnation)
+    heat = pool.heat
+    heat.left -= 1
+    if not heat.left:
+        heat.note_one(row, seq)
     if pool.segments.has_ssd and (extent_count > 1 or pool.segments.on_ssd[pool.extent_of(row)[0]]):
         return _acquire_tiered(pool, command, session, row, now_s)
     status = lease_id = ttl_ms = 0
@@ -374,6 +379,8 @@ def _several_extents(
     last.
     """
     rank = _ranks(pool, command, session, now_s)
+    # Of equally good replicas not everybody is told the same one first.
+    turn = session.session_id[0] if session.session_id else 0
     counts, spans = found
     sizes = records[:, 0].tolist()
     replicas_max = command.replicas_max or _REPLICAS_ALL
@@ -388,11 +395,12 @@ def _several_extents(
         by_replica: dict[int, list[list[int]]] = {}
         for piece in pieces:
             by_replica.setdefault((piece[0] >> 16) & 0xFF, []).append(piece)
+        many = len(by_replica)
         order = sorted(
-            (max(rank.get(piece[0] & SEGMENT_MASK, 9) for piece in part), number)
-            for number, part in by_replica.items()
+            (max(rank.get(piece[0] & SEGMENT_MASK, 9) for piece in part), (at_ + turn) % many, n)
+            for at_, (n, part) in enumerate(by_replica.items())
         )
-        for place, (badness, number) in enumerate(order[:replicas_max]):
+        for place, (badness, _, number) in enumerate(order[:replicas_max]):
             if badness >= 9 and place:
                 break
             left = sizes[i]
@@ -439,6 +447,7 @@ def touch_digests(pool: Pool, incarnation: int, digests: Digests, chain: bool) -
         pool.policy.touch(pool.stamp, rows, chain)
         if chain and pool.keeps_links:
             pool.objects.link_chain(rows)
+        pool.note_heat(rows)
         pool.counters.touched_keys += len(rows)
         if pool.segments.has_ssd:
             cold = rows[pool.segments.on_ssd[pool.extent_words.take(rows * 4) & SEGMENT_MASK]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .evacuation import plan_evacuations, tasks_of_nodes
+from .heat import has_heat, plan_hot
 from .move_tables import Cause
 from .moves import Targets, drop_superseded, give_up_dead
 from .pool import Pool
@@ -18,11 +19,15 @@ def plan_moves(pool: Pool, now_s: float) -> None:
     """One tick's worth. Bounded."""
     moves = pool.moves
     tasks = tasks_of_nodes(pool, now_s)
-    if not tasks and (Cause.REBALANCE, 0) not in moves.tasks and not moves.superseded:
+    is_hot = has_heat(pool)
+    is_idle = not tasks and not moves.superseded and (Cause.REBALANCE, 0) not in moves.tasks
+    if is_idle and (not is_hot or now_s < pool.heat.look_at_s):
         return
     give_up_dead(pool)
     drop_superseded(pool)
     targets = Targets(pool, now_s)
     left = MOVES_PER_TICK - plan_evacuations(pool, tasks, targets, MOVES_PER_TICK, now_s)
     plan_rebalance(pool, targets, left, now_s)
+    if is_hot:
+        plan_hot(pool, targets, now_s)
     targets.send()

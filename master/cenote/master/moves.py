@@ -21,7 +21,7 @@ from cenote.policy.lru import oldest_first
 from .effects import GoneReason
 from .eviction import evict, evict_nearby, reserve_units
 from .instructions import Instruction
-from .move_tables import NO_REPLICA, Move, Task
+from .move_tables import NO_REPLICA, Cause, Move, Task
 from .nodes import Node
 from .objects import LIVE
 from .pool import COPYING, Pool, Rows
@@ -284,6 +284,8 @@ def settle_moves(
             pool.moves.failures.pop((one.low, one.high), None)
             if move.leaves != NO_REPLICA:
                 leave(pool, row, move.leaves)
+            elif task.cause is Cause.HOT:
+                pool.heat.extra.setdefault((one.low, one.high), []).append(one.replica)
         elif row > 0 and status != CopyStatus.DONE:
             task.failed += 1
             _note_failure(pool, one, move, row, status, now_s)

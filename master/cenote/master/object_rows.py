@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .extents import EXTENT, EXTENT_FORMAT
+from .heat_samples import Heat
 from .objects import LIVE, REMOVED, ObjectTable
 from .segments import Segments
 from .spans import NO_SPANS, SEGMENT_MASK, Spans, from_extents, segments_of
@@ -29,6 +30,7 @@ class ObjectRows:
     def __init__(self, objects: ObjectTable, segments: Segments) -> None:
         self.objects = objects
         self.segments = segments
+        self.heat = Heat()
         # Whole reservations of the table's columns: they stay valid however it grows.
         self.record_flat = objects._record.view(np.uint64)
         self.owner_flat = self.record_flat.view(np.uint16)[(RECORD_WORDS - 1) * 4 :]
@@ -69,6 +71,12 @@ class ObjectRows:
         incarnation | tail bytes << 16 | extents << 32 | replicas << 48 | shards << 56.
         """
         return self.objects.records_of(rows).view(np.uint64).reshape(-1, RECORD_WORDS)
+
+    def note_heat(self, rows: Rows) -> None:
+        """These were read."""
+        chosen = self.heat.choose(rows)
+        if len(chosen):
+            self.heat.note(chosen, self.seqs_of(chosen))
 
     def digests_of(self, rows: Rows) -> NDArray[np.uint64]:
         return self.digest_column.take(rows).view(np.uint64).reshape(-1, 2)

@@ -58,6 +58,8 @@ class StateConfig:
     """Silence after which a node's segments count as lost."""
     repair_after_s: float = 30.0
     """Silence after which objects with a replica on such a node get another one elsewhere."""
+    hot_bytes_per_s: int = 256 * MIB
+    """Reads of one object for each replica that it has: above this it gets another one; 0: none."""
     suspect_s: float = 5.0
     """How long a node stays suspect for a host that reported it."""
     gathering_s: float = 1.0
