@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .node_counters import NodeCounters
-from .task_commands import Drain
 from .task_commands import Drain, Rebalance
 
 if TYPE_CHECKING:

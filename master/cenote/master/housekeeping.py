@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from .commands import Tick
-from .evacuation import plan_moves
 from .eviction import evict_ahead, sweep
 from .lifetimes import end_lifetimes
-from .eviction import evict_ahead, sweep
 from .move_planning import plan_moves
 from .node_ops import lose_segment, set_node_state
 from .nodes import NodeState

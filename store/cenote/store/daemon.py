@@ -284,6 +284,7 @@ class StoreDaemon:
         if self._rdma is not None:
             self._rdma.tell(stats)
         return stats
+
     def _start_copies(self, segments: LocalSegments) -> None:
         if segments.disk is not None:
             self._copier = Copier(segments, write_limit=self._config.ssd_write_limit)
