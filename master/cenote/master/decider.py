@@ -183,6 +183,13 @@ class Decider:
         assert state is not None
         return state.exists(command, self.clock.monotonic_s())
 
+    def prefetch(self, command: Exists) -> None:
+        """Past the tenure nothing: there may be another leader by now."""
+        state = self._state
+        assert state is not None
+        if not self.is_past_tenure:
+            state.prefetch(command)
+
     def _take(self, effects: list[Effect]) -> None:
         log = self._log
         assert log is not None

@@ -186,7 +186,10 @@ class Operations:
     def match(self, request: pb.MatchRequest, _session: bytes = b"") -> pb.MatchResponse:
         if request.HasField("piggyback"):
             self._news(request.piggyback)
-        present = self._decider.exists(self.reader.exists(request))
+        command = self.reader.exists(request)
+        present = self._decider.exists(command)
+        if request.will_read:
+            self._decider.prefetch(command)
         if len(present) == 1:
             there = bool(present[0])
             response = pb.MatchResponse(presence_bitmap=_BIT[there], prefix_keys=there)

@@ -44,6 +44,7 @@ from . import (
     session_ops,
     task_view,
     tenure,
+    tier_reads,
     view,
 )
 from . import commands as c
@@ -160,6 +161,10 @@ class MasterState:
 
     def exists(self, command: c.Exists, now_s: float) -> NDArray[np.uint8]:
         return lookups.exists(self._pool, command, now_s)
+
+    def prefetch(self, command: c.Exists) -> None:
+        """These keys will be read soon."""
+        tier_reads.prefetch(self._pool, command)
 
     def acquire(self, command: c.Acquire, now_s: float) -> c.AcquireReply:
         return lookups.acquire(self._pool, command, now_s)

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from cenote.api.rows import UNIT_BYTES, ObjectStatus
 
+from .commands import Exists
 from .pool import Pool, Rows
 from .spans import Spans, segments_of
-from .tiers import note_touches
+from .tiers import note_touches, want
 
-__all__ = ["Told", "single_extents", "told_of"]
+__all__ = ["Told", "prefetch", "single_extents", "told_of"]
 
 _UNIT_SHIFT = np.uint64(UNIT_BYTES.bit_length() - 1)
 
@@ -83,3 +84,13 @@ def lease_hot(
     if hot.any():
         status[hot], lease_id, ttl_ms = lease(rows[hot], sizes[hot])
     return status, lease_id, ttl_ms
+
+
+def prefetch(pool: Pool, command: Exists) -> None:
+    """Whoever asked whether these keys are there will read them soon. A hint: nothing waits."""
+    if not pool.segments.has_ssd:
+        return
+    incarnation = pool.namespaces.check(command.namespace_id, command.generation).incarnation
+    rows = pool.objects.lookup(command.digests)
+    rows = rows[rows > 0]
+    want(pool, rows[pool.incarnations_of(rows) == incarnation])

@@ -34,7 +34,7 @@ from .spans import SEGMENT_MASK, Spans, pack_span, segments_of
 from .tier_tables import Copy
 from .victims import evictable_mask
 
-__all__ = ["note_touches", "plan_copies"]
+__all__ = ["note_touches", "plan_copies", "want"]
 
 COPIES_PER_TICK = 128
 PROMOTIONS_PER_TICK = 32
@@ -58,6 +58,15 @@ def note_touches(pool: Pool, rows: Rows) -> None:
     if len(again) and len(wanted) < _PROMOTIONS_MAX:
         pairs = zip(again.tolist(), pool.seqs_of(again).tolist(), strict=True)
         wanted.extend(list(pairs)[: _PROMOTIONS_MAX - len(wanted)])
+
+
+def want(pool: Pool, rows: Rows) -> None:
+    """These will be read soon: what of it is on an SSD alone is promoted, in this order."""
+    wanted = pool.tiers.wanted
+    room = _PROMOTIONS_MAX - len(wanted)
+    on_ssd = pool.segments.on_ssd[pool.extent_words.take(rows * 4) & SEGMENT_MASK]
+    cold = rows[on_ssd][: max(0, room)]
+    wanted.extend(zip(cold.tolist(), pool.seqs_of(cold).tolist(), strict=True))
 
 
 def plan_copies(pool: Pool, now_s: float) -> None:

@@ -341,3 +341,27 @@ def test_whatever_comes_space_adds_up_and_readers_find_what_was_sealed(number: i
                 found = [s for s in slots if s["offset"] == offset and s["seq"] == hit.seq]
                 assert found
                 assert all(int(s["length"]) >= length for s in found)
+
+
+def test_what_will_be_read_soon_is_brought_back_before_it_is_read() -> None:
+    kit = kit_with_ssd(50)
+    for key in range(50, 100):
+        settle(kit)
+        kit.put([key])
+    cold = [key for key in range(100) if where(kit, key) == {SSD_ID}][:8]
+    assert len(cold) == 8
+    kit.state.prefetch(c.Exists(*kit.place, kit.digests(*cold, 99, 12345)))
+    settle(kit)
+    assert all(DRAM_ID in where(kit, key) for key in cold)
+    assert kit.exists(*cold) == [1] * 8
+
+
+def test_a_hint_is_bounded_and_costs_nothing_without_an_ssd() -> None:
+    kit = kit_with_ssd(20)
+    for _ in range(300):
+        kit.state.prefetch(c.Exists(*kit.place, kit.digests(*range(20))))
+    assert not pool_of(kit.state).tiers.wanted
+    bare = Kit().with_nodes(new_node(1)).with_session()
+    bare.put([1])
+    bare.state.prefetch(c.Exists(*bare.place, bare.digests(1)))
+    check(bare.state)
