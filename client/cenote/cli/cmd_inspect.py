@@ -160,6 +160,7 @@ def _status_pairs(reply: admin_pb2.GetStatusResponse) -> list[tuple[str, str | i
             f" by {counted(reply.objects, 'object')}",
         ),
         *_ssd_pairs(reply),
+        *([("moving", reply.moving)] if reply.moving else []),
         ("held", ", ".join(text for text, some in held if some) or "nothing"),
         ("sessions", reply.sessions),
         (
@@ -287,7 +288,9 @@ def _node(node: admin_pb2.NodeStatus) -> dict[str, Any]:
     return {
         "name": view.name,
         "node_id": view.node_id,
-        "state": enum_name(common_pb2.NodeState, view.state, "NODE_STATE_"),
+        "state": "drained"
+        if node.drained and view.state == common_pb2.NODE_STATE_DRAINING
+        else enum_name(common_pb2.NodeState, view.state, "NODE_STATE_"),
         "failure_domain": view.failure_domain,
         "boot_id": view.boot_id,
         "endpoints": [

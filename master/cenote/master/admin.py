@@ -20,6 +20,7 @@ from .metadata import ALONE
 from .requests import check_text
 from .service import MasterService
 from .task_commands import Rebalance
+from .task_view import moving_text
 from .views import namespace_message, node_message, segment_message, task_message
 
 __all__ = ["ADMIN_SERVICE", "AdminGrpc"]
@@ -124,6 +125,7 @@ class AdminGrpc:
             failed_copies=counters.copies_failed,
             evicted_to_ssd=counters.evicted_to_ssd,
             copying_bytes=status.copying_bytes,
+            moving=moving_text(service.state.tasks(self._now_s())),
             eviction_policy_wanted=status.policy_wanted,
             eviction_policy=status.policy,
             eviction_policy_switches=status.policy_switches,

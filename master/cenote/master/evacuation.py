@@ -32,7 +32,8 @@ __all__ = ["drain", "plan_evacuations", "remaining_bytes", "tasks_of_nodes"]
 
 CANDIDATES_MAX = 16_384
 LOOK_S = 0.2
-"""How often what a node holds is looked for: that reads whole columns."""
+"""How often what a node holds is looked for, and longer for each million objects: that reads whole
+columns."""
 LOOK_DONE_S = 1.0
 _PINNED_STAMP = 1 << 63
 """What is pinned is hotter than anything that is not."""
@@ -146,7 +147,7 @@ def _end(task: Task, now_s: float) -> None:
 def _plan_one(pool: Pool, task: Task, node: Node, targets: Targets, most: int, now_s: float) -> int:
     """Order what may be ordered; how many objects were looked at."""
     if task.at >= len(task.rows):
-        if now_s < task.look_at_s:
+        if now_s < task.look_at_s or node.drained:
             return 0
         _look(pool, task, node, now_s)
     if now_s < task.retry_at_s or not len(targets) or not targets.has_budget:
@@ -184,7 +185,7 @@ def _look(pool: Pool, task: Task, node: Node, now_s: float) -> None:
         task.look_at_s = now_s + LOOK_DONE_S
         return
     task.done = False
-    task.look_at_s = now_s + LOOK_S
+    task.look_at_s = now_s + LOOK_S * (1 + pool.objects.live_count / 1e6)
     stamps = pool.stamp.take(rows)
     stamps = np.where(pool.pin.take(rows) != 0, np.uint64(_PINNED_STAMP), stamps)
     rows = rows[np.argsort(stamps, kind="stable")[::-1][:CANDIDATES_MAX]]

@@ -94,6 +94,8 @@ class NodeStatus:
     state: NodeState
     """SUSPECT where some host suspects it."""
     attached: bool
+    drained: bool
+    """It holds nothing more, since that was asked for."""
     capacity_bytes: int
     used_bytes: int
     heartbeat_age_s: float
@@ -249,6 +251,7 @@ def _node(node: Node, parts: list[Segment], now_s: float) -> NodeStatus:
         segment_ids=list(node.segment_ids),
         state=NodeState.SUSPECT if suspect else node.state,
         attached=node.attached,
+        drained=node.drained,
         capacity_bytes=sum(s.capacity_units for s in parts) * UNIT_BYTES,
         used_bytes=sum(s.used_units for s in parts) * UNIT_BYTES,
         heartbeat_age_s=max(0.0, now_s - node.heard_s),

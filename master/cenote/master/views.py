@@ -95,6 +95,7 @@ def node_message(node: NodeStatus) -> admin_pb2.NodeStatus:
         sessions=node.sessions,
         process_id=node.process_id,
         server_version=node.server_version,
+        drained=node.drained,
         rdma_registered_bytes=node.rdma_registered_bytes,
         rdma_queue_pairs=node.rdma_queue_pairs,
         rdma_received_bytes=node.rdma_received_bytes,

@@ -93,6 +93,8 @@ class _Pull:
     """Payload, and a long key behind it."""
     payload_bytes: int = 0
     checksum: int = 0
+    namespace: tuple[int, int] = (0, 0)
+    """Its id and generation."""
     place: int = 0
     """Address in memory."""
 
@@ -304,6 +306,7 @@ class Puller:
         one.parts = [part for part in one.parts if part.length]
         one.size_bytes, one.payload_bytes = size, payload
         one.checksum, one.place = int(found["checksum"][0]), target.address + offset
+        one.namespace = int(found["namespace_id"][0]), int(found["generation"][0])
         one.record = moved_record(records[0], slot, offset, size, replica)
         return True
 
@@ -375,7 +378,9 @@ class Puller:
     def _seal(self, one: _Pull) -> None:
         target = self._segments.by_id(one.target[0])
         with self._landing:
-            if one.epoch < self._epoch or not isinstance(target, DramSegment):
+            # What a master that lost its metadata could not learn of here comes later.
+            known = self._segments.knows(*one.namespace)
+            if one.epoch < self._epoch or not known or not isinstance(target, DramSegment):
                 one.status = CopyStatus.FAILED
                 return
             target.table.place(one.record)
