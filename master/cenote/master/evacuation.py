@@ -28,7 +28,7 @@ from .pool import COPYING, Pool, Rows
 from .spans import distinct
 from .task_commands import Drain, DrainReply
 
-__all__ = ["drain", "plan_evacuations", "remaining_bytes", "tasks_of_nodes"]
+__all__ = ["drain", "end_task", "plan_evacuations", "remaining_bytes", "tasks_of_nodes"]
 
 CANDIDATES_MAX = 16_384
 LOOK_S = 0.2
@@ -133,11 +133,12 @@ def tasks_of_nodes(pool: Pool, now_s: float) -> list[Task]:
         elif node.state == NodeState.DEAD and node.segment_ids and now_s - node.heard_s >= after_s:
             found.append(moves.task(Cause.REPAIR, node.node_id, now_s))
         elif (Cause.REPAIR, node.node_id) in moves.tasks:
-            _end(moves.tasks[Cause.REPAIR, node.node_id], now_s)
+            end_task(moves.tasks[Cause.REPAIR, node.node_id], now_s)
     return found
 
 
-def _end(task: Task, now_s: float) -> None:
+def end_task(task: Task, now_s: float) -> None:
+    """Nothing is left of it for now."""
     if not task.done:
         task.done, task.ended_s = True, now_s
         task.remaining = task.remaining_bytes = task.waiting = 0
@@ -181,7 +182,7 @@ def _look(pool: Pool, task: Task, node: Node, now_s: float) -> None:
         if task.cause is Cause.DRAIN and node.is_readable:
             _note_drained(pool, task, node, now_s)
         elif task.cause is Cause.REPAIR:
-            _end(task, now_s)
+            end_task(task, now_s)
         task.look_at_s = now_s + LOOK_DONE_S
         return
     task.done = False
@@ -205,7 +206,7 @@ def _note_drained(pool: Pool, task: Task, node: Node, now_s: float) -> None:
         node.drained = True
         pool.view_changed()
     task.note = ""
-    _end(task, now_s)
+    end_task(task, now_s)
 
 
 def _move(pool: Pool, task: Task, node: Node, row: int, targets: Targets) -> _Outcome:

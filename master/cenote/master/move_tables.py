@@ -100,24 +100,41 @@ class Failures:
 
     seq: int
     first_s: float
+    times: int = 0
     not_there: int = 0
     changed: int = 0
 
 
 @final
 class Moves:
-    __slots__ = ("failures", "superseded", "tasks", "turn", "victim_at", "victim_stamps", "victims")
+    __slots__ = (
+        "failures",
+        "short",
+        "superseded",
+        "tasks",
+        "turn",
+        "victim_at",
+        "victim_stamps",
+        "victims",
+    )
 
     def __init__(self) -> None:
         self.tasks: dict[tuple[Cause, int], Task] = {}
         self.superseded: dict[tuple[int, int], tuple[int, int]] = {}
         """Digest -> (seq, replica that goes when its readers' leases have ended)."""
+        self.short: list[tuple[NDArray[np.uint64], NDArray[np.uint64]]] = []
+        """Digests and seqs of objects that have a replica less than they had."""
         self.failures: dict[tuple[int, int], Failures] = {}
         self.victims: Rows = np.zeros(0, np.int64)
         """The coldest of what lies on nodes that take something up, and their stamps."""
         self.victim_stamps: NDArray[np.uint64] = np.zeros(0, np.uint64)
         self.victim_at = 0
         self.turn = 0
+
+    def note_short(self, digests: NDArray[np.uint64], seqs: NDArray[np.uint64]) -> None:
+        """These lost a replica, and have others."""
+        if len(seqs):
+            self.short.append((digests, seqs))
 
     def task(self, cause: Cause, node_id: int, now_s: float) -> Task:
         """The one there is, or a new one."""

@@ -61,6 +61,8 @@ _COPIED_AT_ONCE = 64
 NEVER_SEALED_S = 10.0
 _NEVER_SEALED_TIMES = 6
 """A source that was not there so often, for so long, was never sealed: its writer died."""
+_REPAIR_TIMES = 5
+"""How often a replica that was lost with its segment is tried to be made anew."""
 _CHANGED_TIMES = 2
 """A source whose bytes were not what was sealed so often is damaged."""
 
@@ -293,10 +295,14 @@ def settle_moves(
 
 def _note_failure(pool: Pool, one: Copy, move: Move, row: int, status: int, now_s: float) -> None:
     """A replica that turns out to be no source for anything goes, so that no drain waits for it."""
+    known = pool.moves.failures_of((one.low, one.high), one.seq, now_s)
+    known.times += 1
+    if move.task.cause is Cause.REPAIR and not move.task.node_id and known.times < _REPAIR_TIMES:
+        digest = np.array([(one.low, one.high)], np.uint64)
+        pool.moves.short.append((digest, np.array([one.seq], np.uint64)))
     if status == CopyStatus.UNREACHABLE:
         move.task.retry_at_s = now_s + RETRY_S
         return
-    known = pool.moves.failures_of((one.low, one.high), one.seq, now_s)
     known.not_there += status == CopyStatus.NO_SOURCE
     known.changed += status == CopyStatus.SOURCE_CHANGED
     never_sealed = known.not_there >= _NEVER_SEALED_TIMES and now_s - known.first_s > NEVER_SEALED_S

@@ -423,6 +423,8 @@ class Pool(ObjectRows):
         lost = self.drop_replicas(
             rows[live], spans[live], GoneReason.LOST, vanishing=segment.segment_id
         )
+        left = rows[live & ((self.state.take(rows) & LIVE) != 0)]
+        self.moves.note_short(self.digests_of(left), self.seqs_of(left))
         self.segments.drop(segment.segment_id)
         for hold in self.orphans.forget_segment(segment.segment_id, segment.node):
             self.drop_lease(hold)

@@ -337,3 +337,27 @@ def test_what_a_silent_node_has_alone_waits_for_it() -> None:
     kit.heartbeat(kit.nodes[2])
     assert {key: nodes_of(kit, key) for key in range(20)} == before
     assert kit.exists(*range(20)) == [1] * 20
+
+
+def test_what_was_lost_with_a_node_s_memory_gets_another_replica() -> None:
+    kit = pool(keys=20, replicas=2)
+    before = {key: nodes_of(kit, key) for key in range(20)}
+    kit.nodes[2].segments[0] = new_node(9).segments[0]  # it comes back empty
+    kit.restart_node(kit.nodes[2])
+    assert any(len(nodes_of(kit, key)) == 1 for key in range(20))
+    settle(kit)
+    assert all(len(nodes_of(kit, key)) == 2 for key in range(20)), before
+    task = pool_of(kit.state).moves.tasks[Cause.REPAIR, 0]
+    assert task.done
+    assert task.moved == sum(2 in there for there in before.values())
+
+
+def test_a_lost_replica_is_tried_again_and_not_for_ever() -> None:
+    kit = pool(keys=20, replicas=2)
+    kit.nodes[2].segments[0] = new_node(9).segments[0]
+    kit.restart_node(kit.nodes[2])
+    settle(kit, CopyStatus.UNREACHABLE)
+    assert pool_of(kit.state).moves.tasks[Cause.REPAIR, 0].done
+    assert not pool_of(kit.state).moves.short
+    check(kit.state)
+    assert kit.exists(*range(20)) == [1] * 20
