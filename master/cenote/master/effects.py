@@ -124,6 +124,8 @@ class NodeDrains:
 
     node_id: int
     drains: bool
+    bandwidth: int
+    """Bytes a second at most; 0 = no limit."""
 
 
 @dataclass(slots=True)

@@ -69,14 +69,14 @@ def drain(pool: Pool, command: Drain, now_s: float) -> DrainReply:
                 remedy="start another store daemon first; to restart this one needs no drain",
             )
         node.draining = True
-        pool.effects.append(NodeDrains(node.node_id, True))
         if node.state == NodeState.ALIVE:
             node.state = NodeState.DRAINING
         pool.segments.refresh_readable()
         pool.view_changed()
+    node.drain_bandwidth = command.bandwidth
+    pool.effects.append(NodeDrains(node.node_id, True, command.bandwidth))
     pool.moves.tasks.pop((Cause.REPAIR, node.node_id), None)
-    task = pool.moves.task(Cause.DRAIN, node.node_id, now_s)
-    task.bandwidth = command.bandwidth
+    pool.moves.task(Cause.DRAIN, node.node_id, now_s).bandwidth = command.bandwidth
     return DrainReply(remaining_bytes(pool, node))
 
 
@@ -85,7 +85,7 @@ def _take_up(pool: Pool, node: Node) -> None:
     if not node.draining:
         return
     node.draining = node.drained = False
-    pool.effects.append(NodeDrains(node.node_id, False))
+    pool.effects.append(NodeDrains(node.node_id, False, 0))
     pool.segments.shut.difference_update(node.segment_ids)
     if node.state == NodeState.DRAINING:
         node.state = NodeState.ALIVE
@@ -130,6 +130,7 @@ def tasks_of_nodes(pool: Pool, now_s: float) -> list[Task]:
     for node in pool.nodes.by_id.values():
         if node.draining:
             found.append(moves.task(Cause.DRAIN, node.node_id, now_s))
+            found[-1].bandwidth = node.drain_bandwidth
         elif node.state == NodeState.DEAD and node.segment_ids and now_s - node.heard_s >= after_s:
             found.append(moves.task(Cause.REPAIR, node.node_id, now_s))
         elif (Cause.REPAIR, node.node_id) in moves.tasks:

@@ -317,8 +317,8 @@ def _decode_serves(payload: memoryview) -> NodeServes:
 
 
 def _decode_drains(payload: memoryview) -> NodeDrains:
-    node_id, drains = DRAINS.unpack(payload)
-    return NodeDrains(node_id, bool(drains))
+    node_id, drains, bandwidth = DRAINS.unpack(payload)
+    return NodeDrains(node_id, bool(drains), bandwidth)
 
 
 def _decode_segment(payload: memoryview) -> SegmentKnown:

@@ -260,7 +260,7 @@ def _encode_serves(effect: NodeServes) -> _Parts:
 
 
 def _encode_drains(effect: NodeDrains) -> _Parts:
-    return (DRAINS.pack(effect.node_id, effect.drains),)
+    return (DRAINS.pack(effect.node_id, effect.drains, effect.bandwidth),)
 
 
 def _encode_segment(effect: SegmentKnown) -> _Parts:

@@ -34,6 +34,7 @@ class Node:
     state: NodeState = NodeState.ALIVE
     draining: bool = False
     """It is to be left: given nothing new, and what it holds moves elsewhere."""
+    drain_bandwidth: int = 0
     drained: bool = False
     """It holds nothing more, and is committed nothing any more."""
     attached: bool = False

@@ -163,7 +163,7 @@ def _drains(pool: Pool, effect: NodeDrains) -> None:
     node = pool.nodes.by_id.get(effect.node_id)
     if node is None:
         raise InternalError(f"node {effect.node_id} is drained, and unknown")
-    node.draining = effect.drains
+    node.draining, node.drain_bandwidth = effect.drains, effect.bandwidth
     node.state = node.up_state
 
 
@@ -291,7 +291,7 @@ def _parts(pool: Pool) -> Iterator[DurableEffect]:
         if node.endpoints:
             yield NodeServes(node.node_id, node.endpoints)
         if node.draining:
-            yield NodeDrains(node.node_id, True)
+            yield NodeDrains(node.node_id, True, node.drain_bandwidth)
     for segment in pool.segments.by_id.values():
         yield segment.known()
         for offset, length in segment.retired:

@@ -15,6 +15,7 @@ come into a buffer first, and land in short steps.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -51,6 +52,7 @@ CALL_S: Final = 5.0
 SOURCES_MAX: Final = 64
 _LAND_STEP_BYTES: Final = 1 << 20
 _JOIN_S: Final = 1.0
+_NICENESS: Final = 10
 
 _log = get_logger(__name__)
 
@@ -186,6 +188,10 @@ class Puller:
     # ---- the thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        except OSError as error:  # already lower, and raising it is not for everybody
+            _log.debug("can't lower a thread's priority", error=error.strerror)
         while not self._stopping.is_set():
             with self._changed:
                 if not self._queue:
@@ -199,6 +205,7 @@ class Puller:
                 if not self._stopping.is_set():
                     _log.warning("can't copy from another daemon", why=error)
                 self._disconnect(batch[0].addresses)
+                self._give_up_queued(batch[0].addresses)
             except Exception:  # a bug here must cost these copies alone
                 _log.exception("copies failed", copies=len(batch))
                 for one in batch:
@@ -217,6 +224,19 @@ class Puller:
             batch.append(self._queue.popleft())
         self._under_way = len(batch)
         return batch
+
+    def _give_up_queued(self, addresses: Sequence[str]) -> None:
+        """What else is to come from there: other sources are not to wait for each of it in vain."""
+        lost = set(addresses)
+        with self._changed:
+            kept: deque[_Pull] = deque()
+            for one in self._queue:
+                if lost.isdisjoint(one.addresses):
+                    kept.append(one)
+                else:
+                    self.counters.failed += 1
+                    self._results.append((one.copy_id, CopyStatus.UNREACHABLE))
+            self._queue = kept
 
     def _report(self, batch: Sequence[_Pull]) -> None:
         for one in batch:

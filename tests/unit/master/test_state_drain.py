@@ -165,7 +165,7 @@ def test_it_can_be_taken_up_again_at_any_time() -> None:
     for key in range(100, 150):
         assert kit.put([key]) == [GRANTED]
     assert any(2 in nodes_of(kit, key) for key in range(100, 150))
-    assert kit.new(NodeDrains)[-1] == NodeDrains(kit.nodes[2].node_id, False)
+    assert kit.new(NodeDrains)[-1] == NodeDrains(kit.nodes[2].node_id, False, 0)
 
 
 def test_the_next_master_goes_on_with_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -155,6 +156,23 @@ def test_a_source_that_is_gone_is_told_and_the_next_one_is_tried(two: Two) -> No
     there = two.pull([1], 7, 0, 8192, seq=2)
     assert two.outcome(lost) == CopyStatus.UNREACHABLE
     assert two.outcome(there) == CopyStatus.DONE
+
+
+def test_one_source_that_is_stuck_holds_up_nothing_but_its_own(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cenote.store.puller.BATCH_COPIES", 1)
+    monkeypatch.setattr("cenote.store.puller.CALL_S", 0.3)
+    two.source.put(1, payload_of(1, 5000), [(0, 5000)])
+    there = two.address
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        two.address = f"127.0.0.1:{silent.getsockname()[1]}"
+        stuck = [two.pull([1], 7, 0, 8192, seq=2) for _ in range(40)]
+        two.address = there
+        good = two.pull([1], 7, 0, 8192, seq=2)
+        two.puller.start()
+        assert two.outcome(good) == CopyStatus.DONE
+        assert [two.outcome(one) for one in stuck] == [CopyStatus.UNREACHABLE] * 40
 
 
 def test_nothing_of_an_earlier_leader_lands(two: Two) -> None:
