@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .node_counters import NodeCounters
-from .task_commands import Drain, Rebalance
+from .task_commands import TaskCommand
 
 if TYPE_CHECKING:
     from .effects import NamespaceOpened
@@ -411,7 +411,6 @@ class Heartbeat:
     quarantined_session_ids: list[bytes]
     counters: NodeCounters
     start_number: int = 0
-    """As in Attach."""
     withdrawn_session_ids: list[bytes] = field(default_factory=list)
     """Sessions of which none of the claims that the attach named is left."""
     unverified: frozenset[int] = frozenset()
@@ -437,7 +436,6 @@ class Detach:
     node_id: int
     contents_survive: bool
     start_number: int = 0
-    """As in Attach."""
 
 
 @dataclass(slots=True)
@@ -493,8 +491,7 @@ Command = (
     | Attach
     | Heartbeat
     | Detach
-    | Drain
-    | Rebalance
+    | TaskCommand
     | ReportFailure
     | NodeProbed
     | ExtendTenure

@@ -228,11 +228,7 @@ class Pool(ObjectRows):
         self.placement.refresh(usable, now_s)
         self.placement_dirty = False
         config = self.config
-        units = sum(
-            s.capacity_units
-            for s in self.segments.by_id.values()
-            if s.tier == DRAM and not s.node.drained
-        )
+        units = self.segments.memory_units
         self.capacity_bytes = units * UNIT_BYTES
         self.lease_cap_bytes = int(self.capacity_bytes * config.leased_share_max)
         self.session_cap_units = int(units * config.session_granted_share_max)

@@ -405,6 +405,12 @@ class Segments:
             self.refresh_readable()
         return segment
 
+    @property
+    def memory_units(self) -> int:
+        """What objects can use in memory, drained nodes left aside."""
+        found = (s for s in self.by_id.values() if s.tier == DRAM and not s.node.drained)
+        return sum(segment.capacity_units for segment in found)
+
     def refresh_readable(self) -> None:
         """After a node's state or the set of segments changed."""
         self.readable[:] = False

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
-__all__ = ["Drain", "DrainReply", "Rebalance"]
+__all__ = ["Drain", "DrainReply", "Rebalance", "TaskCommand"]
 
 
 @dataclass(slots=True)
@@ -26,3 +27,6 @@ class Rebalance:
     cancel: bool = False
     bandwidth: int = 0
     """Bytes a second at most; 0 = no limit."""
+
+
+TaskCommand: TypeAlias = Drain | Rebalance

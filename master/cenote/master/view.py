@@ -198,10 +198,7 @@ def status(pool: Pool, now_s: float) -> PoolStatus:
         last_seq=pool.last_seq,
         view_version=pool.view_version,
         objects=pool.objects.live_count,
-        capacity_bytes=sum(
-            s.capacity_units for s in segments_ if s.tier == DRAM and not s.node.drained
-        )
-        * UNIT_BYTES,
+        capacity_bytes=pool.segments.memory_units * UNIT_BYTES,
         used_bytes=(int(namespaces_.units.sum()) - on_ssd) * UNIT_BYTES,
         ssd_capacity_bytes=sum(s.capacity_units for s in segments_ if s.tier != DRAM) * UNIT_BYTES,
         ssd_used_bytes=on_ssd * UNIT_BYTES,
