@@ -190,8 +190,9 @@ def test_a_drained_node_comes_back_drained_and_is_taken_up_again() -> None:
         cluster.stores[0].restart()
         cluster.master.restart()
         cluster.wait_alive(2)
-        text = cluster.cli("nodes").stdout.decode()
-        assert "drained" in text
+        with admin_of(cluster) as admin:
+            wait_until(lambda: admin.nodes()["s0"].drained, what="the node to be drained again")
+        assert "drained" in cluster.cli("nodes").stdout.decode()
         more = [f"more-{number}" for number in range(20)]
         client.put_batch(more, [payload_of(key, SIZE) for key in more]).raise_for_errors()
         assert used_bytes(cluster, "s0") == 0

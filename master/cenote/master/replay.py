@@ -36,6 +36,7 @@ from .effects import (
     Stored,
 )
 from .lifetimes import lifetimes, pins, replay_expires, replay_pinned, start_timers
+from .move_tables import Cause
 from .objects import LIVE
 from .pool import Pool, Rows
 from .rebuilding import begin_pool, known_pool, name_pool
@@ -242,6 +243,8 @@ def start_epoch(pool: Pool, now_s: float, unix_s: float | None = None) -> None:
     pool.adoption_until_s = now_s + config.adoption_window_s
     for node in pool.nodes.by_id.values():
         node.heard_s = now_s
+        if node.draining:
+            pool.moves.task(Cause.DRAIN, node.node_id, now_s)
     start_timers(pool, now_s, now_s if unix_s is None else unix_s)
     pool.adoption.start(pool.epoch, pool.last_seq)
     pool.effects.append(EpochStarted(pool.epoch, pool.last_seq))
