@@ -87,6 +87,21 @@ def _role(master: admin_pb2.MasterInfo) -> str:
     return f"{master.role}, last seen {master.silent_s:.0f} s ago"
 
 
+def _quotas(reply: admin_pb2.GetStatusResponse) -> str | None:
+    """What all of them promise together."""
+    from cenote.runtime.units import format_size
+
+    promised = [
+        f"{format_size(size_bytes)} {where}"
+        for size_bytes, where in (
+            (reply.dram_quota_bytes, "in memory"),
+            (reply.ssd_quota_bytes, "on SSDs"),
+        )
+        if size_bytes
+    ]
+    return " and ".join(promised) + " promised to namespaces" if promised else None
+
+
 def _policy(reply: admin_pb2.GetStatusResponse) -> str | None:
     """Which objects go where room is needed."""
     from .output import counted
@@ -140,10 +155,11 @@ def _status_pairs(reply: admin_pb2.GetStatusResponse) -> list[tuple[str, str | i
     if reply.role != "leader":
         return _standby_pairs(reply)
     rate = _hit_rate(reply)
+    pinned = counted(reply.pinned_objects, "pinned object")
     held = [
         (f"{format_size(reply.leased_bytes)} in {counted(reply.leases, 'lease')}", reply.leases),
         (f"{format_size(reply.granted_bytes)} in {counted(reply.grants, 'grant')}", reply.grants),
-        (f"{counted(reply.pinned_objects, 'object')} pinned", reply.pinned_objects),
+        (f"{format_size(reply.pinned_bytes)} in {pinned}", reply.pinned_objects),
         (f"{format_size(reply.condemned_bytes)} removed, still read", reply.condemned_bytes),
         (f"{format_size(reply.quarantined_bytes)} in quarantine", reply.quarantined_bytes),
     ]
@@ -160,6 +176,7 @@ def _status_pairs(reply: admin_pb2.GetStatusResponse) -> list[tuple[str, str | i
             f" by {counted(reply.objects, 'object')}",
         ),
         *_ssd_pairs(reply),
+        ("quotas", _quotas(reply)),
         ("held", ", ".join(text for text, some in held if some) or "nothing"),
         ("sessions", reply.sessions),
         (

@@ -27,18 +27,22 @@ if TYPE_CHECKING:
 
     from .connect import Admin
 
-__all__ = ["ls"]
+__all__ = ["Listed", "list_keys", "ls"]
 
 _ASK_KEYS_MAX: Final = 4096
 _SLOTS_MAX: Final = 1_000_000  # the most that a daemon lists
 
 
 @dataclass(slots=True)
-class _Listed:
+class Listed:
+    """One object."""
+
     key: bytes
     size_bytes: int
     version: tuple[int, int]
     nodes: set[str] = field(default_factory=set)
+    pinned_s: float = 0.0
+    """For how much longer; infinite until it is unpinned."""
 
 
 def ls(
@@ -58,7 +62,7 @@ def ls(
 
     start = parse_key(prefix) if prefix else b""
     with open_admin(master, grpc, deadline) as admin:
-        found, silent = _list(admin, namespace, start, limit, deadline)
+        found, silent = list_keys(admin, namespace, start, limit, deadline)
     shown = sorted(found.values(), key=lambda listed: listed.key)
     more = len(shown) > limit
     shown = shown[:limit]
@@ -95,10 +99,19 @@ def ls(
     return EXIT_ERROR if silent else EXIT_OK
 
 
-def _list(
-    admin: Admin, name: str, prefix: bytes, limit: int, deadline_s: float
-) -> tuple[dict[bytes, _Listed], list[str]]:
-    """(live objects by digest, more than `limit` where there are more; who did not answer)."""
+def list_keys(
+    admin: Admin,
+    name: str,
+    prefix: bytes,
+    limit: int,
+    deadline_s: float,
+    *,
+    pinned: bool = False,
+) -> tuple[dict[bytes, Listed], list[str]]:
+    """(live objects by digest, more than `limit` where there are more; who did not answer).
+
+    `pinned`: only those that are.
+    """
     from cenote.api.errors import CenoteError
     from cenote.v1 import common_pb2, store_pb2
 
@@ -111,7 +124,7 @@ def _list(
         key_prefix=prefix,
         limit=_SLOTS_MAX,
     )
-    found: dict[bytes, _Listed] = {}
+    found: dict[bytes, Listed] = {}
     silent: list[str] = []
     for node in admin.nodes():
         view = node.view
@@ -126,7 +139,7 @@ def _list(
         try:
             slots = list_slots(address, request, deadline_s=deadline_s)
             for batch in _batches(slots):
-                _add_live(admin, namespace, batch, view.name, found)
+                _add_live(admin, namespace, batch, view.name, found, pinned=pinned)
                 if len(found) > limit:
                     break  # which ends the stream, too
         except CenoteError as error:
@@ -150,7 +163,9 @@ def _add_live(
     namespace: admin_pb2.NamespaceStatus,
     slots: list[Any],
     node: str,
-    found: dict[bytes, _Listed],
+    found: dict[bytes, Listed],
+    *,
+    pinned: bool,
 ) -> None:
     """Add the slots whose version is the one that the master knows."""
     import numpy as np
@@ -158,10 +173,14 @@ def _add_live(
     from cenote.api.rows import OBJECT, ObjectStatus
 
     reply = admin.stat(namespace, digests=b"".join(slot.digest for slot in slots))
-    for slot, row in zip(slots, np.frombuffer(reply.objects, OBJECT), strict=True):
+    rows, pins = np.frombuffer(reply.objects, OBJECT), np.frombuffer(reply.pinned_s, "<f8")
+    for slot, row, pinned_s in zip(slots, rows, pins.tolist(), strict=True):
+        if pinned and not pinned_s:
+            continue
         version = (slot.version.epoch, slot.version.seq)
         if row["status"] == ObjectStatus.MISS or version != (int(row["epoch"]), int(row["seq"])):
             continue
-        listed = found.setdefault(slot.digest, _Listed(slot.key, int(row["size"]), version))
+        listed = found.setdefault(slot.digest, Listed(slot.key, int(row["size"]), version))
         listed.key = listed.key or slot.key
+        listed.pinned_s = pinned_s
         listed.nodes.add(node)

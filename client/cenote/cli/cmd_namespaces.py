@@ -1,8 +1,9 @@
-"""`cenote namespaces`: list, create, reset."""
+"""`cenote namespaces`: list, create, reset, set-quota."""
 
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -38,7 +39,7 @@ def list_namespaces(
     wide: Wide = False,
     deadline: DeadlineS = 5.0,
 ) -> None:
-    """The key spaces: list them, or `create` and `reset` one."""
+    """The key spaces: list them, `create` or `reset` one, or `set-quota` of one."""
     from .connect import open_admin
     from .output import print_json, print_table
 
@@ -52,22 +53,37 @@ def list_namespaces(
         return
     from cenote.runtime.units import format_size
 
+    def _size(size_bytes: int) -> str | None:
+        return format_size(size_bytes) if size_bytes else None
+
     print_table(
-        ["namespace", "id", "generation", "objects", "used", "durability", "fingerprint"],
+        [
+            *("namespace", "id", "generation", "objects", "used", "quota", "on SSD", "SSD quota"),
+            *("most objects", "priority", "pinned", "durability", "fingerprint"),
+        ],
         (
             (
                 namespace["name"],
                 namespace["namespace_id"],
                 namespace["generation"],
                 namespace["objects"],
-                format_size(namespace["used_bytes"]),
+                format_size(namespace["used_bytes"] - namespace["ssd_used_bytes"]),
+                _size(namespace["dram_quota_bytes"]),
+                _size(namespace["ssd_used_bytes"]),
+                _size(namespace["ssd_quota_bytes"]),
+                namespace["objects_quota"] or None,
+                None if namespace["priority"] == "normal" else namespace["priority"],
+                _size(namespace["pinned_bytes"]),
                 namespace["durability"],
                 namespace["fingerprint"] or None,
             )
             for namespace in found
         ),
         empty="no namespace yet; a client's first call makes one",
-        spare=["id", "generation", "fingerprint", "durability"],
+        spare=[
+            *("id", "generation", "fingerprint", "durability", "most objects", "pinned"),
+            *("SSD quota", "on SSD"),
+        ],
         wide=wide,
     )
 
@@ -85,6 +101,13 @@ def _namespace(namespace: admin_pb2.NamespaceStatus) -> dict[str, Any]:
         "durability": enum_name(common_pb2.Durability, namespace.durability, "DURABILITY_"),
         "objects": namespace.objects,
         "used_bytes": namespace.used_bytes,
+        "ssd_used_bytes": namespace.ssd_used_bytes,
+        "dram_quota_bytes": namespace.dram_quota_bytes,
+        "ssd_quota_bytes": namespace.ssd_quota_bytes,
+        "objects_quota": namespace.objects_quota,
+        "priority": enum_name(common_pb2.Priority, namespace.priority, "PRIORITY_"),
+        "pinned_objects": namespace.pinned_objects,
+        "pinned_bytes": namespace.pinned_bytes,
     }
 
 
@@ -126,6 +149,76 @@ def create_namespace(
         print_json(_namespace(made))
     else:
         note(f"namespace {made.name} has the id {made.namespace_id}")
+
+
+class PriorityName(StrEnum):
+    """As on the command line."""
+
+    LOW = "low"
+    NORMAL = "normal"
+    HIGH = "high"
+
+
+@namespaces_app.command("set-quota")
+def set_quota(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Of the namespace.")],
+    dram: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="In memory: 64GiB; none takes it away.")
+    ] = None,
+    ssd: Annotated[str | None, typer.Option(metavar="SIZE", help="On SSDs; or none.")] = None,
+    objects: Annotated[str | None, typer.Option(metavar="N", help="Objects; or none.")] = None,
+    priority: Annotated[
+        PriorityName | None, typer.Option(help="Whose objects go first where room is needed.")
+    ] = None,
+    master: _Master = None,
+    grpc: _Grpc = None,
+    json: _Json = False,
+) -> int:
+    """What a namespace has for sure. Beyond it, it gives its own objects before anybody else's.
+
+    What is not named stays as it is.
+    """
+    from cenote.api.errors import InvalidArgument
+    from cenote.runtime.units import format_size, parse_size_bytes
+
+    from .output import note, print_json
+
+    def parsed(text: str | None) -> int | None:
+        return None if text is None else 0 if text == "none" else parse_size_bytes(text)
+
+    if objects not in (None, "none") and not str(objects).isdecimal():
+        raise InvalidArgument(f"--objects is a number or none, not {objects!r}")
+    if dram is ssd is objects is priority is None:
+        raise InvalidArgument("no quota is named", remedy="see cenote namespaces set-quota --help")
+    level = 0 if priority is None else 1 + list(PriorityName).index(priority)
+    count = None if objects is None else 0 if objects == "none" else int(objects)
+    with _open(context, master, grpc) as admin:
+        found = admin.set_quota(
+            name, dram_bytes=parsed(dram), ssd_bytes=parsed(ssd), objects=count, priority=level
+        )
+        status = admin.status()
+    shown = _namespace(found)
+    if json or context.obj["json"]:
+        print_json(shown)
+    else:
+        limits = [
+            (f"{format_size(found.dram_quota_bytes)} in memory", found.dram_quota_bytes),
+            (f"{format_size(found.ssd_quota_bytes)} on SSDs", found.ssd_quota_bytes),
+            (f"{found.objects_quota} objects", found.objects_quota),
+        ]
+        has = ", ".join(text for text, some in limits if some) or "nothing for sure"
+        note(f"namespace {name} has {has}; priority {shown['priority']}")
+    for what, promised, capacity in (
+        ("memory", status.dram_quota_bytes, status.capacity_bytes),
+        ("SSD space", status.ssd_quota_bytes, status.ssd_capacity_bytes),
+    ):
+        if promised > capacity:
+            note(
+                f"cenote: quotas promise {format_size(promised)} of {what} now, and there are"
+                f" {format_size(capacity)}: namespaces within their quotas may evict each other"
+            )
+    return EXIT_OK
 
 
 def _confirmed(question: str) -> bool:

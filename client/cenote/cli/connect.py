@@ -241,6 +241,28 @@ class Admin:
             self._call("ResetNamespace", admin_pb2.ResetNamespaceRequest(name=name)).generation
         )
 
+    def set_quota(
+        self,
+        name: str,
+        *,
+        dram_bytes: int | None = None,
+        ssd_bytes: int | None = None,
+        objects: int | None = None,
+        priority: int = 0,
+    ) -> admin_pb2.NamespaceStatus:
+        """Change what is named; 0 takes a quota away. Raises NamespaceNotFound."""
+        from cenote.v1 import admin_pb2
+
+        request = admin_pb2.SetNamespaceQuotaRequest(
+            name=name,
+            dram_bytes=dram_bytes,
+            ssd_bytes=ssd_bytes,
+            objects=objects,
+            priority=cast("common_pb2.Priority", priority),
+        )
+        reply = self._call("SetNamespaceQuota", request)
+        return cast("admin_pb2.NamespaceStatus", reply.namespace)
+
     def stat(
         self, namespace: admin_pb2.NamespaceStatus, digests: bytes = b"", keys: Sequence[bytes] = ()
     ) -> admin_pb2.StatObjectResponse:

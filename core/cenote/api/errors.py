@@ -173,14 +173,16 @@ class AlreadyExists(CenoteError):
 
 
 class NoSpace(CenoteError):
-    """The pool is full of what may not be evicted now (leased, pinned, granted to writers)."""
+    """The pool is full of what may not be evicted now (leased, pinned, granted to writers, within
+    quotas of other namespaces)."""
 
     code = 14
     grpc_status = "RESOURCE_EXHAUSTED"
     retryable = True
     default_remedy = (
-        "add capacity, or release leases and pins; `cenote status` shows who holds it; after a "
-        "master's crash wait until leases from before have ended (by default 10 s)"
+        "add capacity, or release leases and pins, or lower what quotas keep for others; `cenote "
+        "status` shows who holds it; after a master's crash wait until leases from before have "
+        "ended (by default 10 s)"
     )
 
 

@@ -17,6 +17,7 @@ from .commands import ResetNamespace
 from .front import LEADER, STANDBY, Front
 from .grpc_service import deadline_of
 from .metadata import ALONE
+from .quota_requests import quota_command
 from .requests import check_text
 from .service import MasterService
 from .views import namespace_message, node_message, segment_message
@@ -104,6 +105,11 @@ class AdminGrpc:
             metadata_memory_bytes=status.metadata_memory_bytes,
             last_seq=status.last_seq,
             pinned_objects=status.pinned_objects,
+            pinned_bytes=status.pinned_bytes,
+            pinned_bytes_max=status.pinned_bytes_max,
+            expired_objects=counters.expired,
+            dram_quota_bytes=status.dram_quota_bytes,
+            ssd_quota_bytes=status.ssd_quota_bytes,
             acquired_keys=counters.acquired_keys,
             acquired_hits=counters.acquired_hits,
             lost_objects=counters.lost,
@@ -183,6 +189,16 @@ class AdminGrpc:
         await self._service.make_durable(deadline_of(context))
         return pb.ResetNamespaceResponse(generation=reply.generation)
 
+    async def SetNamespaceQuota(
+        self, request: pb.SetNamespaceQuotaRequest, context: Any
+    ) -> pb.SetNamespaceQuotaResponse:
+        """Raises NamespaceNotFound, InvalidArgument."""
+        decider = self._service.decider
+        decider.refuse_unless_writable()
+        decider.apply(quota_command(request))
+        await self._service.make_durable(deadline_of(context))
+        return pb.SetNamespaceQuotaResponse(namespace=self._namespace(request.name))
+
     async def GetMissRatioCurves(
         self, request: pb.GetMissRatioCurvesRequest, context: Any
     ) -> pb.GetMissRatioCurvesResponse:
@@ -226,4 +242,5 @@ class AdminGrpc:
             extents=stats.extents,
             idle_s=stats.idle_s.astype("<f8").tobytes(),
             lease_counts=pack_u32(stats.lease_counts),
+            pinned_s=stats.pinned_s.astype("<f8").tobytes(),
         )

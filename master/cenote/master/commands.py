@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .node_counters import NodeCounters
 
 if TYPE_CHECKING:
-    from .effects import NamespaceOpened
+    from .effects import NamespaceOpened, QuotaSet
     from .instructions import Instruction
 
 U8 = NDArray[np.uint8]
@@ -355,6 +355,8 @@ class PoolCopy:
     pool_id: bytes
     ancestors: list[bytes]
     namespaces: list[NamespaceOpened]
+    quotas: list[QuotaSet] = field(default_factory=list)
+    """Of some of these namespaces."""
 
 
 @dataclass(slots=True)

@@ -28,8 +28,9 @@ from .commands import (
     PoolCopy,
     SegmentReport,
 )
-from .effects import NamespaceOpened
+from .effects import NamespaceOpened, QuotaSet
 from .node_counters import NodeCounters
+from .quota_requests import check_quota
 from .requests import check_id, check_text
 
 __all__ = ["AttachCollector", "detach_command", "heartbeat_command", "pool_message"]
@@ -142,7 +143,7 @@ def _pool(message: pb.PoolCopy) -> PoolCopy | None:
         return None
     if len(message.ancestors) > ANCESTORS_MAX or len(message.namespaces) > NAMESPACES_MAX:
         raise InvalidArgument("a daemon's copy of its pool has too many entries")
-    namespaces = []
+    namespaces, quotas = [], []
     for copy in message.namespaces:
         name = check_text(copy.name, "a namespace's name", 256)
         good = name and copy.namespace_id and copy.generation and len(copy.fingerprint) <= 4096
@@ -158,15 +159,21 @@ def _pool(message: pb.PoolCopy) -> PoolCopy | None:
                 copy.durability,
             )
         )
+        if copy.priority:
+            limits = copy.dram_quota_bytes, copy.ssd_quota_bytes, copy.objects_quota
+            quotas.append(check_quota(QuotaSet(copy.namespace_id, *limits, copy.priority)))
     return PoolCopy(
         check_id(message.pool_id, "pool_id"),
         [check_id(one, "an ancestor") for one in message.ancestors],
         namespaces,
+        quotas,
     )
 
 
 def pool_message(copy: PoolCopy) -> pb.PoolCopy:
     """What a daemon is to keep."""
+    quotas = {quota.namespace_id: quota for quota in copy.quotas}
+    none = QuotaSet(0, 0, 0, 0, 0)
     return pb.PoolCopy(
         pool_id=copy.pool_id,
         ancestors=copy.ancestors,
@@ -178,8 +185,13 @@ def pool_message(copy: PoolCopy) -> pb.PoolCopy:
                 fingerprint=opened.fingerprint,
                 digest_seed=opened.digest_seed,
                 durability=cast("common_pb2.Durability", opened.durability),
+                dram_quota_bytes=quota.dram_bytes,
+                ssd_quota_bytes=quota.ssd_bytes,
+                objects_quota=quota.objects,
+                priority=cast("common_pb2.Priority", quota.priority),
             )
             for opened in copy.namespaces
+            for quota in (quotas.get(opened.namespace_id, none),)
         ],
     )
 

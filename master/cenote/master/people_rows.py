@@ -64,6 +64,10 @@ def rows_of(decider: Decider, settings: Settings) -> dict[str, str]:
             "generation": namespace.generation,
             "fingerprint": namespace.fingerprint.decode("utf-8", "backslashreplace"),
             "durability": namespace.durability,
+            "dram_quota_bytes": namespace.dram_quota_bytes,
+            "ssd_quota_bytes": namespace.ssd_quota_bytes,
+            "objects_quota": namespace.objects_quota,
+            "priority": namespace.priority,
         }
     return {path: json.dumps(row) for path, row in rows.items()}
 

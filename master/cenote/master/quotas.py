@@ -81,6 +81,10 @@ class Quotas:
     def of(self, namespace_id: int) -> QuotaSet:
         return self.by_id.get(namespace_id, NO_QUOTA)
 
+    def knows(self, quota: QuotaSet) -> bool:
+        """Whether something is known of this namespace."""
+        return quota.namespace_id in self.by_id
+
     def apply(self, quota: QuotaSet) -> None:
         """Set, or take away where nothing of it differs from none."""
         self.version += 1

@@ -109,6 +109,10 @@ def take_in_copy(pool: Pool, command: Attach) -> None:
     related = _is_related(pool, copy)
     for opened in copy.namespaces:
         _learn(pool, command.node_name, opened)
+    for quota in copy.quotas:
+        if quota.namespace_id in pool.namespaces.by_id and not pool.quotas.knows(quota):
+            pool.quotas.apply(quota)
+            pool.effects.append(quota)
     ancestors = dict.fromkeys([*pool.ancestors, copy.pool_id, *copy.ancestors])
     pool.ancestors = [one for one in ancestors if one != pool.pool_id][:ANCESTORS_MAX]
     if not related:
@@ -206,5 +210,7 @@ def tell_namespace(pool: Pool, opened: NamespaceOpened) -> None:
 
 
 def _tell(pool: Pool, node: Node, namespaces: list[NamespaceOpened]) -> None:
-    copy = PoolCopy(pool.pool_id, list(pool.ancestors), namespaces)
+    ids = {opened.namespace_id for opened in namespaces}
+    quotas = [quota for number, quota in pool.quotas.by_id.items() if number in ids]
+    copy = PoolCopy(pool.pool_id, list(pool.ancestors), namespaces, quotas)
     pool.instruct(node, Instruction(0, keep_pool=copy))

@@ -478,6 +478,11 @@ def _apply_options(command: PutStart, options: pb.PutOptions) -> None:
     if options.tier not in _TIERS:
         raise InvalidArgument(f"tier {options.tier} can't be written to", remedy="use TIER_DRAM")
     command.tier = options.tier or common_pb2.TIER_DRAM
+    if options.priority:
+        raise InvalidArgument(
+            "a put has no priority of its own in this release",
+            remedy="give its namespace one: `cenote namespaces set-quota --priority`",
+        )
     if options.pin:
         raise InvalidArgument("pin is no option of a put in this release", remedy="pin afterwards")
     command.local_first = options.local_first

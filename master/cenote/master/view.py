@@ -63,6 +63,10 @@ class PoolStatus:
     pinned_objects: int
     pinned_bytes: int
     """Payload."""
+    pinned_bytes_max: int
+    dram_quota_bytes: int
+    """What all quotas promise together."""
+    ssd_quota_bytes: int
     sessions: int
     grants: int
     nodes_alive: int
@@ -208,6 +212,9 @@ def status(pool: Pool, now_s: float) -> PoolStatus:
         leased_bytes=pool.leased_bytes,
         pinned_objects=pool.pinned_objects,
         pinned_bytes=pool.pinned_bytes,
+        pinned_bytes_max=int(pool.capacity_bytes * pool.config.pinned_share_max),
+        dram_quota_bytes=sum(quota.dram_bytes for quota in pool.quotas.by_id.values()),
+        ssd_quota_bytes=sum(quota.ssd_bytes for quota in pool.quotas.by_id.values()),
         sessions=len(pool.sessions.by_id),
         grants=len(pool.grants),
         nodes_alive=sum(node.is_readable and node.attached for node in nodes_),

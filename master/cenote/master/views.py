@@ -121,4 +121,11 @@ def namespace_message(namespace: NamespaceStatus) -> admin_pb2.NamespaceStatus:
         durability=cast(common_pb2.Durability, namespace.durability),
         objects=namespace.objects,
         used_bytes=namespace.used_bytes,
+        ssd_used_bytes=namespace.ssd_used_bytes,
+        dram_quota_bytes=namespace.dram_quota_bytes,
+        ssd_quota_bytes=namespace.ssd_quota_bytes,
+        objects_quota=namespace.objects_quota,
+        priority=cast(common_pb2.Priority, namespace.priority),
+        pinned_objects=namespace.pinned_objects,
+        pinned_bytes=namespace.pinned_bytes,
     )

@@ -11,7 +11,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("cluster_name", "epoch", "role", "metadata_backend", "uptime_s", "objects", "capacity_bytes", "used_bytes", "granted_bytes", "condemned_bytes", "quarantined_bytes", "leases", "leased_bytes", "sessions", "grants", "evicted_objects", "evicted_bytes", "nodes_alive", "nodes_total", "metadata_memory_bytes", "journal_bytes", "last_seq", "pinned_objects", "server_version", "acquired_keys", "acquired_hits", "lost_objects", "damaged_replicas", "broken_slots", "unverified_slots", "masters", "backlog_entries", "backlog_bytes", "backlog_age_s", "tenure_left_s", "writes_refused", "last_entry", "notice", "eviction_policy_wanted", "eviction_policy", "eviction_policy_switches", "ssd_capacity_bytes", "ssd_used_bytes", "acquired_hits_ssd", "demoted_objects", "demoted_bytes", "promoted_objects", "promoted_bytes", "failed_copies", "evicted_to_ssd", "copying_bytes", "rdma_trouble")
+    __slots__ = ("cluster_name", "epoch", "role", "metadata_backend", "uptime_s", "objects", "capacity_bytes", "used_bytes", "granted_bytes", "condemned_bytes", "quarantined_bytes", "leases", "leased_bytes", "sessions", "grants", "evicted_objects", "evicted_bytes", "nodes_alive", "nodes_total", "metadata_memory_bytes", "journal_bytes", "last_seq", "pinned_objects", "server_version", "acquired_keys", "acquired_hits", "lost_objects", "damaged_replicas", "broken_slots", "unverified_slots", "masters", "backlog_entries", "backlog_bytes", "backlog_age_s", "tenure_left_s", "writes_refused", "last_entry", "notice", "eviction_policy_wanted", "eviction_policy", "eviction_policy_switches", "ssd_capacity_bytes", "ssd_used_bytes", "acquired_hits_ssd", "demoted_objects", "demoted_bytes", "promoted_objects", "promoted_bytes", "failed_copies", "evicted_to_ssd", "copying_bytes", "rdma_trouble", "pinned_bytes", "pinned_bytes_max", "expired_objects", "dram_quota_bytes", "ssd_quota_bytes")
     CLUSTER_NAME_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,11 @@ class GetStatusResponse(_message.Message):
     EVICTED_TO_SSD_FIELD_NUMBER: _ClassVar[int]
     COPYING_BYTES_FIELD_NUMBER: _ClassVar[int]
     RDMA_TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    PINNED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PINNED_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    DRAM_QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SSD_QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
     cluster_name: str
     epoch: int
     role: str
@@ -116,7 +121,12 @@ class GetStatusResponse(_message.Message):
     evicted_to_ssd: int
     copying_bytes: int
     rdma_trouble: str
-    def __init__(self, cluster_name: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[str] = ..., metadata_backend: _Optional[str] = ..., uptime_s: _Optional[float] = ..., objects: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., condemned_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., sessions: _Optional[int] = ..., grants: _Optional[int] = ..., evicted_objects: _Optional[int] = ..., evicted_bytes: _Optional[int] = ..., nodes_alive: _Optional[int] = ..., nodes_total: _Optional[int] = ..., metadata_memory_bytes: _Optional[int] = ..., journal_bytes: _Optional[int] = ..., last_seq: _Optional[int] = ..., pinned_objects: _Optional[int] = ..., server_version: _Optional[str] = ..., acquired_keys: _Optional[int] = ..., acquired_hits: _Optional[int] = ..., lost_objects: _Optional[int] = ..., damaged_replicas: _Optional[int] = ..., broken_slots: _Optional[int] = ..., unverified_slots: _Optional[int] = ..., masters: _Optional[_Iterable[_Union[MasterInfo, _Mapping]]] = ..., backlog_entries: _Optional[int] = ..., backlog_bytes: _Optional[int] = ..., backlog_age_s: _Optional[float] = ..., tenure_left_s: _Optional[float] = ..., writes_refused: _Optional[str] = ..., last_entry: _Optional[int] = ..., notice: _Optional[str] = ..., eviction_policy_wanted: _Optional[str] = ..., eviction_policy: _Optional[str] = ..., eviction_policy_switches: _Optional[int] = ..., ssd_capacity_bytes: _Optional[int] = ..., ssd_used_bytes: _Optional[int] = ..., acquired_hits_ssd: _Optional[int] = ..., demoted_objects: _Optional[int] = ..., demoted_bytes: _Optional[int] = ..., promoted_objects: _Optional[int] = ..., promoted_bytes: _Optional[int] = ..., failed_copies: _Optional[int] = ..., evicted_to_ssd: _Optional[int] = ..., copying_bytes: _Optional[int] = ..., rdma_trouble: _Optional[str] = ...) -> None: ...
+    pinned_bytes: int
+    pinned_bytes_max: int
+    expired_objects: int
+    dram_quota_bytes: int
+    ssd_quota_bytes: int
+    def __init__(self, cluster_name: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[str] = ..., metadata_backend: _Optional[str] = ..., uptime_s: _Optional[float] = ..., objects: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., condemned_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., sessions: _Optional[int] = ..., grants: _Optional[int] = ..., evicted_objects: _Optional[int] = ..., evicted_bytes: _Optional[int] = ..., nodes_alive: _Optional[int] = ..., nodes_total: _Optional[int] = ..., metadata_memory_bytes: _Optional[int] = ..., journal_bytes: _Optional[int] = ..., last_seq: _Optional[int] = ..., pinned_objects: _Optional[int] = ..., server_version: _Optional[str] = ..., acquired_keys: _Optional[int] = ..., acquired_hits: _Optional[int] = ..., lost_objects: _Optional[int] = ..., damaged_replicas: _Optional[int] = ..., broken_slots: _Optional[int] = ..., unverified_slots: _Optional[int] = ..., masters: _Optional[_Iterable[_Union[MasterInfo, _Mapping]]] = ..., backlog_entries: _Optional[int] = ..., backlog_bytes: _Optional[int] = ..., backlog_age_s: _Optional[float] = ..., tenure_left_s: _Optional[float] = ..., writes_refused: _Optional[str] = ..., last_entry: _Optional[int] = ..., notice: _Optional[str] = ..., eviction_policy_wanted: _Optional[str] = ..., eviction_policy: _Optional[str] = ..., eviction_policy_switches: _Optional[int] = ..., ssd_capacity_bytes: _Optional[int] = ..., ssd_used_bytes: _Optional[int] = ..., acquired_hits_ssd: _Optional[int] = ..., demoted_objects: _Optional[int] = ..., demoted_bytes: _Optional[int] = ..., promoted_objects: _Optional[int] = ..., promoted_bytes: _Optional[int] = ..., failed_copies: _Optional[int] = ..., evicted_to_ssd: _Optional[int] = ..., copying_bytes: _Optional[int] = ..., rdma_trouble: _Optional[str] = ..., pinned_bytes: _Optional[int] = ..., pinned_bytes_max: _Optional[int] = ..., expired_objects: _Optional[int] = ..., dram_quota_bytes: _Optional[int] = ..., ssd_quota_bytes: _Optional[int] = ...) -> None: ...
 
 class MasterInfo(_message.Message):
     __slots__ = ("name", "addresses", "grpc", "role", "silent_s")
@@ -217,7 +227,7 @@ class ListNamespacesResponse(_message.Message):
     def __init__(self, namespaces: _Optional[_Iterable[_Union[NamespaceStatus, _Mapping]]] = ...) -> None: ...
 
 class NamespaceStatus(_message.Message):
-    __slots__ = ("name", "namespace_id", "generation", "fingerprint", "durability", "objects", "used_bytes")
+    __slots__ = ("name", "namespace_id", "generation", "fingerprint", "durability", "objects", "used_bytes", "ssd_used_bytes", "dram_quota_bytes", "ssd_quota_bytes", "objects_quota", "priority", "pinned_objects", "pinned_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -225,6 +235,13 @@ class NamespaceStatus(_message.Message):
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
     OBJECTS_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SSD_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DRAM_QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SSD_QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_QUOTA_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PINNED_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     namespace_id: int
     generation: int
@@ -232,7 +249,36 @@ class NamespaceStatus(_message.Message):
     durability: _common_pb2.Durability
     objects: int
     used_bytes: int
-    def __init__(self, name: _Optional[str] = ..., namespace_id: _Optional[int] = ..., generation: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., durability: _Optional[_Union[_common_pb2.Durability, str]] = ..., objects: _Optional[int] = ..., used_bytes: _Optional[int] = ...) -> None: ...
+    ssd_used_bytes: int
+    dram_quota_bytes: int
+    ssd_quota_bytes: int
+    objects_quota: int
+    priority: _common_pb2.Priority
+    pinned_objects: int
+    pinned_bytes: int
+    def __init__(self, name: _Optional[str] = ..., namespace_id: _Optional[int] = ..., generation: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., durability: _Optional[_Union[_common_pb2.Durability, str]] = ..., objects: _Optional[int] = ..., used_bytes: _Optional[int] = ..., ssd_used_bytes: _Optional[int] = ..., dram_quota_bytes: _Optional[int] = ..., ssd_quota_bytes: _Optional[int] = ..., objects_quota: _Optional[int] = ..., priority: _Optional[_Union[_common_pb2.Priority, str]] = ..., pinned_objects: _Optional[int] = ..., pinned_bytes: _Optional[int] = ...) -> None: ...
+
+class SetNamespaceQuotaRequest(_message.Message):
+    __slots__ = ("name", "dram_bytes", "ssd_bytes", "objects", "priority", "credentials")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DRAM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SSD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dram_bytes: int
+    ssd_bytes: int
+    objects: int
+    priority: _common_pb2.Priority
+    credentials: _common_pb2.Credentials
+    def __init__(self, name: _Optional[str] = ..., dram_bytes: _Optional[int] = ..., ssd_bytes: _Optional[int] = ..., objects: _Optional[int] = ..., priority: _Optional[_Union[_common_pb2.Priority, str]] = ..., credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ...) -> None: ...
+
+class SetNamespaceQuotaResponse(_message.Message):
+    __slots__ = ("namespace",)
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    namespace: NamespaceStatus
+    def __init__(self, namespace: _Optional[_Union[NamespaceStatus, _Mapping]] = ...) -> None: ...
 
 class CreateNamespaceRequest(_message.Message):
     __slots__ = ("name", "fingerprint", "durability", "credentials")
@@ -273,16 +319,18 @@ class StatObjectRequest(_message.Message):
     def __init__(self, keys: _Optional[_Union[_common_pb2.KeyBatch, _Mapping]] = ...) -> None: ...
 
 class StatObjectResponse(_message.Message):
-    __slots__ = ("objects", "extents", "idle_s", "lease_counts")
+    __slots__ = ("objects", "extents", "idle_s", "lease_counts", "pinned_s")
     OBJECTS_FIELD_NUMBER: _ClassVar[int]
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
     IDLE_S_FIELD_NUMBER: _ClassVar[int]
     LEASE_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_S_FIELD_NUMBER: _ClassVar[int]
     objects: bytes
     extents: bytes
     idle_s: bytes
     lease_counts: bytes
-    def __init__(self, objects: _Optional[bytes] = ..., extents: _Optional[bytes] = ..., idle_s: _Optional[bytes] = ..., lease_counts: _Optional[bytes] = ...) -> None: ...
+    pinned_s: bytes
+    def __init__(self, objects: _Optional[bytes] = ..., extents: _Optional[bytes] = ..., idle_s: _Optional[bytes] = ..., lease_counts: _Optional[bytes] = ..., pinned_s: _Optional[bytes] = ...) -> None: ...
 
 class GetMissRatioCurvesRequest(_message.Message):
     __slots__ = ()

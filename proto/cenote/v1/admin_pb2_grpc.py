@@ -59,6 +59,11 @@ class AdminServiceStub(object):
                 request_serializer=cenote_dot_v1_dot_admin__pb2.CreateNamespaceRequest.SerializeToString,
                 response_deserializer=cenote_dot_v1_dot_admin__pb2.CreateNamespaceResponse.FromString,
                 _registered_method=True)
+        self.SetNamespaceQuota = channel.unary_unary(
+                '/cenote.v1.AdminService/SetNamespaceQuota',
+                request_serializer=cenote_dot_v1_dot_admin__pb2.SetNamespaceQuotaRequest.SerializeToString,
+                response_deserializer=cenote_dot_v1_dot_admin__pb2.SetNamespaceQuotaResponse.FromString,
+                _registered_method=True)
         self.ResetNamespace = channel.unary_unary(
                 '/cenote.v1.AdminService/ResetNamespace',
                 request_serializer=cenote_dot_v1_dot_admin__pb2.ResetNamespaceRequest.SerializeToString,
@@ -109,6 +114,12 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetNamespaceQuota(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ResetNamespace(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -154,6 +165,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.CreateNamespace,
                     request_deserializer=cenote_dot_v1_dot_admin__pb2.CreateNamespaceRequest.FromString,
                     response_serializer=cenote_dot_v1_dot_admin__pb2.CreateNamespaceResponse.SerializeToString,
+            ),
+            'SetNamespaceQuota': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetNamespaceQuota,
+                    request_deserializer=cenote_dot_v1_dot_admin__pb2.SetNamespaceQuotaRequest.FromString,
+                    response_serializer=cenote_dot_v1_dot_admin__pb2.SetNamespaceQuotaResponse.SerializeToString,
             ),
             'ResetNamespace': grpc.unary_unary_rpc_method_handler(
                     servicer.ResetNamespace,
@@ -306,6 +322,33 @@ class AdminService(object):
             '/cenote.v1.AdminService/CreateNamespace',
             cenote_dot_v1_dot_admin__pb2.CreateNamespaceRequest.SerializeToString,
             cenote_dot_v1_dot_admin__pb2.CreateNamespaceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetNamespaceQuota(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cenote.v1.AdminService/SetNamespaceQuota',
+            cenote_dot_v1_dot_admin__pb2.SetNamespaceQuotaRequest.SerializeToString,
+            cenote_dot_v1_dot_admin__pb2.SetNamespaceQuotaResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -19,6 +19,13 @@ class Durability(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DURABILITY_RELAXED: _ClassVar[Durability]
     DURABILITY_JOURNALED: _ClassVar[Durability]
 
+class Priority(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PRIORITY_UNSPECIFIED: _ClassVar[Priority]
+    PRIORITY_LOW: _ClassVar[Priority]
+    PRIORITY_NORMAL: _ClassVar[Priority]
+    PRIORITY_HIGH: _ClassVar[Priority]
+
 class TransportKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TRANSPORT_KIND_UNSPECIFIED: _ClassVar[TransportKind]
@@ -43,6 +50,10 @@ TIER_HBM: Tier
 DURABILITY_UNSPECIFIED: Durability
 DURABILITY_RELAXED: Durability
 DURABILITY_JOURNALED: Durability
+PRIORITY_UNSPECIFIED: Priority
+PRIORITY_LOW: Priority
+PRIORITY_NORMAL: Priority
+PRIORITY_HIGH: Priority
 TRANSPORT_KIND_UNSPECIFIED: TransportKind
 TRANSPORT_KIND_TCP: TransportKind
 TRANSPORT_KIND_SHM: TransportKind

@@ -577,20 +577,28 @@ class PoolCopy(_message.Message):
     def __init__(self, pool_id: _Optional[bytes] = ..., ancestors: _Optional[_Iterable[bytes]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceCopy, _Mapping]]] = ...) -> None: ...
 
 class NamespaceCopy(_message.Message):
-    __slots__ = ("namespace_id", "generation", "name", "fingerprint", "digest_seed", "durability")
+    __slots__ = ("namespace_id", "generation", "name", "fingerprint", "digest_seed", "durability", "dram_quota_bytes", "ssd_quota_bytes", "objects_quota", "priority")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     DIGEST_SEED_FIELD_NUMBER: _ClassVar[int]
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    DRAM_QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SSD_QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_QUOTA_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     namespace_id: int
     generation: int
     name: str
     fingerprint: bytes
     digest_seed: int
     durability: _common_pb2.Durability
-    def __init__(self, namespace_id: _Optional[int] = ..., generation: _Optional[int] = ..., name: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., digest_seed: _Optional[int] = ..., durability: _Optional[_Union[_common_pb2.Durability, str]] = ...) -> None: ...
+    dram_quota_bytes: int
+    ssd_quota_bytes: int
+    objects_quota: int
+    priority: _common_pb2.Priority
+    def __init__(self, namespace_id: _Optional[int] = ..., generation: _Optional[int] = ..., name: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., digest_seed: _Optional[int] = ..., durability: _Optional[_Union[_common_pb2.Durability, str]] = ..., dram_quota_bytes: _Optional[int] = ..., ssd_quota_bytes: _Optional[int] = ..., objects_quota: _Optional[int] = ..., priority: _Optional[_Union[_common_pb2.Priority, str]] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
     __slots__ = ("node_id", "epoch", "segment_ids", "heartbeat_interval_ms", "clear_slots", "last_seq", "first_grant_id", "pool", "wanted_blocks")

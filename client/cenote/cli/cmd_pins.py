@@ -1,0 +1,184 @@
+"""`cenote pin`, `unpin`, `pins`: what is kept from eviction, whoever asks for room."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .exits import EXIT_ERROR, EXIT_NOT_FOUND, EXIT_OK
+from .options import (
+    MASTER_DEFAULT,
+    AsJson,
+    DeadlineS,
+    GrpcAddress,
+    MasterAddress,
+    NamespaceName,
+)
+
+if TYPE_CHECKING:
+    from .cmd_ls import Listed
+    from .connect import Admin
+
+__all__ = ["pin", "pins", "unpin"]
+
+Keys = Annotated[list[str], typer.Argument(metavar="KEY...", help="Text, or hex:0a1b...")]
+
+
+def pin(
+    keys: Keys,
+    namespace: NamespaceName = "default",
+    ttl: Annotated[
+        str,
+        typer.Option(metavar="DURATION", help="Only for so long: 10m. Pin again to renew."),
+    ] = "",
+    master: MasterAddress = MASTER_DEFAULT,
+    grpc: GrpcAddress = None,
+    json: AsJson = False,
+    deadline: DeadlineS = 30.0,
+) -> int:
+    """Keep objects from eviction, until `unpin` or for a time."""
+    from cenote.runtime.units import parse_duration_s
+
+    from .connect import open_admin, open_client
+    from .output import parse_key
+
+    encoded = [parse_key(key) for key in keys]
+    ttl_s = parse_duration_s(ttl) if ttl else None
+    with (
+        open_admin(master, grpc, deadline) as admin,
+        open_client(master, admin, namespace, deadline_s=deadline) as client,
+    ):
+        done = client.pin(encoded, ttl_s=ttl_s).tolist()
+    return _report("pinned", keys, done, namespace, json=json)
+
+
+def unpin(
+    keys: Keys,
+    namespace: NamespaceName = "default",
+    master: MasterAddress = MASTER_DEFAULT,
+    grpc: GrpcAddress = None,
+    json: AsJson = False,
+    deadline: DeadlineS = 30.0,
+) -> int:
+    """Let objects be evicted again."""
+    from .connect import open_admin, open_client
+    from .output import parse_key
+
+    encoded = [parse_key(key) for key in keys]
+    with (
+        open_admin(master, grpc, deadline) as admin,
+        open_client(master, admin, namespace, deadline_s=deadline) as client,
+    ):
+        done = client.unpin(encoded).tolist()
+    return _report("unpinned", keys, done, namespace, json=json)
+
+
+def _report(what: str, keys: list[str], done: list[bool], namespace: str, *, json: bool) -> int:
+    from .output import note, print_json
+
+    missing = [key for key, there in zip(keys, done, strict=True) if not there]
+    if json:
+        print_json({what: sum(done), "missing": missing})
+    else:
+        note(f"{what} {sum(done)} of {len(keys)}")
+    if not missing:
+        return EXIT_OK
+    note(f"cenote: there is no {missing[0]} in namespace {namespace} (cenote ls -n {namespace})")
+    return EXIT_NOT_FOUND
+
+
+def pins(
+    namespace: Annotated[
+        str | None,
+        typer.Option("--namespace", "-n", metavar="NAME", help="The pinned keys of this one."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="At most so many keys.")] = 100,
+    master: MasterAddress = MASTER_DEFAULT,
+    grpc: GrpcAddress = None,
+    json: AsJson = False,
+    deadline: DeadlineS = 30.0,
+) -> int:
+    """How much is pinned in each namespace, or with -n which keys are, and for how much longer."""
+    from .connect import open_admin
+
+    with open_admin(master, grpc, deadline) as admin:
+        if namespace is None:
+            return _totals(admin, json=json)
+        from .cmd_ls import list_keys
+
+        found, silent = list_keys(admin, namespace, b"", limit, deadline, pinned=True)
+    shown = sorted(found.values(), key=lambda listed: listed.key)
+    _print_keys(shown[:limit], namespace, json=json)
+    from .output import note
+
+    if len(shown) > limit:
+        note(f"more than {limit} keys are pinned (--limit shows more)")
+    for what in silent:
+        note(f"cenote: not all is listed: {what}")
+    return EXIT_ERROR if silent else EXIT_OK
+
+
+def _print_keys(shown: list[Listed], namespace: str, *, json: bool) -> None:
+    from cenote.runtime.units import format_duration, format_size
+
+    from .output import key_text, print_json, print_table
+
+    if json:
+        print_json([_key(listed) for listed in shown])
+        return
+    print_table(
+        ["key", "size", "pinned for"],
+        (
+            (
+                key_text(listed.key),
+                format_size(listed.size_bytes),
+                "ever" if math.isinf(listed.pinned_s) else format_duration(listed.pinned_s),
+            )
+            for listed in shown
+        ),
+        empty=f"no key of namespace {namespace} is pinned",
+    )
+
+
+def _key(listed: Listed) -> dict[str, Any]:
+    from .output import key_text
+
+    left_s = None if math.isinf(listed.pinned_s) else round(listed.pinned_s, 3)
+    return {"key": key_text(listed.key), "size_bytes": listed.size_bytes, "left_s": left_s}
+
+
+def _totals(admin: Admin, *, json: bool) -> int:
+    from cenote.runtime.units import format_size
+
+    from .output import note, print_json, print_table
+
+    status = admin.status()
+    found = [each for each in admin.namespaces() if each.pinned_objects]
+    if json:
+        print_json(
+            {
+                "pinned_objects": status.pinned_objects,
+                "pinned_bytes": status.pinned_bytes,
+                "pinned_bytes_max": status.pinned_bytes_max,
+                "namespaces": [
+                    {
+                        "name": each.name,
+                        "pinned_objects": each.pinned_objects,
+                        "pinned_bytes": each.pinned_bytes,
+                    }
+                    for each in found
+                ],
+            }
+        )
+        return EXIT_OK
+    print_table(
+        ["namespace", "objects", "pinned"],
+        ((each.name, each.pinned_objects, format_size(each.pinned_bytes)) for each in found),
+        empty="nothing is pinned",
+    )
+    note(
+        f"{format_size(status.pinned_bytes)} of {format_size(status.pinned_bytes_max)} that may be"
+    )
+    return EXIT_OK
