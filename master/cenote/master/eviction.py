@@ -64,10 +64,15 @@ def make_room(pool: Pool, units: int, tier: int) -> bool:
     goal = max(units, min(spare, _BATCH_BYTES_MAX // UNIT_BYTES))
     freed = sweep(pool, pool.config.tick_sweep_rows_max) if pool.sweep_at else 0
     gone = pool.counters.evicted
-    if pool.quotas.active and goal > units:
-        # No more than is needed of what is kept for others, nor of what the claimant has itself.
-        goal = units
-    freed += _evict(pool, goal - freed, column, pool.config.tick_evict_rows_max * _ROUNDS_MAX)
+    rows_max = pool.config.tick_evict_rows_max * _ROUNDS_MAX
+    if not pool.quotas.active:
+        freed += _evict(pool, goal - freed, column, rows_max)
+    else:
+        freed += _evict(pool, units - freed, column, rows_max)
+        # Beyond what is needed nothing that is kept, and of who asks itself a small part.
+        more = min(goal, units + pool.quotas.claim_units_max(pool.namespaces) // 64)
+        if 0 < freed < more:
+            freed += _evict(pool, more - freed, column, rows_max, kept=False)
     pool.counters.evictions_on_demand += pool.counters.evicted - gone
     return freed > 0
 

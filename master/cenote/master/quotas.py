@@ -105,6 +105,10 @@ class Quotas:
     def end_claim(self) -> None:
         self.claim = _NO_CLAIM
 
+    def claim_units_max(self, namespaces: Namespaces) -> int:
+        """What whoever claims room now has in memory for sure; as good as endless without that."""
+        return int(self.limits(namespaces)[0, self.claim.incarnation])
+
     def limits(self, namespaces: Namespaces) -> NDArray[np.int64]:
         """int64[4, incarnations]: units in memory, units on SSDs, objects, priority's rank."""
         state = (namespaces.version, namespaces.count, self.version)

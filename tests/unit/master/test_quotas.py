@@ -14,7 +14,8 @@ from cenote.master import commands as c
 from cenote.master.effects import QuotaSet
 from cenote.master.state import StateConfig
 from unit.master.state_checks import check, pool_of
-from unit.master.state_kit import KIB, Kit, new_node, restarted
+from unit.master.state_kit import KIB, FakeNode, Kit, new_node, restarted
+from unit.master.tiers_kit import copy_all, ssd_node
 
 GRANTED = PutStatus.GRANTED
 LOW, NORMAL, HIGH = 1, 2, 3
@@ -23,9 +24,11 @@ LOW, NORMAL, HIGH = 1, 2, 3
 class Tenants(Kit):
     """A pool of 64 KiB with several namespaces, of which `within` chooses one."""
 
-    def __init__(self, *names: str, config: StateConfig | None = None) -> None:
+    def __init__(
+        self, *names: str, config: StateConfig | None = None, node: FakeNode | None = None
+    ) -> None:
         super().__init__(config or StateConfig())
-        self.with_nodes(new_node(1)).with_session()
+        self.with_nodes(node or new_node(1)).with_session()
         self.all: dict[str, c.NamespaceReply] = {}
         for name in names:
             self.all[name] = self.apply(c.OpenNamespace(name, b"", True, 1, ord(name[0])))
@@ -222,3 +225,57 @@ def test_without_quotas_nothing_is_looked_at() -> None:
     kit = Tenants("a1", "b1")
     kit.fill("a1", range(200))
     assert list(pool_of(kit.state).victim_queues) == [-1]
+
+
+def demote(kit: Kit, ticks: int = 1) -> None:
+    """Copies to the SSD are planned, carried out and reported."""
+    for _ in range(ticks):
+        kit.tick(0.1)
+        kit.heartbeat(kit.nodes[1])
+        copy_all(kit, kit.nodes[1])
+        kit.heartbeat(kit.nodes[1])
+
+
+@pytest.mark.parametrize("flooders_quota", [0, 256 * KIB])
+def test_a_flood_leaves_what_is_within_a_quota_on_the_ssd_alone(flooders_quota: int) -> None:
+    node = ssd_node(1, ssd_bytes=512 * KIB)  # 128 objects, 4 KiB each there
+    kit = Tenants("quiet", "flood", node=node)
+    kit.quota("quiet", ssd_bytes=300 * KIB)
+    if flooders_quota:
+        kit.quota("flood", ssd_bytes=flooders_quota)
+    for number in range(60):
+        kit.fill("quiet", range(number, number + 1))
+        demote(kit)
+    for number in range(1000, 1600, 2):
+        kit.fill("flood", range(number, number + 2))
+        demote(kit)
+    used = {one.name: one for one in kit.state.namespaces()}
+    assert 30 * 4 * KIB <= used["quiet"].ssd_used_bytes <= 300 * KIB
+    assert used["flood"].ssd_used_bytes > 200 * KIB
+    # Those that had a copy when their place in memory went.
+    assert kit.there("quiet", range(60)) >= 30
+    before = kit.there("quiet", range(60))
+    for number in range(2000, 2300, 2):
+        kit.fill("flood", range(number, number + 2))
+        demote(kit)
+    assert kit.there("quiet", range(60)) == before
+    check(kit.state)
+
+
+def test_what_is_kept_in_memory_is_not_pushed_out_by_a_promotion() -> None:
+    kit = Tenants("kept", "loose", node=ssd_node(1, ssd_bytes=2 << 20))
+    kit.quota("kept", dram_bytes=40 * KIB)
+    kit.fill("loose", range(1000, 1040))
+    demote(kit, 3)
+    kit.fill("kept", range(38))
+    demote(kit, 3)
+    before = {one.name: one for one in kit.state.namespaces()}["kept"]
+    in_memory = before.used_bytes - before.ssd_used_bytes
+    for _ in range(4):
+        with kit.within("loose"):
+            kit.get(*range(1000, 1040))
+        demote(kit, 2)
+    after = {one.name: one for one in kit.state.namespaces()}["kept"]
+    assert after.used_bytes - after.ssd_used_bytes == in_memory
+    assert kit.there("kept", range(38)) == 38
+    check(kit.state)
