@@ -62,7 +62,7 @@ def flood(cluster: Cluster, namespace: str, block_bytes: int = SIZE) -> Iterator
                     keys = [f"flood-{done[0] + i}" for i in range(16)]
                     client.put_from_batch(keys, [block] * 16).raise_for_errors()
                     done[0] += 16
-        except BaseException as error:
+        except BaseException as error:  # shown when the flood ends
             failures.append(error)
 
     thread = threading.Thread(target=work)

@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from .namespace_commands import NamespaceReply as NamespaceReply
+from .namespace_commands import OpenNamespace as OpenNamespace
+from .namespace_commands import ResetNamespace as ResetNamespace
+from .namespace_commands import SetQuota as SetQuota
 from .node_counters import NodeCounters
 
 if TYPE_CHECKING:
@@ -43,7 +47,7 @@ class Piggyback:
     """One chain, root first, of which some was put just now: says in which order it goes."""
 
 
-# ---- sessions and namespaces ----------------------------------------------------------------
+# ---- sessions -------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -76,44 +80,6 @@ class CloseSession:
 
     session_id: bytes
     sealed_through: int = 0
-
-
-@dataclass(slots=True)
-class OpenNamespace:
-    name: str
-    fingerprint: bytes
-    create: bool
-    durability: int
-    seed_if_new: int
-    """Random digest seed, drawn by the shell: the state rolls no dice."""
-
-
-@dataclass(slots=True)
-class SetQuota:
-    """None: as it is. Reply: a QuotaSet effect."""
-
-    name: str
-    dram_bytes: int | None = None
-    ssd_bytes: int | None = None
-    objects: int | None = None
-    priority: int | None = None
-
-
-@dataclass(slots=True)
-class ResetNamespace:
-    name: str
-    seed_if_new: int
-
-
-@dataclass(slots=True)
-class NamespaceReply:
-    name: str
-    namespace_id: int
-    generation: int
-    digest_seed: int
-    fingerprint: bytes
-    durability: int
-    created: bool
 
 
 # ---- lookups --------------------------------------------------------------------------------

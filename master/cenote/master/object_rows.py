@@ -165,7 +165,7 @@ class ObjectRows:
             self.pinned_bytes -= int(self.sizes_of(pinned).sum())
         return pinned
 
-    def _ssd_units(self, counts: NDArray[np.int64], spans: Spans) -> NDArray[np.int64]:
+    def ssd_units_of(self, counts: NDArray[np.int64], spans: Spans) -> NDArray[np.int64]:
         """Units on SSDs of each of some objects, of which these are all extents."""
         lengths = np.where(self.segments.on_ssd[segments_of(spans)], spans[:, 3], 0)
         sums: NDArray[np.int64] = np.add.reduceat(

@@ -139,8 +139,7 @@ class Pool(ObjectRows):
         self.condemned_rows = 0
         self.placement = Placement()
         self.placement_dirty = True
-        self.victim_queues: dict[int, Any] = {}
-        """By rank; the business of `victims`."""
+        self.victim_queues: dict[int, Any] = {}  # by rank; the business of `victims`
         self.sweep_at = 0
         """Where the sweep of dead generations goes on; 0 = nothing to sweep."""
         self.replayed_epoch = 0
@@ -294,7 +293,7 @@ class Pool(ObjectRows):
         sums = np.add.reduceat(spans[:, 3].astype(np.int64), ends - counts)
         self.namespaces.account(incarnations, sums, -1)
         if self.segments.has_ssd:
-            self.namespaces.add_ssd_units(incarnations, -self._ssd_units(counts, spans))
+            self.namespaces.add_ssd_units(incarnations, -self.ssd_units_of(counts, spans))
         self.objects.unlink(rows)
         if self.keeps_links:
             self.objects.parent[rows] = 0
@@ -405,7 +404,7 @@ class Pool(ObjectRows):
         before = self.units_of_rows(rows)
         owners = self.incarnations_of(rows)
         if self.segments.has_ssd:
-            change = self._ssd_units(counts, spans) - self._ssd_units(*self.spans_of(rows))
+            change = self.ssd_units_of(counts, spans) - self.ssd_units_of(*self.spans_of(rows))
             self.namespaces.add_ssd_units(owners, change)
         self.objects.set_extents(rows, counts, to_extents(spans).view(EXTENT), replicas)
         self.namespaces.add_units(owners, self.units_of_rows(rows) - before)
