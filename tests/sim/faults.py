@@ -19,7 +19,14 @@ if TYPE_CHECKING:
     from sim.stores import SegmentFile, StoreHost
     from sim.world import World
 
-__all__ = ["ALL_FAULTS", "WITH_HIDDEN_SOCKETS", "WITH_METADATA_LOSS", "WITH_POWER", "Faults"]
+__all__ = [
+    "ALL_FAULTS",
+    "WITH_HIDDEN_SOCKETS",
+    "WITH_METADATA_LOSS",
+    "WITH_POWER",
+    "WITH_QUOTAS",
+    "Faults",
+]
 
 MEAN_INTERVAL_S: Final = 0.35
 PAUSES_S: Final = (0.02, 0.2, 0.6, 1.5, 3.0)
@@ -47,11 +54,14 @@ ALL_FAULTS: Final = frozenset(
         "reset",
     }
 )
-"""All kinds but `power`, `metadata-loss` and `hidden-sockets`."""
+"""All kinds but `power`, `metadata-loss`, `hidden-sockets` and `quotas`."""
 WITH_POWER: Final = ALL_FAULTS | {"power"}
 """The master's machine fails, too, and the journal's unsynced end is lost."""
 WITH_METADATA_LOSS: Final = ALL_FAULTS | {"metadata-loss"}
 """The master's directory is lost at times."""
+
+WITH_QUOTAS: Final = ALL_FAULTS | {"quotas"}
+"""An administrator changes the namespace's quota at times: no fault, but it changes what goes."""
 
 WITH_HIDDEN_SOCKETS: Final = ALL_FAULTS | {"hidden-sockets"}
 """At times nobody can see the daemons' Unix sockets: who connects then takes TCP, and changes over
@@ -84,6 +94,8 @@ class Faults:
         }
         if "hidden-sockets" in kinds:
             every["hidden-sockets"] = (4, self._hide_sockets)
+        if "quotas" in kinds:
+            every["quotas"] = (6, world.quotas.change)
         self._every = every
         # Each run has its own mixture: some faults often, some never. What is left out changes
         # nothing about the others.

@@ -26,6 +26,7 @@ from cenote.master.state_config import StateConfig
 from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
 from sim.loop import Loop, Party, Signal
+from sim.quotas import quota_command
 
 if TYPE_CHECKING:
     from sim.world import World
@@ -45,6 +46,7 @@ __all__ = [
 MASTER: Final = "master"
 HELLO: Final = 0
 RESET: Final = -1
+SET_QUOTA: Final = -2
 TICK_S: Final = 0.1
 _EVERY_VIEW: Final = (1 << 64) - 1
 
@@ -253,6 +255,9 @@ class MasterProcess:
         if method == RESET:
             seed = self.world.loop.dice.getrandbits(64)
             service.decider.apply(ResetNamespace(body.decode(), seed))
+            return Later(pb.CloseSessionResponse())
+        if method == SET_QUOTA:
+            service.decider.apply(quota_command(body))
             return Later(pb.CloseSessionResponse())
         parse, operation = service._by_method[method]
         request = parse(body)

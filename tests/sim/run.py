@@ -13,7 +13,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).absolute().parents[1]))
 
-from sim.faults import ALL_FAULTS, WITH_HIDDEN_SOCKETS, WITH_METADATA_LOSS, WITH_POWER
+from sim.faults import (
+    ALL_FAULTS,
+    WITH_HIDDEN_SOCKETS,
+    WITH_METADATA_LOSS,
+    WITH_POWER,
+    WITH_QUOTAS,
+)
 from sim.takeover_faults import TAKEOVER
 from sim.world import Options, Report, simulate
 
@@ -29,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--without", default="", help="kinds of faults to leave out")
     parser.add_argument("--metadata-loss", action="store_true", help="of all of it, at times")
     parser.add_argument("--hidden-sockets", action="store_true", help="TCP instead, at times")
+    parser.add_argument("--quotas", action="store_true", help="that change at times")
     parser.add_argument("--power", action="store_true", help="the journal's end is lost at times")
     parser.add_argument("--lines", type=int, default=60, help="of the trace of a failure")
     parser.add_argument("--no-shrink", action="store_true", help="don't look for fewer faults")
@@ -41,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         faults |= WITH_METADATA_LOSS - ALL_FAULTS
     if given.hidden_sockets:
         faults |= WITH_HIDDEN_SOCKETS - ALL_FAULTS
+    if given.quotas:
+        faults |= WITH_QUOTAS - ALL_FAULTS
     if given.takeover:
         faults |= {TAKEOVER}
     if given.seed is not None:

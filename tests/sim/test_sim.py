@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,19 @@ import pytest
 
 from cenote.api.errors import DeadlineExceeded
 from cenote.client.ways import Ways
+from cenote.master import replay
+from cenote.master.effects import QuotaSet
+from cenote.master.quotas import Quotas
 from cenote.transport.base import SessionIdentity
 from cenote.v1 import common_pb2
 from sim.data_connection import DataConnection, open_connection
-from sim.faults import ALL_FAULTS, WITH_HIDDEN_SOCKETS, WITH_METADATA_LOSS, WITH_POWER
+from sim.faults import (
+    ALL_FAULTS,
+    WITH_HIDDEN_SOCKETS,
+    WITH_METADATA_LOSS,
+    WITH_POWER,
+    WITH_QUOTAS,
+)
 from sim.loop import Loop, Party, Signal
 from sim.mutations import MUTATIONS, mutated
 from sim.network import Weather
@@ -25,6 +35,8 @@ ROOT = Path(__file__).absolute().parents[2]
 CLEAN_SEEDS = 200
 POWER_SEEDS = 40
 HIDDEN_SOCKETS_SEEDS = 20
+QUOTA_SEEDS = 20
+PARTS = replay._parts
 PER_TEST = 20
 MUTATION_SEEDS = 500
 """A bug that is not noticed within so many seeds is not noticed."""
@@ -109,6 +121,42 @@ def test_seeds_are_clean_where_clients_change_over_to_shared_memory(
         if report.failure:
             pytest.fail(told(report), pytrace=False)
     assert any(better)
+
+
+@pytest.mark.parametrize("first", range(0, QUOTA_SEEDS, PER_TEST))
+def test_seeds_are_clean_where_quotas_change(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = []
+    apply = Quotas.apply
+
+    def counted(quotas: Quotas, quota: QuotaSet) -> None:
+        changed.append(quota)
+        apply(quotas, quota)
+
+    monkeypatch.setattr(Quotas, "apply", counted)
+    for seed in range(first, first + PER_TEST):
+        report = simulate(Options(seed, faults=WITH_QUOTAS))
+        if report.failure:
+            pytest.fail(told(report), pytrace=False)
+    assert len(changed) > PER_TEST
+
+
+def _no_quotas(pool: Any) -> Iterator[Any]:
+    return (effect for effect in PARTS(pool) if not isinstance(effect, QuotaSet))
+
+
+@pytest.mark.parametrize("bug", ["quotas are not replayed", "snapshots have no quotas"])
+def test_quotas_that_are_forgotten_are_noticed(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if bug == "quotas are not replayed":
+        monkeypatch.setitem(replay._REPLAY, QuotaSet, lambda pool, effect: None)
+    else:
+        monkeypatch.setattr(replay, "_parts", _no_quotas)
+    for seed in range(MUTATION_SEEDS):
+        report = simulate(Options(seed, faults=WITH_QUOTAS))
+        if report.failure:
+            break
+    assert "the quota is" in report.failure
+    monkeypatch.undo()
+    assert not simulate(Options(report.seed, faults=WITH_QUOTAS)).failure
 
 
 def test_seeds_do_something() -> None:

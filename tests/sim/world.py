@@ -32,6 +32,7 @@ from sim.machine import inhabited, uncollected
 from sim.masters import MASTER, RESET, LaneConnection, MasterProcess, SimLog
 from sim.network import Network
 from sim.oracle import Oracle
+from sim.quotas import QuotaAdmin
 from sim.stores import SLOTS_FIRST, SegmentFile, StoreHost, StoreProcess
 from sim.takeover import SharedMaster, share_metadata
 from sim.takeover_faults import TAKEOVER, TakeoverFaults
@@ -88,6 +89,7 @@ class World:
         self.network = Network(loop, self.host_of)
         self.files: dict[bytes, SegmentFile] = {}
         self.oracle = Oracle(self)
+        self.quotas = QuotaAdmin(self, NAMESPACE)
         self.log = SimLog()
         self.master_names = [MASTER]
         self.masters: dict[str, MasterProcess] = {}
@@ -313,6 +315,8 @@ class World:
         loop.run(loop.now_s + RECOVERY_S)
         check_contents(self)
         check_liveness(self)
+        if self.master is not None and "metadata-loss" not in self.options.faults:
+            self.quotas.check(self.master.service.state)
         loop.run(loop.now_s + REST_S)
         check_unused(self)
         for client in self.living_clients():
