@@ -29,8 +29,8 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-"""One process per engine: it starts in half the time. Threads are not bound to cores, of which there
-may be fewer than ranks."""
+"""One process per engine: it starts in half the time. Threads are not bound to cores: there may be
+fewer of them than ranks."""
 START_TIMEOUT_S = 600.0
 """An engine takes 15 s of CPU to start; a busy machine, many times that."""
 ANSWER_TIMEOUT_S = 300.0
