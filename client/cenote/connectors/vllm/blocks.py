@@ -6,7 +6,7 @@ for each layer, or a single one where the engine's layout has them side by side.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
@@ -76,6 +76,7 @@ class BlockMemory:
                 for piece in self.pieces[number]
             ]
         self.device: torch.device = next(iter(self._storages.values())).device
+        self._side_stream = torch.cuda.Stream() if self.device.type == "cuda" else None
 
     def _pieces_of(self, name: str, tensor: torch.Tensor, num_blocks: int) -> list[Piece]:
         shape = tuple(tensor.shape)
@@ -100,23 +101,62 @@ class BlockMemory:
     # ---- copies ------------------------------------------------------------------------------
 
     def gather(self, group: int, block_ids: Sequence[int], rows: torch.Tensor) -> None:
-        """Blocks to `rows`: uint8[n, at least block_bytes], in host memory."""
+        """Blocks to `rows`: uint8[n, at least block_bytes], in host memory.
+
+        On a GPU in order with what the engine computes on this thread's stream: see `copied`.
+        """
         ids = torch.tensor(block_ids, dtype=torch.long, device=self.device)
+        views = self._views[group]
+        if self.device.type != "cpu":
+            blocks = torch.cat([view.index_select(0, ids) for view in views], dim=1)
+            for row, block in zip(rows, blocks, strict=True):
+                row[: blocks.shape[1]].copy_(block, non_blocking=True)
+            return
         at = 0
-        for view in self._views[group]:
+        for view in views:
             length = view.shape[1]
-            rows[:, at : at + length].copy_(view.index_select(0, ids), non_blocking=True)
+            rows[:, at : at + length].copy_(view.index_select(0, ids))
             at += length
 
+    def copied(self) -> Callable[[], None]:
+        """What waits, in any thread, until all that was gathered so far has arrived."""
+        if self.device.type != "cuda":
+            return lambda: None
+        event = torch.cuda.Event()
+        event.record()
+        return event.synchronize  # type: ignore[no-any-return]
+
     def scatter(self, group: int, block_ids: Sequence[int], rows: torch.Tensor) -> None:
-        """`rows` to blocks."""
+        """`rows` to blocks; on a GPU beside what the engine computes: see `finish_loads`."""
+        if self._side_stream is None:
+            self._scatter(group, block_ids, rows)
+            return
+        with torch.cuda.stream(self._side_stream):
+            self._scatter(group, block_ids, rows)
+
+    def _scatter(self, group: int, block_ids: Sequence[int], rows: torch.Tensor) -> None:
         ids = torch.tensor(block_ids, dtype=torch.long, device=self.device)
+        if self.device.type != "cpu":
+            length = self.block_bytes[group]
+            blocks = torch.empty(len(rows), length, dtype=torch.uint8, device=self.device)
+            for block, row in zip(blocks, rows, strict=True):
+                block.copy_(row[:length], non_blocking=True)
+            rows = blocks
         at = 0
         for view in self._views[group]:
             length = view.shape[1]
-            part = rows[:, at : at + length]
-            view.index_copy_(0, ids, part.to(self.device, non_blocking=True))
+            view.index_copy_(0, ids, rows[:, at : at + length])
             at += length
+
+    def finish_loads(self) -> None:
+        """Until all that was scattered is where it belongs."""
+        if self._side_stream is not None:
+            self._side_stream.synchronize()
+
+    def pin(self, address: int, size_bytes: int) -> None:
+        """Memory of this host that a GPU is to reach by itself."""
+        if self.device.type == "cuda":
+            torch.cuda.cudart().cudaHostRegister(address, size_bytes, 0)
 
 
 def _dense_runs(

@@ -220,7 +220,7 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker = StoreWorker(
             self._options,
             self._shards[rank],
-            PoolLink(self._options, f"vllm-worker-{rank}"),
+            f"vllm-worker-{rank}",
             self._counters,
         )
         self._worker.start(memory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Final, final
 
 from cenote.api.errors import CenoteError, ConfigError, FingerprintMismatch, Unavailable
@@ -26,8 +27,15 @@ _CLOSE_S: Final = 3.0
 class PoolLink:
     """Nobody waits for a pool that isn't there: `space` says Unavailable at once then."""
 
-    def __init__(self, options: ConnectorOptions, name: str) -> None:
+    def __init__(
+        self,
+        options: ConnectorOptions,
+        name: str,
+        prepare: Callable[[Client], None] = lambda client: None,
+    ) -> None:
+        """`prepare`: what is to be done, in the thread, before the client counts as there."""
         self._options = options
+        self._prepare = prepare
         self._name = name
         self._client: Client | None = None
         self._ended = threading.Event()
@@ -91,6 +99,7 @@ class PoolLink:
                 self._ended.wait(pause_s)
                 pause_s = min(2 * pause_s, _PAUSE_MAX_S)
                 continue
+            self._prepare(client)
             if self._ended.is_set():
                 client.close()
                 return

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import final
 
-__all__ = ["Slots"]
+__all__ = ["Slots", "is_run"]
+
+
+def is_run(slots: list[int]) -> bool:
+    """Whether they follow each other."""
+    return slots == list(range(slots[0], slots[0] + len(slots)))
 
 
 @final

@@ -18,7 +18,7 @@ import torch
 
 from cenote.api.errors import BufferInUse, CenoteError
 from cenote.api.types import PutStatus
-from cenote.client import Buffer
+from cenote.client import Buffer, Client
 from cenote.runtime.log import get_logger
 
 from .blocks import BlockMemory
@@ -29,7 +29,7 @@ from .keys import RankShard, object_keys
 from .link import PoolLink, remaining_s
 from .options import ConnectorOptions
 from .orders import LoadOrder, Orders, Reports, SaveOrder, SpaceName, StageOrder, StageReport
-from .slots import Slots
+from .slots import Slots, is_run
 
 __all__ = ["StoreWorker"]
 
@@ -76,11 +76,11 @@ class StoreWorker:
     """See the module's docstring. Public calls are of the worker's thread."""
 
     def __init__(
-        self, options: ConnectorOptions, rank: RankShard, link: PoolLink, counters: Counters
+        self, options: ConnectorOptions, rank: RankShard, name: str, counters: Counters
     ) -> None:
         self._options = options
         self._rank = rank
-        self._link = link
+        self._link = PoolLink(options, name, self._make_staging)
         self._counters = counters
         self._memory: BlockMemory | None = None
         self._buffer: Buffer | None = None
@@ -119,30 +119,27 @@ class StoreWorker:
             thread.close(remaining_s(until_s))
         self._link.close()
 
-    def _staging_rows(self) -> torch.Tensor | None:
-        """uint8[slots, slot_bytes]; made where there is a pool, since it costs its size."""
-        if self._rows is not None:
-            return self._rows
-        client = self._link.client
-        if client is None:
-            return None
+    def _make_staging(self, client: Client) -> None:
+        """Staging memory: made where there is a pool, since it takes its size, and in the link's
+        thread, since to populate it takes time."""
+        memory = self._memory
+        assert memory is not None
         count = self._options.staging_bytes // self._slot_bytes
         if count < 2:
-            _log.error("staging_bytes is less than two blocks", block_bytes=self._slot_bytes)
-            return None
+            _log.error(
+                "nothing is loaded or saved: staging_bytes is less than two blocks",
+                block_bytes=self._slot_bytes,
+            )
+            return
         try:
             buffer = client.alloc(count * self._slot_bytes)
         except CenoteError as error:
-            _log.error("no memory to stage blocks in", why=error)
-            return None
-        assert self._memory is not None
+            _log.error("nothing is loaded or saved: no memory to stage blocks in", why=error)
+            return
         rows = torch.from_numpy(buffer.array).view(count, self._slot_bytes)
-        if self._memory.device.type == "cuda":
-            torch.cuda.cudart().cudaHostRegister(buffer.address, buffer.size_bytes, 0)
+        memory.pin(buffer.address, buffer.size_bytes)
         with self._lock:
-            if self._rows is None:
-                self._buffer, self._rows, self._slots = buffer, rows, Slots(count)
-        return self._rows
+            self._buffer, self._rows, self._slots = buffer, rows, Slots(count)
 
     def _addresses(self, slots: list[int]) -> Any:
         assert self._buffer is not None
@@ -196,7 +193,7 @@ class StoreWorker:
         there: dict[Block, int] = {}
         size_bytes = 0
         try:
-            if self._staging_rows() is not None:
+            if self._rows is not None:
                 there, size_bytes = self._fetch(order, space, until_s)
         except CenoteError as error:
             _log.warning("a prefix was not fetched", why=error)
@@ -284,9 +281,8 @@ class StoreWorker:
             ids.append(block_id)
             slots.append(there[block])
         for group, (ids, slots) in by_group.items():
-            memory.scatter(group, ids, rows[torch.tensor(slots)])
-        if memory.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()
+            memory.scatter(group, ids, _rows_at(rows, slots))
+        memory.finish_loads()
 
     # ---- to the pool -------------------------------------------------------------------------
 
@@ -296,19 +292,17 @@ class StoreWorker:
         if not mine or self._breaker.is_open(time.monotonic()):
             self._counters.add("unsaved_blocks", len(mine))
             return
-        rows = self._staging_rows()
-        slots: list[int] = []
-        if rows is not None:
-            with self._lock:
-                slots = self._slots.take_for_save(len(mine))
+        with self._lock:
+            rows = self._rows
+            slots = self._slots.take_for_save(len(mine))
         self._counters.add("unsaved_blocks", len(mine) - len(slots))
         mine = mine[: len(slots)]
         if rows is None or not mine:
             return
         began_s = time.monotonic()
-        self._copy_out(order, mine, slots, rows)
+        copied = self._copy_out(order, mine, slots, rows)
         self._counters.observe("copy", time.monotonic() - began_s)
-        job = self._put_job(order, mine, slots, space)
+        job = self._put_job(order, mine, slots, space, copied)
         if not self._saver.submit(job):
             self._counters.add("unsaved_blocks", len(mine))
             with self._lock:
@@ -316,25 +310,25 @@ class StoreWorker:
 
     def _copy_out(
         self, order: SaveOrder, mine: list[int], slots: list[int], rows: torch.Tensor
-    ) -> None:
-        """The engine may write to its blocks as soon as this returns."""
-        assert self._memory is not None
+    ) -> Job:
+        """The engine may go on as soon as this returns. Returns what waits until it is copied."""
+        memory = self._memory
+        assert memory is not None
         by_group: dict[int, tuple[list[int], list[int]]] = {}
         for i, slot in zip(mine, slots, strict=True):
             ids, places = by_group.setdefault(order.blocks[i][0], ([], []))
             ids.append(order.block_ids[i])
             places.append(slot)
         for group, (ids, places) in by_group.items():
-            if places == list(range(places[0], places[0] + len(places))):
-                self._memory.gather(group, ids, rows[places[0] : places[0] + len(places)])
+            if is_run(places):
+                memory.gather(group, ids, rows[places[0] : places[0] + len(places)])
                 continue
             for block_id, place in zip(ids, places, strict=True):
-                self._memory.gather(group, [block_id], rows[place : place + 1])
-        if self._memory.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()
+                memory.gather(group, [block_id], rows[place : place + 1])
+        return memory.copied()
 
     def _put_job(
-        self, order: SaveOrder, mine: list[int], slots: list[int], space: SpaceName
+        self, order: SaveOrder, mine: list[int], slots: list[int], space: SpaceName, copied: Job
     ) -> Job:
         assert self._memory is not None
         groups = [order.blocks[i][0] for i in mine]
@@ -345,6 +339,7 @@ class StoreWorker:
             began_s = time.monotonic()
             kept = False
             try:
+                copied()
                 until_s = began_s + self._options.save_deadline_s
                 results = self._link.space(space, remaining_s(until_s)).put_from_batch(
                     keys,
@@ -372,3 +367,10 @@ class StoreWorker:
                 self._counters.observe("save", time.monotonic() - began_s)
 
         return put
+
+
+def _rows_at(rows: torch.Tensor, slots: list[int]) -> torch.Tensor:
+    """These rows: the memory itself where they follow each other, else a copy."""
+    if is_run(slots):
+        return rows[slots[0] : slots[0] + len(slots)]
+    return rows[torch.tensor(slots)]
