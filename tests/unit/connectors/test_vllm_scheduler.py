@@ -33,6 +33,10 @@ class Lease:
     lease_id: int = 7
     ttl_s: float = 60.0
 
+    @property
+    def prefix_keys(self) -> int:
+        return int(np.append(self.present, False).argmin())
+
 
 def no_ssd() -> Any:
     peers = SimpleNamespace(on_ssd=frozenset[int]())

@@ -11,6 +11,7 @@ Nothing here imports vLLM before vLLM asks for the connector; then `connector`, 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Final
 
 __all__ = ["CONNECTOR_NAME", "register"]
@@ -22,7 +23,7 @@ def register() -> None:
     """Make the connector known to vLLM by its name; vLLM calls it in each of its processes."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-    if CONNECTOR_NAME not in KVConnectorFactory._registry:  # plug-ins may be loaded twice
+    with suppress(ValueError):  # it is registered already: plug-ins may be loaded twice
         KVConnectorFactory.register_connector(
             CONNECTOR_NAME, f"{__name__}.connector", CONNECTOR_NAME
         )

@@ -87,6 +87,9 @@ class Grouping:
         """
         if tokens <= have_tokens:
             return []
+        if self.single:  # prompts are long, and this is asked for while the engine waits
+            number, size = self.groups[0].number, self.groups[0].block_tokens
+            return [(number, index) for index in range(have_tokens // size, tokens // size)]
         found = [
             (group.number, index)
             for group in self.groups

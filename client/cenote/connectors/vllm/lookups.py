@@ -77,8 +77,12 @@ def find(
     lease = space.acquire(
         keys, lease_ttl_s, chain=grouping.single, deadline_s=lookup.until_s - time.monotonic()
     )
-    there = _whole(blocks, lease.present, len(shards))
-    found = grouping.usable_tokens(tokens, there.__contains__)
+    if grouping.single:
+        size = grouping.groups[0].block_tokens
+        found = grouping.aligned(lease.prefix_keys // len(shards) * size)
+    else:
+        there = _whole(blocks, lease.present, len(shards))
+        found = grouping.usable_tokens(tokens, there.__contains__)
     if not lease.lease_id:
         return Found(found, None, began_s + _UNLEASED_S)
     margin_s = min(_LEASE_MARGIN_S, lease.ttl_s / 2)
