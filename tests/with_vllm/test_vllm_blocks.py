@@ -1,0 +1,19 @@
+"""Where the engine's blocks lie: checked in vLLM's environment, where torch is."""
+
+from __future__ import annotations
+
+import subprocess
+
+from with_vllm.conftest import HERE
+from with_vllm.engines import vllm_python
+
+
+def test_blocks_are_copied_right_in_every_layout() -> None:
+    ended = subprocess.run(
+        [str(vllm_python()), str(HERE / "blocks_check.py")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert ended.stdout.startswith("checked")
