@@ -39,7 +39,7 @@ END_TIMEOUT_S = 120.0
 
 def vllm_python() -> str | None:
     """The interpreter of vLLM's environment, where there is one: see `make test-vllm`."""
-    return os.environ.get("CENOTE_VLLM_PYTHON")
+    return os.environ.get("CENOTE_TEST_VLLM_PYTHON")
 
 
 @dataclass(frozen=True, slots=True)

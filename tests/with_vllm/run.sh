@@ -32,9 +32,9 @@ if ! [ -e "$stamp" ] || [ tests/with_vllm/requirements.txt -nt "$stamp" ] || [ p
         "tell pip of PyTorch's index for it, as with PIP_EXTRA_INDEX_URL"
     touch "$stamp"
 fi
-export CENOTE_VLLM_PYTHON=$PWD/$python
+export CENOTE_TEST_VLLM_PYTHON=$PWD/$python
 pytest=".venv/bin/python -m pytest tests/with_vllm --timeout 1200"
 if [ "${1:-}" = quick ]; then
-    exec timeout --kill-after 30 1200 $pytest -m "not slow_engine"
+    exec timeout --kill-after 30 1800 $pytest -m "not slow_engine"
 fi
 exec timeout --kill-after 30 5400 $pytest "$@"
