@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from cenote.api.errors import ConfigError
-from cenote.runtime.log import get_logger, setup_logging
+from cenote.runtime.log import get_logger, log_if_nobody_listens, setup_logging
 
 
 @pytest.fixture
@@ -93,3 +93,23 @@ def test_an_endless_message_is_cut(stream: io.StringIO) -> None:
 def test_an_unknown_level_is_refused() -> None:
     with pytest.raises(ConfigError, match="one of: debug, info, warning, error"):
         setup_logging("loud")
+
+
+def test_inside_another_program_events_are_written_where_nobody_else_does(
+    stream: io.StringIO, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logging.getLogger().handlers[:] = []
+    ours = logging.getLogger("cenote.embedded")
+    try:
+        log_if_nobody_listens("cenote.embedded")
+        log_if_nobody_listens("cenote.embedded")
+        get_logger("cenote.embedded.x").info("attached", node="a")
+        assert capsys.readouterr().err.count("attached node=a") == 1
+    finally:
+        ours.handlers[:] = []
+        ours.propagate = True
+    setup_logging("info", stream=stream)
+    log_if_nobody_listens("cenote.embedded")
+    get_logger("cenote.embedded.x").info("seen once", node="a")
+    assert len(lines(stream)) == 1
+    assert not ours.handlers
