@@ -291,3 +291,22 @@ def test_a_hybrid_leases_only_what_it_loads(pool: Space) -> None:
     assert dict(zip(load.blocks, load.block_ids, strict=True))[1, 1] == 9
     made.half.finished("r")
     made.half.close()
+
+
+def test_a_model_that_can_not_be_named_shares_nothing(pool: Space) -> None:
+    def fail() -> SpaceName:
+        raise OSError("the weights can't be read")
+
+    store(pool, 4)
+    half = StoreScheduler(
+        make_options({}), GROUPING, [0], 1, {0: 1000}, fail, cast(Any, pool), Counters()
+    )
+    half.start()
+    done = threading.Event()
+    half._lookups.submit(done.set)
+    assert done.wait(30.0), "its thread goes on"
+    half.new_request(Request(), shared=True)
+    assert half.matched_tokens(Request(), 0) == 0
+    half.save("r", 100, [[1, 2, 3, 4, 5, 6]], ())
+    assert not half.take_orders().saves
+    half.close()

@@ -99,7 +99,13 @@ class PoolLink:
                 self._ended.wait(pause_s)
                 pause_s = min(2 * pause_s, _PAUSE_MAX_S)
                 continue
-            self._prepare(client)
+            try:
+                self._prepare(client)
+            except Exception:  # a driver's error, for example: the engine goes on without a pool
+                _log.exception("the pool can't be used")
+                self._tried.set()
+                client.close()
+                return
             if self._ended.is_set():
                 client.close()
                 return

@@ -163,6 +163,8 @@ class LookupThread:
                 item()
             except CenoteError as error:  # of a release: leases end by themselves
                 _log.debug("not done", why=error)
+            except Exception:  # whatever a model's files hold: lookups of others go on
+                _log.exception("not done")
 
     def _answer(self, lookup: Lookup) -> Answer:
         if time.monotonic() >= lookup.until_s:
