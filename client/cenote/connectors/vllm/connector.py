@@ -20,7 +20,7 @@ from vllm.distributed.parallel_state import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from cenote.runtime.log import log_if_nobody_listens
+from cenote.runtime.log import get_logger, log_if_nobody_listens
 
 from .blocks import BlockMemory
 from .counters import Counters
@@ -40,6 +40,7 @@ from .worker import StoreWorker
 
 __all__ = ["CenoteStoreConnector"]
 
+_log: Final = get_logger("cenote.vllm")
 _NO_ORDERS: Final = Orders()
 
 
@@ -200,6 +201,14 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         self._planner.finished(request.request_id)
         return False, None
+
+    def reset_cache(self) -> bool | None:
+        """Not from here yet: False. Saves that are under way could end after it."""
+        _log.error(
+            "the pool was not reset",
+            remedy="with all engines idle: cenote namespaces reset NAME, see docs/vllm.md",
+        )
+        return False
 
     def take_events(self) -> Iterable[Any]:
         return ()
