@@ -122,7 +122,7 @@ class Engine:
 
         def answered() -> bool:
             step = next(fresh)
-            self.generate([[(i * 3 + step) % 500 for i in range(140)]], max_tokens=1)
+            self.generate([[(i * 3 + step) % 500 for i in range(700)]], max_tokens=1)
             return "vllm:cenote_fetches miss" in self.metrics()
 
         wait_until(answered, timeout_s, what="the engine to meet the pool")
