@@ -30,6 +30,9 @@ CONFIG = {"tick_compact_rows_max": 64, "spares_share_max": 0.25, "spares_free_sh
 key_lists = st.lists(st.integers(0, KEYS - 1), min_size=1, max_size=12)
 sessions = st.sampled_from(SESSIONS)
 nodes = st.integers(1, 3)
+# Unsealed until its writer says otherwise, with its next request.
+SAME = (CommitStatus.EXISTS_SAME, CommitStatus.UNSEALED_SAME)
+DIFFERENT = (CommitStatus.EXISTS_DIFFERENT, CommitStatus.UNSEALED_DIFFERENT)
 
 
 class StateMachine(RuleBasedStateMachine):
@@ -161,9 +164,7 @@ class StateMachine(RuleBasedStateMachine):
             left.discard(position)
             if key in readable:
                 same = before[key] == size
-                assert status == (
-                    CommitStatus.EXISTS_SAME if same else CommitStatus.EXISTS_DIFFERENT
-                )
+                assert status in (SAME if same else DIFFERENT)
             elif position in gone:
                 assert status == CommitStatus.NOT_GRANTED
             else:
@@ -203,9 +204,9 @@ class StateMachine(RuleBasedStateMachine):
             key = put.keys[position]
             if status == CommitStatus.DECIDED:
                 assert self.model.stored[key].size == put.sizes[position]
-            elif status == CommitStatus.EXISTS_SAME:
+            elif status in SAME:
                 assert stored_before[key].size == put.sizes[position]
-            elif status == CommitStatus.EXISTS_DIFFERENT:
+            elif status in DIFFERENT:
                 assert stored_before[key].size != put.sizes[position]
 
     @precondition(lambda self: self.model.grants)
