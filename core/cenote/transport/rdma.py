@@ -170,8 +170,8 @@ class RdmaTransport:
         self._closed = True
         for channel in list(self._channels):
             channel.close()
-        self.memory.close()
-        self._nics.close()
+        if self.memory.close():
+            self._nics.close()
 
 
 def open_rdma_transport(

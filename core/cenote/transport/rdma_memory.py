@@ -6,6 +6,7 @@ more, and no device ever touches memory that may have been given back.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import threading
@@ -229,20 +230,27 @@ class LocalMemory:
             self._changed.notify_all()
 
     def keep(self, *things: object) -> None:
-        """What a device did not let go of stays as it is until the process ends."""
+        """What a device did not let go of stays as it is until the process ends: it, its memory and
+        the open devices. Libraries crash where a device is closed before what was made of it, so
+        not even the collector may have them."""
         self._kept.append(things)
+        kept = (things, self, self._nics, self._nics.devices)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
-    def close(self) -> None:
-        """Let all go, when nothing is under way."""
+    def close(self) -> bool:
+        """Let all go, when nothing is under way; False where something is kept, and with it all
+        devices."""
         with self._lock:
             self._closed = True
             regions, self._regions = list(self._regions.values()), {}
             if self._kept:  # it may still be written into
-                return
+                self._regions = {id(region): (region, made) for region, made in regions}
+                return False
             self._idle.clear()
             self._changed.notify_all()
         for _, made in regions:
             _let_go(made)
+        return True
 
 
 def _dmabuf_error(error: VerbsError) -> CenoteError:

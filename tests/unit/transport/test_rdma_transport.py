@@ -109,6 +109,9 @@ def test_a_device_that_does_not_let_go(far: FakeFarEnd, monkeypatch: pytest.Monk
                 channel.read(traffic.extents, traffic.addresses, 0.1)
         far.fabric.release()
     channel.close()
+    far.transport.close()  # not the devices, of which something is kept
+    assert far.transport.memory.registered_bytes
+    assert far.transport._nics.devices
     for pair in list(far.fabric.pairs.values()):  # what the device kept
         if pair.device in far.near_verbs.devices.values():
             pair.close()
