@@ -64,4 +64,4 @@ def check_answer(oracle: Oracle, pool: Pool, digests: NDArray[np.uint64], reply:
                 f"put {put.serial} of key {put.key}, version {version}, was said to exist, and none"
                 " of its replicas is sealed"
             )
-        put.acked = True
+        put.said_to_exist.add(version)

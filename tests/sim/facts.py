@@ -9,9 +9,10 @@ import numpy as np
 from cenote.store.slot_format import SLOT_BYTES, SLOT_RECORD, STATE_SEALED
 
 if TYPE_CHECKING:
+    from cenote.master.pool import Pool
     from sim.stores import SegmentFile
 
-__all__ = ["is_intact", "is_sealed"]
+__all__ = ["is_intact", "is_sealed", "known_versions"]
 
 
 def is_sealed(file: SegmentFile, slot: int, version: tuple[int, int]) -> bool:
@@ -36,3 +37,10 @@ def is_intact(
             if file.data[start : start + len(value)].tobytes() != value:
                 return False
     return True
+
+
+def known_versions(pool: Pool) -> set[tuple[int, int]]:
+    """(epoch, seq) of all that a master has."""
+    records = pool.records_of(pool.objects.live_rows(0, pool.objects.high_water)[0])
+    epochs = (records[:, 3] & np.uint64(0xFFFF_FFFF)).tolist()
+    return set(zip(epochs, records[:, 2].tolist(), strict=True))

@@ -26,7 +26,7 @@ from cenote.master.effects import (
 )
 from cenote.master.pool import Pool
 from sim.existing import asked, check_answer
-from sim.facts import is_intact, is_sealed
+from sim.facts import is_intact, is_sealed, known_versions
 from sim.fingerprint import fingerprint
 from sim.following import Following
 from sim.loop import Violation
@@ -137,11 +137,9 @@ class Oracle:
         self._metadata_lost_s = self._world.loop.now_s
 
     def _note_unheard(self, pool: Pool) -> None:
-        records = pool.records_of(pool.objects.live_rows(0, pool.objects.high_water)[0])
-        epochs = (records[:, 3] & np.uint64(0xFFFF_FFFF)).tolist()
-        known = set(zip(epochs, records[:, 2].tolist(), strict=True))
+        known = known_versions(pool)
         for put in self.puts.values():
-            for version in () if put.acked else put.versions:
+            for version in [each for each in put.versions if not put.is_acked(each)]:
                 if version not in known and not self.surviving_replicas(version):
                     self._unheard.add(version)
 
@@ -150,6 +148,10 @@ class Oracle:
         heard = [version for version in put.versions if version not in self._unheard]
         gone = self.gone.keys() | self._revenants
         return [version for version in heard or put.versions if version not in gone]
+
+    def acknowledged(self, put: PutRecord) -> list[Version]:
+        """What the master was told to keep of a put, and somebody that it is there."""
+        return [version for version in self.alive(put) if put.is_acked(version)]
 
     @contextlib.contextmanager
     def watching(self, who: str, master: MasterProcess) -> Iterator[None]:
@@ -162,7 +164,7 @@ class Oracle:
     def _check(self, master: MasterProcess) -> None:
         check(master.service.state)
         for put in self.puts.values():
-            for version in self.alive(put) if put.acked else ():
+            for version in self.acknowledged(put):
                 self._check_slots(put, version)
 
     def _is_excused(self, put: PutRecord, version: Version) -> bool:
@@ -293,7 +295,7 @@ class Oracle:
     def _check_loss(self, version: Version, forgotten: list[int]) -> None:
         """An acknowledged object is lost with all the daemons that held it, and not otherwise."""
         put = next((p for p in self.puts.values() if version in p.versions), None)
-        if put is None or not put.acked:
+        if put is None or not put.is_acked(version):
             return
         survives = self.surviving_replicas(version, forgotten)
         if survives and not self._is_excused(put, version):
@@ -479,7 +481,7 @@ class Oracle:
         best: dict[int, int] = {}
         for put in self.puts.values():
             for version in put.versions:
-                if not put.acked or version in self.gone:
+                if not put.is_acked(version) or version in self.gone:
                     continue
                 if not self.surviving_replicas(version):
                     continue

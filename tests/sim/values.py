@@ -41,7 +41,15 @@ class PutRecord:
     value: bytes
     min_replicas: int = 1
     acked: bool = False
+    """Its own client was told that it is stored."""
     versions: list[Version] = field(default_factory=list)
+    said_to_exist: set[Version] = field(default_factory=set)
+    """Of these others were told so: not of what the same call decides later on, once they were
+    removed."""
+
+    def is_acked(self, version: Version) -> bool:
+        """Whether anybody was told that this is there."""
+        return self.acked or version in self.said_to_exist
 
 
 @dataclass
