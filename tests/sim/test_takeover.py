@@ -16,7 +16,7 @@ NOTICED_AT = {
     "nothing is adopted": 4,
     "removals are not awaited": 24,
     "seeds are not awaited": 104,
-    "standbys are impatient": 195,
+    "standbys are impatient": 353,
     "tenures never end": 3,
     "what was evicted comes back": 230,
 }
