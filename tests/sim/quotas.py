@@ -30,12 +30,13 @@ def quota_command(body: bytes) -> SetQuota:
 
 
 class QuotaAdmin:
-    """`possible`: what the quota may be now, since not every change was answered."""
+    """Keeps what the quota may be now, since not every change was answered."""
 
     def __init__(self, world: World, namespace: str) -> None:
         self._world = world
         self._namespace = namespace
-        self.possible: set[Quota] = {(0, 0, 2)}
+        self._possible: list[Quota | None] = [(0, 0, 2)]
+        """By the change that set it; None where a later one was answered."""
         self.answered = 0
 
     def change(self) -> None:
@@ -48,12 +49,13 @@ class QuotaAdmin:
             return
         dice = loop.dice
         quota = dice.choice(_BYTES), dice.choice(_OBJECTS), dice.choice((1, 2, 2, 3))
-        before, self.possible = self.possible, {*self.possible, quota}
+        number = len(self._possible)
+        self._possible.append(quota)
 
         def reply(answer: bytes | CenoteError) -> None:
             if not isinstance(answer, CenoteError):
                 self.answered += 1
-                self.possible -= before - {quota}
+                self._possible[:number] = [None] * number
 
         loop.note("admin", f"sets the quota to {quota}")
         connection, body = LaneConnection(), _BODY.pack(*quota) + self._namespace.encode()
@@ -65,5 +67,6 @@ class QuotaAdmin:
         """Where no metadata were lost."""
         for found in state.namespaces():
             quota = found.dram_quota_bytes, found.objects_quota, found.priority
-            if found.name == self._namespace and quota not in self.possible:
-                raise Violation(f"the quota is {quota}, which is none of {sorted(self.possible)}")
+            if found.name == self._namespace and quota not in self._possible:
+                possible = [one for one in self._possible if one is not None]
+                raise Violation(f"the quota is {quota}, which is none of {possible}")

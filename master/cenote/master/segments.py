@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from cenote.api.errors import InternalError, ResourceUnavailable
+from cenote.api.errors import ResourceUnavailable
 from cenote.api.rows import UNIT_BYTES
 
 from .allocator import SegmentAllocator
@@ -238,22 +238,21 @@ class Segment:
     ) -> list[int]:
         """Make the allocator, with these spans taken.
 
-        Returns the positions of those that can't be: out of range, or over others that come earlier
-        in `order`, which is only asked for where some overlap. Their owners must go.
+        Returns the positions of those that can't be: out of range, in a range that was given up for
+        slots (a journal that lost its end knows of neither that nor of their removal before), or
+        over others that come earlier in `order`, which is only asked for where it matters. Their
+        owners must go.
         """
-        allocator = SegmentAllocator(ready_units)
         self.ready_units = ready_units
-        self.allocator = allocator
         self.slots = SlotNumbers(self.slots.total)
-        for offset, length in self.retired:
-            allocator.retire(offset, length)
+        self.allocator = allocator = self._empty_allocator()
         refused: list[int] = []
         runs = _joined_runs(spans, ready_units)
-        if runs is not None and all(allocator.allocate_at(o, n) for o, n in runs):
-            self.slots.claim(spans[:, 1])
-            return refused
         if runs is not None:
-            raise InternalError(f"segment {self.segment_id}: objects lie in a retired range")
+            if all(allocator.allocate_at(o, n) for o, n in runs):
+                self.slots.claim(spans[:, 1])
+                return refused
+            self.allocator = allocator = self._empty_allocator()
         places = spans[:, 2:4].tolist()
         for i in order().tolist():
             offset, length = places[i]
@@ -261,6 +260,12 @@ class Segment:
                 refused.append(i)
         self.slots.claim(np.delete(spans[:, 1], refused))
         return refused
+
+    def _empty_allocator(self) -> SegmentAllocator:
+        allocator = SegmentAllocator(self.ready_units)
+        for offset, length in self.retired:
+            allocator.retire(offset, length)
+        return allocator
 
     # ---- slot table growth --------------------------------------------------------------------
 

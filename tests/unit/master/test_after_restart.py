@@ -6,7 +6,9 @@ import pytest
 
 from cenote.api.rows import PutStatus
 from cenote.master import commands as c
+from unit.master.state_checks import check
 from unit.master.state_kit import KIB, Kit, new_node, restarted, session_id
+from unit.master.state_replies import read_hits
 
 
 @pytest.fixture
@@ -80,3 +82,23 @@ def test_a_remove_that_comes_again_removes_nothing_more(kit: Kit) -> None:
     command.request_id = 778
     assert kit.apply(command).tolist() == [1, 0]
     assert kit.exists(1) == [0]
+
+
+def test_what_a_slot_table_has_grown_over_is_gone() -> None:
+    """The journal lost its end: that an object was removed, and that its place was then given up
+    for slots. Its old slot still says that it is there."""
+    kit = Kit().with_nodes(new_node(1, 64 * KIB)).with_session(1)
+    kit.put(list(range(6)), 2 * KIB)
+    kit.heartbeats()
+    (segment,) = kit.nodes[1].segments
+    offsets = [hit.extents[0][2] for hit in read_hits(kit.acquire(*range(6))) if hit]
+    page = offsets[2] // 4096 * 4096
+    segment.retired.append((page, 4096))
+    segment.slots += 1
+    fresh = restarted(kit)
+    fresh.attach(kit.nodes[1])
+    covered = [page - 2 * KIB < offset < page + 4096 for offset in offsets]
+    assert any(covered)
+    assert not all(covered)
+    assert fresh.exists(*range(6)) == [int(not over) for over in covered]
+    check(fresh.state)
