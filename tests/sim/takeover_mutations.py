@@ -43,8 +43,8 @@ def _space_before_attach() -> contextlib.AbstractContextManager[None]:
     """A new leader gives space of segments whose daemons have not attached to it yet."""
     start = MasterState.start
 
-    def starting(state: Any, now_s: float) -> Any:
-        effects = start(state, now_s)
+    def starting(state: Any, *times: Any) -> Any:
+        effects = start(state, *times)
         pool = state._pool
         for segment in pool.segments.by_id.values():
             _make_usable(pool, segment, _Report(segment))  # type: ignore[arg-type]

@@ -11,12 +11,12 @@ from sim.world import Options, simulate
 
 CLEAN_SEEDS = 60
 NOTICED_AT = {
-    "clients stay behind": 15,
+    "clients stay behind": 16,
     "evictions are not awaited": 43,
-    "nothing is adopted": 1,
-    "removals are not awaited": 9,
+    "nothing is adopted": 4,
+    "removals are not awaited": 24,
     "seeds are not awaited": 104,
-    "standbys are impatient": 195,
+    "standbys are impatient": 353,
     "tenures never end": 3,
     "what was evicted comes back": 230,
 }
