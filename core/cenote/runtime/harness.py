@@ -33,7 +33,6 @@ import uvloop
 from cenote.api.errors import CenoteError, InvalidArgument, ResourceUnavailable, Unavailable
 
 from .log import get_logger
-from .scheduling import shorten_time_slice
 
 __all__ = [
     "EXIT_FAILED",
@@ -148,7 +147,6 @@ class _Life:
     # -- the main thread ---------------------------------------------------------------------------
 
     def run(self) -> int:
-        shorten_time_slice()
         for number in _SIGNALS:
             # nohup and the like: who asked to survive the terminal's end does.
             if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
