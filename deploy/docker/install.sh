@@ -11,7 +11,7 @@ source=$(cd "$here/../.." && pwd)
 "${PYTHON:-python3}" -m venv "$target"
 # What builds the wheel is held to them, too; which of the two variables says so depends on pip's release.
 export PIP_CONSTRAINT="$here/constraints.txt" PIP_BUILD_CONSTRAINT="$here/constraints.txt"
-"$target/bin/pip" install --quiet --no-cache-dir --disable-pip-version-check "$source${extras:+[$extras]}"
+"$target/bin/pip" install --quiet --disable-pip-version-check "$source${extras:+[$extras]}"
 "$target/bin/pip" check
 "$target/bin/cenote-master" --version
 "$target/bin/cenote-store" --version

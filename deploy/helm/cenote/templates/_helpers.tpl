@@ -32,6 +32,11 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version }}
 {{- define "cenote.podLabels" -}}
 {{ include "cenote.selector" . }}
 {{- with (index . 0).Values.podLabels }}
+{{- range $label, $_ := . }}
+{{- if regexMatch "^(app|model|llm-d\\.ai/.*|inference\\.networking\\..*|app\\.kubernetes\\.io/(name|instance|component))$" $label }}
+{{- fail (printf "podLabels: %s is what an InferencePool, or this chart, selects pods by; give ours another label" $label) }}
+{{- end }}
+{{- end }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}
