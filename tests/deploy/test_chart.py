@@ -205,7 +205,7 @@ def test_policies_name_ports_that_their_pods_have(values: dict[str, Any]) -> Non
 
 
 def test_who_is_not_named_reaches_nothing() -> None:
-    closed = {"networkPolicy": {"clients": [], "monitoring": []}}
+    closed: dict[str, Any] = {"networkPolicy": {"clients": [], "monitoring": []}}
     for policy in by_kind(rendered(INTERNAL | closed), "NetworkPolicy"):
         for rule in policy["spec"]["ingress"]:
             for peer in rule["from"]:
@@ -266,6 +266,8 @@ def test_a_drain_before_the_end_fits_the_time_that_kubernetes_gives() -> None:
     assert 'timeout --signal=INT 900 cenote drain "$NODE_NAME" --wait' in command
     assert spec["terminationGracePeriodSeconds"] > 900 + STOP_TIMEOUT_S + 1
     assert [c["name"] for c in spec["initContainers"]] == ["prepare", "undrain"]
+    # What these two commands do is tried in test_compose_pool.py.
+    assert spec["initContainers"][1]["args"] == ['cenote undrain "$NODE_NAME" || test $? -eq 2']
     names = {variable["name"] for variable in container["env"]}
     assert {"NODE_NAME", "CENOTE_MASTER"} <= names
 
