@@ -42,6 +42,14 @@ def test_a_wrong_flag_is_found() -> None:
         refuse_wrong_flags(["cenote-store", "--listen=0.0.0.0:5120"])  # no address for clients
 
 
+def test_why_pods_are_kept_from_the_variables_of_services() -> None:
+    """Kubernetes gives them to pods of the same namespace unless enableServiceLinks is false."""
+    variables = {"CENOTE_MASTER_SERVICE_HOST": "10.0.0.1", "CENOTE_MASTER_PORT": "tcp://10.0.0.1:1"}
+    for name, value in variables.items():
+        with pytest.raises(CenoteError, match=name):
+            load_config(MASTER.config, env_prefix=MASTER.env_prefix, env={name: value})
+
+
 def test_the_commands_of_the_compose_file() -> None:
     services = compose()["services"]
     ours = {n: s for n, s in services.items() if n.startswith(("master", "store"))}

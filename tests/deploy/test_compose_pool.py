@@ -17,8 +17,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import yaml
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cenote.cli.daemons import clean_environment
 from cenote.cli.scratch import MEMORY_DIRECTORY, scratch_directory
@@ -89,6 +91,10 @@ class Compose:
                 words.append(f"--dram-dir={self._memory}")  # a container has a /dev/shm of its own
             self.processes[name] = start_module(program.replace("-", "."), *words, **options)
 
+    def service(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._services[name]
+        return found
+
     def cli(
         self, *arguments: str, stdin: bytes | None = None
     ) -> subprocess.CompletedProcess[bytes]:
@@ -148,6 +154,7 @@ def test_the_compose_files_pool_comes_up_and_survives_a_master(pool: Compose) ->
     for name, port in (("master1", 5112), ("master2", 5112), ("store1", 5122), ("store2", 5122)):
         with urllib.request.urlopen(f"http://{pool.address(name, port)}/metrics", timeout=10) as r:
             assert b"cenote_" in r.read()
+    check_health(pool)
     pool.kill("master1")
     wait_until(
         lambda: pool.cli("get", "greeting").stdout == b"hello",
@@ -159,6 +166,22 @@ def test_the_compose_files_pool_comes_up_and_survives_a_master(pool: Compose) ->
     for name in ("store1", "master2"):
         pool.processes[name].send_signal(signal.SIGTERM)
         assert pool.processes[name].wait(10) == 0
+
+
+def check_health(pool: Compose) -> None:
+    """What compose asks a master, leader or standby, and what Kubernetes asks any daemon."""
+    for name in ("master1", "master2"):
+        _, program, *words = pool.service(name)["healthcheck"]["test"]
+        assert program == "cenote"
+        words = [word.replace("127.0.0.1:5110", pool.address(name, 5110)) for word in words]
+        asked = run_cenote(*words)
+        assert asked.returncode == 0, asked.stderr
+    for name, port in (("master1", 5111), ("master2", 5111), ("store1", 5121), ("store2", 5121)):
+        with grpc.insecure_channel(pool.address(name, port)) as channel:
+            reply = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(), timeout=10
+            )
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING, name
 
 
 def check_what_the_chart_does_around_a_pods_end(pool: Compose) -> None:
