@@ -260,6 +260,10 @@ def _resolve_conflicts(
     same = (there[:, 0] == grant.sizes[lost]) & (there[:, 1] == command.checksums[at[taken]])
     status[at[taken]] = np.where(same, CommitStatus.EXISTS_SAME, CommitStatus.EXISTS_DIFFERENT)
     status[at[taken][unsealed_rows(pool, rows[taken])]] += _TO_UNSEALED
+    if not pool.segments.all_attached:
+        # Known from the journal alone, it may be dropped in a moment: to say that it exists would
+        # acknowledge it (as in `puts`). The writer starts anew, and is to ask again there.
+        status[at[taken][~pool.settled_rows(rows[taken])]] = CommitStatus.NOT_GRANTED
     pool.counters.commit_lost += len(lost)
     give_up(pool, session, grant, lost, free=True, failed=command.failed_replicas)
     return at[~taken], entries[~taken]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cenote.api.rows import PutStatus
+from cenote.api.rows import CommitStatus, PutStatus
 from cenote.master import commands as c
 from unit.master.state_checks import check
 from unit.master.state_kit import KIB, Kit, new_node, restarted, session_id
@@ -101,4 +101,20 @@ def test_what_a_slot_table_has_grown_over_is_gone() -> None:
     assert any(covered)
     assert not all(covered)
     assert fresh.exists(*range(6)) == [int(not over) for over in covered]
+    check(fresh.state)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_commit_acknowledges_nothing_that_only_the_journal_tells(kit: Kit, many: bool) -> None:
+    """Spare space is granted without keys: commit is the first that sees whose place is taken."""
+    kit.heartbeats()
+    fresh = restarted(kit).with_session(1)
+    fresh.attach(kit.nodes[2])
+    keys = [key for key in range(8) if fresh.put([key], 2 * KIB) == [PutStatus.NOT_YET]]
+    assert keys, "some are on the node that has not attached"
+    _, spares = fresh.start_spares(4, 2 * KIB)
+    status = fresh.commit_spares(spares, [0], keys[:1], 2 * KIB, many=many)
+    assert status == [CommitStatus.NOT_GRANTED]
+    fresh.attach(kit.nodes[1])
+    assert fresh.put(keys[:1], 2 * KIB) == [PutStatus.EXISTS]
     check(fresh.state)
