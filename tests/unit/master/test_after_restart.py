@@ -7,7 +7,7 @@ import pytest
 from cenote.api.rows import CommitStatus, PutStatus
 from cenote.master import commands as c
 from unit.master.state_checks import check
-from unit.master.state_kit import KIB, Kit, new_node, restarted, session_id
+from unit.master.state_kit import KIB, MIB, Kit, new_node, restarted, session_id
 from unit.master.state_replies import read_hits
 
 
@@ -105,16 +105,23 @@ def test_what_a_slot_table_has_grown_over_is_gone() -> None:
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_a_commit_acknowledges_nothing_that_only_the_journal_tells(kit: Kit, many: bool) -> None:
+def test_a_commit_acknowledges_nothing_that_only_the_journal_tells(many: bool) -> None:
     """Spare space is granted without keys: commit is the first that sees whose place is taken."""
+    kit = Kit().with_nodes(new_node(1, 4 * MIB), new_node(2, 4 * MIB)).with_session(1)
+    kit.put(list(range(8)), 64)
     kit.heartbeats()
     fresh = restarted(kit).with_session(1)
     fresh.attach(kit.nodes[2])
-    keys = [key for key in range(8) if fresh.put([key], 2 * KIB) == [PutStatus.NOT_YET]]
+    keys = [key for key in range(8) if fresh.put([key], 64) == [PutStatus.NOT_YET]]
     assert keys, "some are on the node that has not attached"
-    _, spares = fresh.start_spares(4, 2 * KIB)
-    status = fresh.commit_spares(spares, [0], keys[:1], 2 * KIB, many=many)
+    _, spares = fresh.start_spares(4, 64)
+    assert len(spares.keys) == 4
+    status = fresh.commit_spares(spares, [0], keys[:1], 64, many=many)
     assert status == [CommitStatus.NOT_GRANTED]
+    check(fresh.state)
     fresh.attach(kit.nodes[1])
-    assert fresh.put(keys[:1], 2 * KIB) == [PutStatus.EXISTS]
+    assert fresh.put(keys[:1], 64) == [PutStatus.EXISTS]
+    _, spares = fresh.start_spares(4, 64)
+    status = fresh.commit_spares(spares, [0], keys[:1], 64, many=many)
+    assert status == [CommitStatus.EXISTS_SAME]
     check(fresh.state)
