@@ -465,8 +465,8 @@ class Faults:
 
         def wipe() -> None:
             host = world.hosts[name]
-            if host.process is not None:
-                world.loop.kill(host.process.party)
+            if host.party is not None:
+                world.loop.kill(host.party)
             host.reboot()
             world.start_store(host)
 

@@ -162,7 +162,10 @@ class StoreHost:
     boot: int = 1
     starts: int = 0
     """As the daemon's files count them."""
+    party: Party | None = None
+    """Who has locked the node's files, from the moment it is started: never two at a time."""
     process: StoreProcess | None = None
+    """What `party` runs, once it has begun."""
     claims: memoryview = field(default_factory=lambda: _claim_memory())
     claims_held: Counter[int] = field(default_factory=Counter)
     """By page: channels that have it mapped."""

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from sim.faults import (
 from sim.loop import Loop, Party, Signal
 from sim.mutations import MUTATIONS, mutated
 from sim.network import Weather
+from sim.stores import StoreHost
 from sim.world import Options, Report, World, simulate
 
 ROOT = Path(__file__).absolute().parents[2]
@@ -270,3 +272,29 @@ def test_connecting_to_a_dead_daemon_takes_no_longer_than_it_may() -> None:
     world.loop.spawn(party, "user", run)
     world.loop.run()
     assert took_s == [pytest.approx(0.2, abs=1e-3)]
+
+
+def test_one_daemon_at_a_time_has_a_nodes_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As their lock sees to, even before the first has begun: seed 5976 had two, and the earlier
+    one was told that it is superseded."""
+    begun: list[Party] = []
+
+    def begin(world: World, host: StoreHost, party: Party, number: int) -> Any:
+        begun.append(party)
+        return SimpleNamespace(party=party)
+
+    monkeypatch.setattr("sim.world.StoreProcess", begin)
+    monkeypatch.setattr("sim.world._watch_agent", lambda process: None)
+    world = World(Options(0))
+    host = world.hosts["h1"]
+    world.start_store(host)
+    world.start_store(host)  # as when all faults end, at the same moment
+    world.loop.run(world.loop.now_s + 1)
+    assert begun == [host.party]
+    world.loop.kill(begun[0])
+    world.start_store(host)
+    world.faults.wipe_store("h1")  # while that one is starting, too
+    world.loop.run(world.loop.now_s + 1)
+    assert [party.alive for party in begun] == [False, True]
+    assert begun[1] is host.party
+    assert host.files

@@ -240,13 +240,13 @@ class World:
         return file
 
     def start_store(self, host: StoreHost) -> None:
-        if host.process is not None and host.process.party.alive:
+        if host.party is not None and host.party.alive:
             return
         if not host.files:
             host.node_uuid = self.loop.dice.randbytes(16)
             count = self.loop.dice.choice((1, 1, 2))
             host.files = [self.new_file(host, i) for i in range(count)]
-        party = self.new_party(host.name)
+        party = host.party = self.new_party(host.name)
         number = self.new_number()
 
         def begin() -> None:
@@ -290,10 +290,10 @@ class World:
             self.start_master(name)
             self.loop.unpause(self.masters[name].party)
         for host in self.hosts.values():
-            if host.process is None or not host.process.party.alive:
+            if host.party is None or not host.party.alive:
                 self.start_store(host)
             else:
-                self.loop.unpause(host.process.party)
+                self.loop.unpause(host.party)
         for client in self.clients.values():
             self.loop.unpause(client.party)
 
@@ -390,8 +390,8 @@ def _simulate(options: Options) -> Report:
             for client in list(world.clients.values()):
                 loop.kill(client.party)
             for host in world.hosts.values():
-                if host.process is not None:
-                    loop.kill(host.process.party)
+                if host.party is not None:
+                    loop.kill(host.party)
             for master in world.masters.values():
                 loop.kill(master.party)
     oracle = world.oracle
