@@ -15,6 +15,7 @@ from cenote.api.errors import (
     InternalError,
     NotLeader,
     ResourceUnavailable,
+    StaleEpoch,
     TenureEnded,
     Unavailable,
 )
@@ -100,7 +101,8 @@ class Decider:
         """Open the backend and replay it, yielding after each batch of effects.
 
         `opened`: the epoch of a backend that was campaigned for and opened, with `followed`, what
-        was replayed before that. Raises ResourceUnavailable, JournalCorrupt, StaleEpoch, NotLeader.
+        was replayed before that. Raises ResourceUnavailable, JournalCorrupt, NotLeader, and where
+        metadata are not shared StaleEpoch.
         """
         if opened is None:
             opened = begin(self.backend)
@@ -117,11 +119,23 @@ class Decider:
         self.replayed_entries = self.backend.last_entry
         self._log = LogWriter(self.backend, opened.epoch)
         self._state = state
-        self._take(state.start(self.clock.monotonic_s(), self.clock.unix_s()))
+        self._take(self._start(state))
         self._extend_tenure()
         self.flush()
         if self._shared:
             state.take_freed()  # from now on
+
+    def _start(self, state: MasterState) -> list[Effect]:
+        try:
+            return state.start(self.clock.monotonic_s(), self.clock.unix_s())
+        except StaleEpoch as error:
+            if not self._shared:
+                raise
+            # A successor was elected, and its entries were read before word of the election came.
+            raise self.lost or NotLeader(
+                f"epoch {self.epoch} was over before it began: {error.message}",
+                remedy="ask the leader",
+            ) from error
 
     def begin_above(self, epoch: int) -> None:
         """Go on in a later epoch than this one: a daemon comes that has followed it, under metadata

@@ -164,6 +164,44 @@ def test_a_standby_takes_over_what_it_has_followed(log: MemoryLog, leader: Maste
     assert leader.service.decider.lost is not None
 
 
+class Unaware(MemoryBackend):
+    """Has not heard yet of who was elected after it."""
+
+    @property
+    def lost(self) -> NotLeader | None:
+        return None
+
+
+@pytest.mark.parametrize("has_followed", [True, False], ids=["followed", "from its beginning"])
+@pytest.mark.parametrize("kind", [MemoryBackend, Unaware])
+def test_who_was_overtaken_while_it_loaded_does_not_lead(
+    kind: type[MemoryBackend], has_followed: bool, log: MemoryLog, leader: MasterPool
+) -> None:
+    """What it reads is of its successor already: it stands by again, it does not end."""
+    leader.put(*KEYS)
+    slow = kind(log)
+    if has_followed:
+        won = Standby(slow, StateConfig())
+        log.leader = None
+        ours = won.run()
+        assert ours is not None
+        opened, followed = ours.opened, ours.followed
+    else:
+        log.leader = None
+        assert slow.campaign(1.0)
+        opened, followed = slow.open(), None
+    assert opened.epoch == 2
+    log.leader = None  # its tenure ended before it had read anything
+    successor = MasterPool(MemoryBackend(log))
+    assert successor.service.epoch == 3
+    late = MasterService(slow, StateConfig())
+    with pytest.raises(NotLeader, match=r"epoch 2 (is|was) over"):
+        for _ in late.load(opened, followed):
+            pass
+    assert log.leader is successor.backend
+    successor.put(b"new")
+
+
 def test_a_standby_can_be_stopped(log: MemoryLog, leader: MasterPool) -> None:
     follower = Follower(log)
     follower.stop()
