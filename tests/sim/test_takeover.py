@@ -8,6 +8,7 @@ from sim.takeover_faults import WITH_TAKEOVER
 from sim.takeover_mutations import TAKEOVER_MUTATIONS
 from sim.test_sim import BROKEN, MUTATION_SEEDS, PER_TEST, told
 from sim.world import Options, simulate
+from unit.master import test_state_replay as replaying
 
 CLEAN_SEEDS = 60
 NOTICED_AT = {
@@ -18,9 +19,10 @@ NOTICED_AT = {
     "seeds are not awaited": 104,
     "standbys are impatient": 353,
     "tenures never end": 3,
-    "what was evicted comes back": 164,
 }
 """As in `test_sim.py`: where to begin, to save time."""
+RARE = {"what was evicted comes back"}
+"""Not looked for here: seeds 0 to 599 did not notice it. A scenario of its own does, below."""
 
 
 @pytest.mark.parametrize("first", range(0, CLEAN_SEEDS, PER_TEST))
@@ -43,7 +45,7 @@ def test_a_seed_with_several_masters_is_the_same_run_again() -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", list(TAKEOVER_MUTATIONS))
+@pytest.mark.parametrize("name", [name for name in TAKEOVER_MUTATIONS if name not in RARE])
 def test_bugs_on_purpose_are_noticed_where_leaders_change(name: str) -> None:
     first = NOTICED_AT.get(name, 0)
     with TAKEOVER_MUTATIONS[name]():
@@ -56,3 +58,14 @@ def test_bugs_on_purpose_are_noticed_where_leaders_change(name: str) -> None:
     assert not BROKEN.search(report.failure), report.failure
     clean = not simulate(Options(report.seed, faults=WITH_TAKEOVER)).failure
     assert clean, "and it was not the mutation that failed"
+
+
+@pytest.mark.parametrize("snapshot", [False, True], ids=["journal", "snapshot"])
+def test_what_was_evicted_and_comes_back_is_noticed(snapshot: bool) -> None:
+    scenario = replaying.test_what_was_adopted_and_evicted_is_not_adopted_again
+    scenario(snapshot)
+    with (
+        TAKEOVER_MUTATIONS["what was evicted comes back"](),
+        pytest.raises(AssertionError, match=r"assert \(1, "),
+    ):
+        scenario(snapshot)
