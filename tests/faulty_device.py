@@ -62,9 +62,6 @@ class FaultyDevice:
         self.flushed_before += self._unflushed
         self._unflushed = []
 
-    def is_there(self) -> bool:
-        return self._inner.is_there()
-
     def close(self) -> None:
         self._inner.close()
 

@@ -107,7 +107,7 @@ class Pool:
             for i in range(nodes):
                 self.nodes.append(self.start_node(i))
             self.wait_nodes(nodes)
-        except BaseException:
+        except BaseException:  # whatever it was, no process may stay
             self.stop()
             raise
 

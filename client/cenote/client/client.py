@@ -141,7 +141,7 @@ class Client(Namespace):
             super().__init__(session, space)
             session.housekeeper.watch(self)
             session.housekeeper.start()
-        except BaseException:
+        except BaseException:  # whatever it was, no session may stay open
             session.close()
             raise
 

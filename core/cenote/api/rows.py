@@ -231,11 +231,3 @@ CLAIM = np.dtype(
 )
 """A range that a session of an older epoch, or of an earlier daemon, may still be writing into, or
 looking at in place."""
-
-
-def digests_array(digests: bytes | memoryview) -> np.ndarray[tuple[int, int], np.dtype[np.uint64]]:
-    """View packed digests as uint64[n, 2] without a copy.
-
-    Raises ValueError when the length is no multiple of 16.
-    """
-    return np.frombuffer(digests, "<u8").reshape(-1, 2)

@@ -68,11 +68,6 @@ class ArcPolicy:
         return self._clock
 
     @property
-    def target_share(self) -> float:
-        """Which share of the cache is meant for what was used once."""
-        return self._target_share
-
-    @property
     def ghosts(self) -> GhostQueue:
         """B1: what may have gone too early."""
         return self._b1

@@ -145,11 +145,6 @@ class StoreAgent:
         """Where the daemon stands with its master."""
         return self._core.stage
 
-    @property
-    def master_address(self) -> str:
-        """The master that was talked to last."""
-        return self._address
-
     def start(self) -> None:
         """Begin to look for the leader."""
         self._thread.start()

@@ -70,12 +70,12 @@ class Copier:
     @property
     def queued(self) -> int:
         """Copies that were not begun."""
-        return self._demoter.queued + self._promoter.queued
+        return len(self._demoter.queue) + len(self._promoter.queue)
 
     @property
     def under_way(self) -> int:
         """Copies that were begun and have not ended, about."""
-        return self._demoter.taken + self._promoter.taken
+        return self._demoter.queue.taken + self._promoter.queue.taken
 
     @property
     def is_busy(self) -> bool:
@@ -97,15 +97,15 @@ class Copier:
             to_memory = isinstance(self._segments.by_id(one.segment_id), DramSegment)
             (up if to_memory else down).append(one)
         if up:
-            self._promoter.add(up)
+            self._promoter.queue.add(up)
         if down:
-            self._demoter.add(down)
+            self._demoter.queue.add(down)
 
     def fence(self, epoch: int) -> None:
         """Nothing that leaders of earlier epochs planned becomes visible after this."""
         self._outcomes.fence(epoch)
-        self._demoter.forget(epoch)
-        self._promoter.forget(epoch)
+        self._demoter.queue.forget(epoch)
+        self._promoter.queue.forget(epoch)
 
     def tell(self) -> bytes:
         """For the next heartbeat: packed COPIED rows. `told` once that was answered."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Final, final
 
@@ -21,6 +20,7 @@ from cenote.runtime.log import get_logger
 
 from .copy_jobs import Copy, find
 from .copy_outcomes import Outcomes
+from .copy_queue import CopyQueue
 from .copy_writer import PayloadWriter
 from .disk_io import DiskIo
 from .segments import LocalSegments
@@ -62,14 +62,10 @@ class Demoter:
         self._write_limit = write_limit
         self._stopping = threading.Event()
         self._wait = wait or self._stopping.wait
-        self._queue: deque[Copy] = deque()
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        self.queue = CopyQueue()
         self._written: list[Copy] = []
         self._placing = threading.RLock()
         self._to_place = threading.Condition(self._placing)
-        self.taken = 0
-        """Copies that were taken from the queue and have not ended."""
         self._next_write_s = 0.0
         self._threads = [
             threading.Thread(target=self._write_all, name="cenote-demote", daemon=True),
@@ -84,29 +80,12 @@ class Demoter:
     def stop(self) -> None:
         """End with what is under way; the rest is forgotten."""
         self._stopping.set()
-        for condition in (self._changed, self._to_place):
-            with condition:
-                self._queue.clear()
-                condition.notify_all()
+        self.queue.end()
+        with self._placing:
+            self._to_place.notify_all()
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(_JOIN_S)
-
-    @property
-    def queued(self) -> int:
-        """Copies that nobody has taken yet."""
-        return len(self._queue)
-
-    def add(self, copies: list[Copy]) -> None:
-        """Take these."""
-        with self._lock:
-            self._queue.extend(copies)
-            self._changed.notify_all()
-
-    def forget(self, epoch: int) -> None:
-        """Forget what earlier leaders planned and nobody has taken yet."""
-        with self._lock:
-            self._queue = deque(one for one in self._queue if one.epoch >= epoch)
 
     # ---- writes -------------------------------------------------------------------------------
 
@@ -115,7 +94,7 @@ class Demoter:
         writer: PayloadWriter | None = None
         disk: DiskIo | None = None
         while not self._stopping.is_set():
-            one = self._next(writer is not None and writer.is_busy)
+            one = self.queue.take(wait=writer is None or not writer.is_busy)
             if self._segments.disk is not disk or writer is None:
                 disk = self._segments.disk
                 writer = None if disk is None else PayloadWriter(disk, self._segments)
@@ -132,15 +111,6 @@ class Demoter:
                     self._hand_over([one])
             if writer is not None:
                 self._hand_over(writer.take_ended())
-
-    def _next(self, busy: bool) -> Copy | None:
-        with self._lock:
-            if not self._queue and not busy:
-                self._changed.wait(1.0)
-            if not self._queue:
-                return None
-            self.taken += 1
-            return self._queue.popleft()
 
     def _begin(self, one: Copy, writer: PayloadWriter | None, disk: DiskIo | None) -> None:
         if writer is None or disk is None:
@@ -192,8 +162,7 @@ class Demoter:
                 for one in some:
                     one.status = CopyStatus.FAILED
             self._outcomes.report(some)
-            with self._lock:
-                self.taken -= len(some)
+            self.queue.ended(len(some))
 
     def _place(self, copies: list[Copy]) -> None:
         """Flush, then make slots of them."""

@@ -61,10 +61,6 @@ class Device(Protocol):
         """What was written before survives a power cut when this returns."""
         ...
 
-    def is_there(self) -> bool:
-        """Whether a restart would find it where it is, in its full size."""
-        ...
-
     def close(self) -> None: ...
 
 
@@ -93,15 +89,6 @@ class FileDevice:
 
     def flush(self) -> None:
         os.fdatasync(self._fd)
-
-    def is_there(self) -> bool:
-        try:
-            mine, named = os.fstat(self._fd), os.stat(self.path)
-        except OSError:
-            return False
-        if stat.S_ISBLK(mine.st_mode):
-            return True
-        return os.path.samestat(mine, named) and mine.st_size >= self.size_bytes
 
     def close(self) -> None:
         """Unlocks it, too. Harmless when done twice."""

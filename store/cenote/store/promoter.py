@@ -14,6 +14,7 @@ from cenote.transport.memory_access import MEMORY, copy
 
 from .copy_jobs import Copy, find
 from .copy_outcomes import Outcomes
+from .copy_queue import CopyQueue
 from .copy_writer import DEVICE_S, STEP_BYTES
 from .demoter import lower_priority
 from .device import BLOCK_BYTES
@@ -39,11 +40,7 @@ class Promoter:
         self._segments = segments
         self._outcomes = outcomes
         self._stopping = threading.Event()
-        self._queue: deque[Copy] = deque()
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self.taken = 0
-        """Copies that were taken from the queue and have not ended."""
+        self.queue = CopyQueue()
         self._thread = threading.Thread(target=self._run, name="cenote-promote", daemon=True)
 
     def start(self) -> None:
@@ -53,45 +50,23 @@ class Promoter:
     def stop(self) -> None:
         """End after the copy under way."""
         self._stopping.set()
-        with self._lock:
-            self._queue.clear()
-            self._changed.notify_all()
+        self.queue.end()
         if self._thread.ident is not None:
             self._thread.join(_JOIN_S)
-
-    @property
-    def queued(self) -> int:
-        """Copies that nobody has taken yet."""
-        return len(self._queue)
-
-    def add(self, copies: list[Copy]) -> None:
-        """Take these."""
-        with self._lock:
-            self._queue.extend(copies)
-            self._changed.notify_all()
-
-    def forget(self, epoch: int) -> None:
-        """Forget what earlier leaders planned and nobody has taken yet."""
-        with self._lock:
-            self._queue = deque(one for one in self._queue if one.epoch >= epoch)
 
     def _run(self) -> None:
         lower_priority()
         while not self._stopping.is_set():
-            with self._lock:
-                if not self._queue:
-                    self._changed.wait(1.0)
-                if not self._queue:
-                    continue
-                self.taken = 1
-                one = self._queue.popleft()
+            one = self.queue.take(wait=True)
+            if one is None:
+                continue
             try:
                 self._promote(one)
             except Exception:  # a bug here must cost this copy alone
                 _log.exception("a copy failed")
                 one.status = CopyStatus.FAILED
             self._outcomes.report([one])
-            self.taken = 0
+            self.queue.ended(1)
 
     def _promote(self, one: Copy) -> None:
         disk, target = self._segments.disk, self._segments.by_id(one.segment_id)

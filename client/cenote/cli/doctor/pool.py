@@ -28,7 +28,6 @@ from .findings import Check, Finding, Verdict
 
 __all__ = ["etcd_checks", "judge_etcd", "judge_lane", "judge_path", "judge_status", "pool_checks"]
 
-ETCD_SCHEME: Final = "etcd://"
 ROUND_TRIP_SLOW_S: Final = 0.005
 BACKLOG_OLD_S: Final = 1.0
 _ROUND_TRIPS: Final = 5

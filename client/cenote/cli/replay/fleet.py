@@ -113,7 +113,7 @@ class Fleet:
         try:
             for number in range(clients):
                 self._workers.append(_Worker(number, self._tickets_out))
-        except BaseException:
+        except BaseException:  # whatever it was, no process may stay
             self.close()
             raise
 

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cenote.api.errors import ProtocolError
-from cenote.api.rows import EXTENT
 
 __all__ = ["Items", "Pieces", "Placement", "cut_items", "place_replicas", "ranges"]
 
@@ -181,7 +180,3 @@ def _pieces_along(pieces: Pieces, sizes: I64, base: I64) -> tuple[I64, U64]:
     within = before - before[pieces.starts[:-1]][owner]
     used = (within < sizes[owner]) & (lengths > 0)
     return (base[owner] + within)[used], pieces.addresses[used]
-
-
-def empty_extents() -> Rows:
-    return np.zeros(0, EXTENT)
