@@ -84,7 +84,10 @@ def load_trace(path: Path, limit: int | None = None) -> Trace:
                 _add(line, f"{path}, line {number}", timestamps, tokens, ids)
                 starts.append(len(ids))
     except OSError as error:
-        raise InvalidArgument(f"can't read the trace {path}: {error.strerror}") from error
+        raise InvalidArgument(
+            f"can't read the trace {path}: {error.strerror}",
+            remedy="name a file of requests, a JSON object a line; `cenote demo` brings one",
+        ) from error
     if not timestamps:
         raise InvalidArgument(f"{path} holds no requests")
     return Trace(
