@@ -30,7 +30,7 @@ __all__ = ["Appender", "Fence"]
 TXN_VALUES_MAX: Final = 4
 """Of 64 KiB each: etcd keeps some thousands of transactions in memory."""
 TXN_TIMEOUT_S: Final = 2.0
-LINGER_S: Final = 0.005
+LINGER_S: Final = 0.02
 """How long entries wait for company, where nobody waits for them."""
 RETRY_S: Final = 0.1
 SYNC_TIMEOUT_S: Final = 5.0
