@@ -14,7 +14,7 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Why", "Decision", "DecisionLog", "Fate"]
+__all__ = ["Decision", "DecisionLog", "Fate", "Why"]
 
 _BATCH: Final = np.dtype(
     [

@@ -16,6 +16,7 @@ from .state_config import DYNAMIC, with_overrides
 
 __all__ = ["apply_configured", "configure"]
 
+
 def configure(pool: Pool, command: Configure, now_s: float) -> None:
     """Raises InvalidArgument, having changed nothing."""
     for name in (*command.values, *command.unset):

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from .commands import EndpointInfo
 from .effects import (
-    Configured,
     PLACED,
+    Configured,
     DurableEffect,
     EpochStarted,
     Expires,

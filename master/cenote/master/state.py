@@ -295,6 +295,10 @@ class MasterState:
         """Sessions, and what each of them holds."""
         return explaining.holders(self._pool, now_s)
 
+    def facts(self, now_s: float) -> dict[str, object]:
+        """Sizes of what it keeps, for people who look for a bug."""
+        return view.facts(self._pool, now_s)
+
     @property
     def overrides(self) -> Mapping[str, float]:
         """Limits that were changed since the master was started."""
