@@ -9,6 +9,7 @@ import typer
 
 from . import (
     cmd_bench,
+    cmd_capacity,
     cmd_completion,
     cmd_data,
     cmd_demo,
@@ -79,6 +80,7 @@ _COMMANDS: Final[tuple[tuple[_Function, str], ...]] = (
     (cmd_bench.bench, _USE),
     (cmd_replay.replay, _USE),
     (cmd_simulate.simulate, _USE),
+    (cmd_capacity.capacity, _USE),
     (cmd_demo.demo, _USE),
     (cmd_completion.completion, _USE),
 )

@@ -35,5 +35,5 @@ def nothing_done(why: str = "") -> int:
     from .exits import EXIT_ERROR
     from .output import note
 
-    note("cenote: nothing was done" + (f": {why}" if why else "") + " (--yes goes on unasked)")
+    note(f"cenote: nothing was done{why and ': '}{why or ' (--yes goes on unasked)'}")
     return EXIT_ERROR
