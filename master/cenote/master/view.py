@@ -29,6 +29,7 @@ __all__ = [
     "PoolStatus",
     "SegmentStatus",
     "curves",
+    "facts",
     "namespaces",
     "nodes",
     "objects",
@@ -335,6 +336,38 @@ def namespaces(pool: Pool) -> list[NamespaceStatus]:
         )
         for namespace in sorted(columns.by_id.values(), key=lambda n: n.namespace_id)
     ]
+
+
+def facts(pool: Pool, now_s: float) -> dict[str, object]:
+    """Counters, and how much there is of everything."""
+    table = pool.objects
+    return {
+        "counters": {name: getattr(pool.counters, name) for name in Counters.__slots__},
+        "objects": table.live_count,
+        "rows": table.used_rows,
+        "high_water": table.high_water,
+        "table_bytes": table.memory_bytes(),
+        "sessions": len(pool.sessions.by_id),
+        "leases": len(pool.leases),
+        "grants": len(pool.grants),
+        "orphans": len(pool.orphans),
+        "incarnations": pool.namespaces.count,
+        "stale_objects": pool.namespaces.stale_objects,
+        "segments": [
+            {
+                "segment_id": s.segment_id,
+                "node": s.node.name,
+                "free_units": s.free_units,
+                "largest_free_units": s.largest_free_units,
+                "free_runs": s.free_runs,
+                "usable": s.is_usable,
+            }
+            for s in pool.segments.by_id.values()
+        ],
+        "decisions": {"keys": len(pool.decisions), "batches": pool.decisions.batches},
+        "adoption_open": pool.adoption_open,
+        "tenure_left_s": pool.tenure_end_s - now_s,
+    }
 
 
 def curves(pool: Pool) -> MissRatios:

@@ -17,11 +17,13 @@ from cenote.api.errors import InternalError
 from cenote.master.commands import EndpointInfo
 from cenote.master.effects import (
     PLACED,
+    Configured,
     DurableEffect,
     EpochStarted,
     Expires,
     Gone,
     GoneReason,
+    NamespaceGone,
     NamespaceOpened,
     NodeDrains,
     NodeKnown,
@@ -123,6 +125,8 @@ PLAIN = st.one_of(
     st.builds(SlotsGrown, U32, U32, U32, U32),
     st.builds(SegmentMet, U32, U32),
     st.builds(NodeDrains, U32, st.booleans(), U64),
+    st.builds(NamespaceGone, U32),
+    st.builds(Configured, st.dictionaries(TEXT, st.floats(allow_nan=False), max_size=4)),
     st.builds(SegmentGone, U32),
     st.builds(EpochStarted, U32, U64),
     st.builds(SnapshotEnd, U64, U32),
