@@ -82,6 +82,12 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += n
         self.total += value * n
 
+    def add(self, other: Histogram) -> None:
+        """Count what another one of the same bounds has counted."""
+        for index, count in enumerate(list(other.counts)):
+            self.counts[index] += count
+        self.total += other.total
+
     @property
     def count(self) -> int:
         """How many values were observed."""
