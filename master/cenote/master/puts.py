@@ -18,9 +18,10 @@ from cenote.api.rows import (
 
 from .commands import PutStart, PutStartReply
 from .decisions import Fate
+from .digest_checks import check_digests
 from .eviction import make_rows
 from .grants import Grant
-from .lookups import check_digests, hits
+from .lookups import hits
 from .namespaces import Namespace
 from .placement import Wanted
 from .placing import Placed, place

@@ -93,9 +93,9 @@ def test_more_of_everything_needs_more_nodes_and_ssds_need_fewer() -> None:
     assert with_ssd.nodes < base.nodes
     assert with_ssd.ssd_dwpd > 0
     assert plan(node=Node(512 * GIB, 0, 12.5e9, replicas=2)).nodes >= 2 * base.nodes - 1
-    assert math.isclose(
-        base.read_bytes_per_s, 10 * 4000 * 0.5 * 327_680
-    ), "what is hit is read, once"
+    assert math.isclose(base.read_bytes_per_s, 10 * 4000 * 0.5 * 327_680), (
+        "what is hit is read, once"
+    )
 
 
 def test_narrow_networks_and_busy_masters_are_warned_of() -> None:
