@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict, Unpack, cast
 
-from cenote.api.errors import ResourceUnavailable
+from cenote.api.errors import InvalidBuffer, ResourceUnavailable
 from cenote.api.master import MasterApi
 from cenote.api.types import ClientStats, PeerPath
 from cenote.runtime.log import get_logger
@@ -18,6 +18,8 @@ from cenote.v1 import master_pb2 as pb
 
 from .buffers import AnyBuffer, Buffer, readable_memory
 from .config import ClientConfig, make_config
+from .device_buffers import DeviceMemory
+from .devices import DeviceStaging
 from .namespace import Namespace
 from .reaching import reach_masters
 from .registering import RegistrationCache
@@ -54,18 +56,32 @@ class ClientKeywords(TypedDict, total=False):
     etcd_user: str
     etcd_password: str
     location_cache_entries: int
+    device_staging_bytes: int
     transfer_threads: int
 
 
 class Registration:
     """Memory made known to every transport; `deregister` when it isn't used any more."""
 
-    def __init__(self, parts: list[tuple[Transport, Region]]) -> None:
+    def __init__(
+        self,
+        parts: list[tuple[Transport, Region]],
+        forget: Callable[[], None] | None = None,
+    ) -> None:
         self._parts = parts
+        self._forget = forget
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether some transport moves its bytes without a copy (of memory of a GPU: a NIC)."""
+        return bool(self._parts)
 
     def deregister(self) -> None:
         """Undo; twice does no harm."""
         parts, self._parts = self._parts, []
+        forget, self._forget = self._forget, None
+        if forget is not None:
+            forget()
         for transport, region in parts:
             transport.deregister(region)
 
@@ -131,6 +147,7 @@ class Client(Namespace):
         session = Session(config, make_master, transports)
         self._transports = list(transports)
         self._registrations: list[Registration] = []
+        session.staging = DeviceStaging(config.device_staging_bytes, self._register)
         for transport in transports:
             if transport.kind == common_pb2.TRANSPORT_KIND_RDMA:
                 session.cache = RegistrationCache(transport)
@@ -183,13 +200,36 @@ class Client(Namespace):
     def register(self, buffer: AnyBuffer) -> Registration:
         """Make memory of yours known to every transport, once, instead of at each transfer.
 
-        Optional for shm and TCP; the buffer is kept alive until `deregister` or `close`.
+        Optional for shm and TCP; the buffer is kept alive until `deregister` or `close`. What lies
+        on a GPU may then be named by `addresses=`, too, and is read into by NICs that can, without
+        a copy (`Registration.is_direct`); else it is staged. Raises InvalidBuffer, and
+        ResourceUnavailable where this process can't reach a GPU.
         """
         self._session.check()
         address, length, keeper = readable_memory(buffer)
-        registration = self._register(address, length, keeper)
+        if isinstance(keeper, DeviceMemory):
+            registration = self._register_device(keeper)
+        else:
+            registration = self._register(address, length, keeper)
         self._registrations.append(registration)
         return registration
+
+    def _register_device(self, memory: DeviceMemory) -> Registration:
+        staging = self._session.staging
+        _ = staging.copies  # in any case: what can't go directly is staged
+        parts: list[tuple[Transport, Region]] = []
+        for transport in self._transports:
+            register = getattr(transport, "register_device", None)
+            if register is None:
+                continue
+            try:
+                parts.append((transport, register(memory.address, memory.length, memory)))
+            except (ResourceUnavailable, InvalidBuffer) as error:
+                _log.warning(
+                    "memory of a GPU is staged", size_bytes=memory.length, why=error.message
+                )
+        forget = staging.add(memory.address, memory.length, memory.device, direct=bool(parts))
+        return Registration(parts, forget)
 
     def _register(self, address: int, length: int, keeper: object) -> Registration:
         parts: list[tuple[Transport, Region]] = []
@@ -237,6 +277,8 @@ class Client(Namespace):
             retries=counters.retries,
             locations_cached=sum(len(s.locations) for s in list(session.spaces.values())),
             nodes_connected=len(session.channels),
+            device_staged_bytes=session.staging.staged_bytes,
+            device_direct_bytes=session.staging.direct_bytes,
             **_rdma_counters(self._transports),
         )
 
@@ -250,6 +292,7 @@ class Client(Namespace):
         self._session.close()
         registrations, self._registrations = self._registrations, []
         if not self._session.forked:
+            self._session.staging.close()
             for registration in registrations:
                 registration.deregister()
 

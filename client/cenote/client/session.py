@@ -34,6 +34,7 @@ from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
 
 from .config import ClientConfig
+from .devices import DeviceStaging
 from .housekeeping import Housekeeper
 from .master_stub import LaneMaster
 from .plan.grants import Grant
@@ -120,6 +121,8 @@ class Session:
         self._greetable = False
         self.running: set[object] = set()
         """Calls under way."""
+        self.staging: DeviceStaging
+        """For what lies on GPUs; the client sets it."""
         self.cache: RegistrationCache | None = None
         """Registers what is used again and again; None where no transport gains by it."""
         self.exports = 0
