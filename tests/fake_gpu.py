@@ -179,6 +179,9 @@ class FakeGpu:
     def open(self) -> FakeGpu:
         return self
 
+    def bus_address(self, device: int) -> str:
+        return f"0000:3{device}:00.0"
+
     def pin(self, address: int, length: int) -> bool:
         if self.pins:
             self.pinned[address] = length

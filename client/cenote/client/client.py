@@ -216,14 +216,16 @@ class Client(Namespace):
 
     def _register_device(self, memory: DeviceMemory) -> Registration:
         staging = self._session.staging
-        _ = staging.copies  # in any case: what can't go directly is staged
+        # In any case: what can't go directly is staged.
+        bus_address = staging.copies.bus_address(memory.device)
         parts: list[tuple[Transport, Region]] = []
         for transport in self._transports:
             register = getattr(transport, "register_device", None)
             if register is None:
                 continue
             try:
-                parts.append((transport, register(memory.address, memory.length, memory)))
+                region = register(memory.address, memory.length, memory, bus_address=bus_address)
+                parts.append((transport, region))
             except (ResourceUnavailable, InvalidBuffer) as error:
                 _log.warning(
                     "memory of a GPU is staged", size_bytes=memory.length, why=error.message

@@ -48,6 +48,10 @@ class CopyTicket(Protocol):
 class GpuCopies(Protocol):
     """For several threads."""
 
+    def bus_address(self, device: int) -> str:
+        """Where the device sits on PCIe, as in "0000:3b:00.0"; "" where that is not told."""
+        ...
+
     def pin(self, address: int, length: int) -> bool:
         """Let the GPU reach host memory by itself, which is faster; False where it can't be."""
         ...
@@ -106,6 +110,12 @@ class CudaCopies:
         self._contexts: dict[int, ctypes.c_void_p] = {}
         self._streams: dict[tuple[int, int], ctypes.c_void_p] = {}
         self._check(self._cuda.cuInit(ctypes.c_uint(0)), "there is no GPU that can be used")
+
+    def bus_address(self, device: int) -> str:
+        handle, text = ctypes.c_int(), ctypes.create_string_buffer(32)
+        code = self._cuda.cuDeviceGet(ctypes.byref(handle), ctypes.c_int(device))
+        code = code or self._cuda.cuDeviceGetPCIBusId(text, ctypes.c_int(len(text)), handle)
+        return "" if code else text.value.decode()
 
     def pin(self, address: int, length: int) -> bool:
         with self._current(0):

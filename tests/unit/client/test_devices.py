@@ -332,7 +332,10 @@ class Reaching(FakeTransport):
         self.directly = 0
         self.error: Exception | None = None
 
-    def register_device(self, address: int, length: int, keeper: object) -> tuple[int, int]:
+    def register_device(
+        self, address: int, length: int, keeper: object, *, bus_address: str
+    ) -> tuple[int, int]:
+        assert bus_address == "0000:30:00.0"
         self.registered.append((address, length))
         return address, length
 

@@ -50,6 +50,14 @@ class FakeDriver:
     def cuInit(self, _flags: Any) -> int:
         return self._code("cuInit")
 
+    def cuDeviceGet(self, handle: Any, device: Any) -> int:
+        handle._obj.value = 50 + number(device)
+        return 0 if number(device) < 2 else 101
+
+    def cuDeviceGetPCIBusId(self, text: Any, _size: Any, handle: Any) -> int:
+        text.value = f"0000:{number(handle)}:00.0".encode()
+        return 0
+
     def cuDevicePrimaryCtxRetain(self, context: Any, device: Any) -> int:
         if number(device) > 1:
             return 101
@@ -205,6 +213,12 @@ def test_pinned_memory() -> None:
     driver.codes["cuMemHostRegister_v2"] = 712
     assert not copies.pin(here, 4096)
     copies.close()
+
+
+def test_where_a_device_sits() -> None:
+    copies = CudaCopies(FakeDriver())
+    assert copies.bus_address(1) == "0000:51:00.0"
+    assert copies.bus_address(2) == ""
 
 
 def test_no_driver_and_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
