@@ -33,6 +33,7 @@ _WRONG_ARGUMENTS: Final = (1, 101, 700)
 _PORTABLE: Final = 1
 _NON_BLOCKING: Final = 1
 _NO_TIMING: Final = 2
+_DMA_BUF_SUPPORTED: Final = 124
 _FLUSH_TARGET_CONTEXT: Final = 0
 _FLUSH_TO_OWNER: Final = 100
 
@@ -116,6 +117,20 @@ class CudaCopies:
         code = self._cuda.cuDeviceGet(ctypes.byref(handle), ctypes.c_int(device))
         code = code or self._cuda.cuDeviceGetPCIBusId(text, ctypes.c_int(len(text)), handle)
         return "" if code else text.value.decode()
+
+    def device_count(self) -> int:
+        count = ctypes.c_int()
+        code = self._cuda.cuDeviceGetCount(ctypes.byref(count))
+        return 0 if code else count.value
+
+    def exports_dmabufs(self, device: int) -> bool:
+        """Whether NICs can be given the device's memory."""
+        handle, value = ctypes.c_int(), ctypes.c_int()
+        code = self._cuda.cuDeviceGet(ctypes.byref(handle), ctypes.c_int(device))
+        code = code or self._cuda.cuDeviceGetAttribute(
+            ctypes.byref(value), ctypes.c_int(_DMA_BUF_SUPPORTED), handle
+        )
+        return not code and value.value == 1
 
     def pin(self, address: int, length: int) -> bool:
         with self._current(0):

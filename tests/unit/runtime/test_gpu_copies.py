@@ -54,6 +54,15 @@ class FakeDriver:
         handle._obj.value = 50 + number(device)
         return 0 if number(device) < 2 else 101
 
+    def cuDeviceGetCount(self, count: Any) -> int:
+        count._obj.value = 2
+        return 0
+
+    def cuDeviceGetAttribute(self, value: Any, which: Any, handle: Any) -> int:
+        assert number(which) == 124
+        value._obj.value = number(handle) == 50
+        return 0
+
     def cuDeviceGetPCIBusId(self, text: Any, _size: Any, handle: Any) -> int:
         text.value = f"0000:{number(handle)}:00.0".encode()
         return 0
@@ -219,6 +228,8 @@ def test_where_a_device_sits() -> None:
     copies = CudaCopies(FakeDriver())
     assert copies.bus_address(1) == "0000:51:00.0"
     assert copies.bus_address(2) == ""
+    assert copies.device_count() == 2
+    assert [copies.exports_dmabufs(number) for number in range(3)] == [True, False, False]
 
 
 def test_no_driver_and_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
