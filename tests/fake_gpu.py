@@ -182,12 +182,12 @@ class FakeGpu:
     def bus_address(self, device: int) -> str:
         return f"0000:3{device}:00.0"
 
-    def pin(self, address: int, length: int) -> bool:
+    def pin(self, device: int, address: int, length: int) -> bool:
         if self.pins:
             self.pinned[address] = length
         return self.pins
 
-    def unpin(self, address: int) -> None:
+    def unpin(self, device: int, address: int) -> None:
         self.pinned.pop(address, None)
 
     def begin(

@@ -19,10 +19,9 @@ from cenote.v1 import master_pb2 as pb
 from .buffers import AnyBuffer, Buffer, readable_memory
 from .config import ClientConfig, make_config
 from .device_buffers import DeviceMemory
-from .devices import DeviceStaging
 from .namespace import Namespace
 from .reaching import reach_masters
-from .registering import RegistrationCache
+from .registering import Registration, RegistrationCache, register_everywhere
 from .session import Session
 from .survey import survey
 from .transports import make_transports
@@ -58,43 +57,6 @@ class ClientKeywords(TypedDict, total=False):
     location_cache_entries: int
     device_staging_bytes: int
     transfer_threads: int
-
-
-class Registration:
-    """Memory made known to every transport; `deregister` when it isn't used any more."""
-
-    def __init__(
-        self,
-        parts: list[tuple[Transport, Region]],
-        forget: Callable[[], None] | None = None,
-    ) -> None:
-        self._parts = parts
-        self._forget = forget
-
-    @property
-    def is_direct(self) -> bool:
-        """Whether some transport moves its bytes without a copy (of memory of a GPU: a NIC)."""
-        return bool(self._parts)
-
-    def deregister(self) -> None:
-        """Undo; twice does no harm."""
-        parts, self._parts = self._parts, []
-        forget, self._forget = self._forget, None
-        if forget is not None:
-            forget()
-        for transport, region in parts:
-            transport.deregister(region)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.deregister()
 
 
 class Client(Namespace):
@@ -147,7 +109,6 @@ class Client(Namespace):
         session = Session(config, make_master, transports)
         self._transports = list(transports)
         self._registrations: list[Registration] = []
-        session.staging = DeviceStaging(config.device_staging_bytes, self._register)
         for transport in transports:
             if transport.kind == common_pb2.TRANSPORT_KIND_RDMA:
                 session.cache = RegistrationCache(transport)
@@ -234,17 +195,7 @@ class Client(Namespace):
         return Registration(parts, forget)
 
     def _register(self, address: int, length: int, keeper: object) -> Registration:
-        parts: list[tuple[Transport, Region]] = []
-        try:
-            for transport in self._transports:
-                try:
-                    parts.append((transport, transport.register(address, length, keeper)))
-                except ResourceUnavailable as error:  # what isn't registered is copied once more
-                    _log.warning("memory can't be registered", size_bytes=length, why=error)
-        except BaseException:  # whatever it was, nothing may stay registered
-            Registration(parts).deregister()
-            raise
-        return Registration(parts)
+        return register_everywhere(self._transports, address, length, keeper)
 
     # ---- the client itself -------------------------------------------------------------------
 
@@ -294,7 +245,6 @@ class Client(Namespace):
         self._session.close()
         registrations, self._registrations = self._registrations, []
         if not self._session.forked:
-            self._session.staging.close()
             for registration in registrations:
                 registration.deregister()
 

@@ -55,7 +55,7 @@ class Registered(Protocol):
 class Area:
     """Staging memory of one size, one user at a time."""
 
-    __slots__ = ("address", "keepers", "lane", "memory", "registered", "tickets")
+    __slots__ = ("address", "keepers", "lane", "memory", "pinned_by", "registered", "tickets")
 
     def __init__(self, lane: int, size_bytes: int) -> None:
         try:
@@ -70,6 +70,8 @@ class Area:
         self.address = address_of(self.memory)
         self.lane = lane
         self.registered: Registered | None = None
+        self.pinned_by = ON_HOST
+        """By which device's driver it was pinned; ON_HOST: not yet, or it can't be."""
         self.tickets: list[CopyTicket] = []
         """Copies that were begun, and not seen to have ended."""
         self.keepers: Sequence[object] = ()
@@ -228,7 +230,7 @@ class DeviceStaging:
 
         Raises ResourceUnavailable (no driver, no memory), DeadlineExceeded, ClientClosed.
         """
-        copies = self.copies
+        _ = self.copies
         end_s = monotonic() + deadline_s
         taken: list[Area] = []
         with self._lock:
@@ -248,7 +250,7 @@ class DeviceStaging:
             self._made += len(lanes)
         for lane in lanes:
             try:
-                taken.append(self._make(lane, copies))
+                taken.append(self._make(lane))
             except BaseException:
                 with self._lock:
                     self._made -= 1
@@ -256,9 +258,8 @@ class DeviceStaging:
                 raise
         return Areas(self, taken)
 
-    def _make(self, lane: int, copies: GpuCopies) -> Area:
+    def _make(self, lane: int) -> Area:
         area = Area(lane, self.area_bytes)
-        self.pinned &= copies.pin(area.address, self.area_bytes)
         area.registered = self._register(area.address, self.area_bytes, area)
         return area
 
@@ -295,6 +296,10 @@ class DeviceStaging:
                 for there, here, length in triples:
                     copy(*((here, there) if to_host else (there, here)), length)
                 continue
+            if area.pinned_by == ON_HOST and self.pinned:
+                # Not before: the driver would begin to use a device that nobody else here does.
+                self.pinned = self.copies.pin(number, area.address, self.area_bytes)
+                area.pinned_by = number if self.pinned else ON_HOST
             streams = [each for each in set(rows.streams[mine].tolist()) if each != NO_STREAM]
             area.tickets.append(self.copies.begin(number, area.lane, triples, streams, to_host))
         self.staged_bytes += int(rows.lengths.sum())
@@ -332,8 +337,8 @@ class DeviceStaging:
         for area in areas:
             if area.registered is not None:
                 area.registered.deregister()
-            if copies is not None:
-                copies.unpin(area.address)
+            if copies is not None and area.pinned_by != ON_HOST:
+                copies.unpin(area.pinned_by, area.address)
         if copies is not None and not busy:
             copies.close()
 

@@ -53,11 +53,12 @@ class GpuCopies(Protocol):
         """Where the device sits on PCIe, as in "0000:3b:00.0"; "" where that is not told."""
         ...
 
-    def pin(self, address: int, length: int) -> bool:
-        """Let the GPU reach host memory by itself, which is faster; False where it can't be."""
+    def pin(self, device: int, address: int, length: int) -> bool:
+        """Let GPUs reach host memory by themselves, which is faster; False where it can't be.
+        `device`: one that is in use."""
         ...
 
-    def unpin(self, address: int) -> None: ...
+    def unpin(self, device: int, address: int) -> None: ...
 
     def begin(
         self, device: int, lane: int, copies: Sequence[Copy], streams: Sequence[int], to_host: bool
@@ -81,18 +82,24 @@ class GpuCopies(Protocol):
 
 @final
 class _Event:
-    """A `CopyTicket`: what was queued before it."""
+    """A `CopyTicket`: what was queued before it, on one stream or several."""
 
-    def __init__(self, cuda: CudaCopies, device: int, handle: int, error: CenoteError | None):
+    def __init__(
+        self, cuda: CudaCopies, device: int, handles: list[int], error: CenoteError | None = None
+    ) -> None:
         self._cuda = cuda
         self._device = device
-        self._handle = handle
+        self._handles = handles
         self._error = error
 
     def done(self) -> bool:
-        if self._handle and not self._cuda.is_over(self._device, self._handle):
-            return False
-        self._handle = 0
+        while self._handles:
+            try:
+                if not self._cuda.is_over(self._device, self._handles[-1]):
+                    return False
+            except CenoteError as error:
+                self._error = error
+            self._handles.pop()
         if self._error is not None:
             raise self._error
         return True
@@ -132,15 +139,15 @@ class CudaCopies:
         )
         return not code and value.value == 1
 
-    def pin(self, address: int, length: int) -> bool:
-        with self._current(0):
+    def pin(self, device: int, address: int, length: int) -> bool:
+        with self._current(device):
             code: int = self._cuda.cuMemHostRegister_v2(
                 ctypes.c_void_p(address), ctypes.c_size_t(length), ctypes.c_uint(_PORTABLE)
             )
         return code == 0
 
-    def unpin(self, address: int) -> None:
-        with self._current(0):
+    def unpin(self, device: int, address: int) -> None:
+        with self._current(device):
             self._cuda.cuMemHostUnregister(ctypes.c_void_p(address))
 
     def begin(
@@ -163,14 +170,12 @@ class CudaCopies:
                     self._check(code, f"{length} bytes at {remote:#x} can't be copied")
             except CenoteError as refused:  # told when what was begun before it has ended
                 error = refused
-            return _Event(self, device, self._recorded(side), error)
+            return _Event(self, device, [self._recorded(side)], error)
 
     def settle(self, device: int, streams: Sequence[int]) -> CopyTicket:
         with self._current(device):
-            side = self._side_stream(device, -1)
-            for stream in set(streams):
-                self._follow(side, stream)
-            return _Event(self, device, self._recorded(side), None)
+            streams = sorted(set(streams))
+            return _Event(self, device, [self._recorded(ctypes.c_void_p(s)) for s in streams])
 
     def flush(self, device: int) -> None:
         with self._current(device):

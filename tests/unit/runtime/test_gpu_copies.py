@@ -202,6 +202,7 @@ def test_copies_come_after_what_the_owner_computes() -> None:
     finish(other)  # another lane does not wait for it
     assert not late.done()
     assert not settled.done()
+    finish(copies.settle(0, [1]))
     assert host[10:].sum() == 0
     device[:] = ord("b")
     driver.busy.clear()
@@ -216,11 +217,11 @@ def test_pinned_memory() -> None:
     driver = FakeDriver()
     copies = CudaCopies(driver)
     _, here = memory()
-    assert copies.pin(here, 4096)
+    assert copies.pin(0, here, 4096)
     assert driver.pinned == {here: 4096}
-    copies.unpin(here)
+    copies.unpin(0, here)
     driver.codes["cuMemHostRegister_v2"] = 712
-    assert not copies.pin(here, 4096)
+    assert not copies.pin(0, here, 4096)
     copies.close()
 
 
@@ -273,7 +274,7 @@ def test_a_real_gpu() -> None:
     cuda = copies._cuda
     data = np.random.default_rng(2).bytes(1 << 20)
     host, here = memory(data)
-    pinned = copies.pin(here, len(data))
+    pinned = copies.pin(0, here, len(data))
     there = ctypes.c_uint64()
     with copies._current(0):
         assert cuda.cuMemAlloc_v2(ctypes.byref(there), ctypes.c_size_t(len(data))) == 0
@@ -287,5 +288,5 @@ def test_a_real_gpu() -> None:
         with copies._current(0):
             cuda.cuMemFree_v2(there)
         if pinned:
-            copies.unpin(here)
+            copies.unpin(0, here)
         copies.close()
