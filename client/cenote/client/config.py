@@ -83,6 +83,15 @@ class ClientConfig:
         default=65536,
         metadata=option(minimum=0, maximum=1 << 22, help="per namespace, about 250 bytes each"),
     )
+    device_staging_bytes: int = field(
+        default=256 << 20,
+        metadata=option(
+            unit="size",
+            minimum=1 << 16,
+            maximum=1 << 40,
+            help="host memory for what lies on GPUs, in four parts; an object fits into one",
+        ),
+    )
     transfer_threads: int = field(
         default=4, metadata=option(minimum=1, maximum=64, help="for several nodes at once")
     )

@@ -5,21 +5,30 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import NDArray
 
-from cenote.api.errors import BufferInUse, CenoteError, ClientClosed, StaleEpoch, Unavailable
-from cenote.transport.base import Channel
+from cenote.api.errors import (
+    BufferInUse,
+    CenoteError,
+    ClientClosed,
+    ResourceUnavailable,
+    StaleEpoch,
+    Unavailable,
+)
+from cenote.transport.base import Channel, U8Array
 from cenote.transport.memory_access import checksum_at, checksums_of
 
 from .buffers import hash_pieces, new_bytes
+from .devices import Areas
 from .locations import LOCATION_STRUCT
 from .master_stub import METHODS, LaneMaster, decoded
 from .plan.budgets import attempt_budget_s, node_failed
 from .plan.counters import FETCH, READ
+from .plan.device_rows import Devices
 from .plan.pieces import Pieces
 from .plan.state import Call
 from .plan.steps import (
@@ -29,6 +38,8 @@ from .plan.steps import (
     AskMany,
     AskRaw,
     Checksum,
+    CopyBegin,
+    CopyWait,
     Hash,
     Move,
     MoveOne,
@@ -39,8 +50,10 @@ from .plan.steps import (
     Reopen,
     SealPart,
     Seals,
+    Settle,
     Stage,
     Staged,
+    TakeAreas,
 )
 from .session import Session
 from .staging import stage, write_with_tail
@@ -74,6 +87,10 @@ class BlockingDriver:
             Stage: self.stage,
             Allocate: self.allocate,
             AllocateOne: self.allocate_one,
+            TakeAreas: self.take_areas,
+            CopyBegin: self.copy_begin,
+            CopyWait: self.copy_wait,
+            Settle: self.settle,
             Pause: self.pause,
             RefreshView: self.refresh_view,
             Reopen: self.reopen,
@@ -226,6 +243,22 @@ class BlockingDriver:
         addresses = np.array([address for _, address in made], np.uint64)
         return Pieces(addresses, step.sizes, None, [values]), values
 
+    # ---- GPUs --------------------------------------------------------------------------------
+
+    def take_areas(self, call: Call, step: TakeAreas) -> Areas:
+        return self._session.staging.take(step.count, step.deadline_s)
+
+    def copy_begin(self, call: Call, step: CopyBegin) -> None:
+        areas = cast("Areas", step.areas)
+        areas.begin(step.turn, step.rows, step.keepers, step.to_host)
+
+    def copy_wait(self, call: Call, step: CopyWait) -> None:
+        cast("Areas", step.areas).wait(step.turn, step.deadline_s)
+
+    def settle(self, call: Call, step: Settle) -> None:
+        devices = step.devices
+        self._session.staging.settle(devices.numbers, devices.streams, step.deadline_s)
+
     # ---- nodes -------------------------------------------------------------------------------
 
     def move(self, call: Call, step: Move) -> None:
@@ -284,6 +317,9 @@ class BlockingDriver:
         channel: Channel | None = None
         try:
             channel = self._channel_for(part)
+            if part.direct is not None:
+                part.statuses = self._read_direct(part, channel, part.direct)
+                return
             sums = None
             if part.checksum == Checksum.ALWAYS or (
                 part.checksum and not channel.verifies_by_lease
@@ -305,6 +341,17 @@ class BlockingDriver:
             part.checksums = sums
         except CenoteError as error:
             part.error = self.node_error(part.node_id, channel, error)
+
+    def _read_direct(self, part: Part, channel: Channel, devices: Devices) -> U8Array:
+        """Have NICs write on GPUs. Raises ResourceUnavailable where this channel can't."""
+        read = getattr(channel, "read_direct", None)
+        if read is None:
+            raise ResourceUnavailable(f"the way to node {part.node_id} does not reach GPUs")
+        statuses: U8Array = read(part.extents, part.addresses, part.lease_id, part.budget_s)
+        staging = self._session.staging
+        staging.flush(devices.numbers)
+        staging.direct_bytes += part.size_bytes
+        return statuses
 
     def move_one(self, call: Call, step: MoveOne) -> tuple[int, int, bool]:
         session = self._session

@@ -8,6 +8,7 @@ import pytest
 
 from cenote.cli.cmd_explain import verdict_of
 from cenote.v1 import admin_pb2 as pb
+from cenote.v1 import common_pb2
 
 
 def absent(*decisions: pb.KeyDecision, **fields: Any) -> pb.ExplainResponse:
@@ -50,8 +51,8 @@ def test_a_key_of_another_namespace_and_an_unknown_one() -> None:
 
 def test_nodes_that_are_not_there_are_named() -> None:
     places = [
-        pb.ObjectPlace(node_name="n1", node_state=3, attached=True),
-        pb.ObjectPlace(node_name="n2", node_state=1, attached=False),
+        pb.ObjectPlace(node_name="n1", node_state=common_pb2.NODE_STATE_DEAD, attached=True),
+        pb.ObjectPlace(node_name="n2", node_state=common_pb2.NODE_STATE_ALIVE, attached=False),
     ]
     verdict, remedy = verdict_of(pb.ExplainResponse(state="unreachable", places=places))
     assert "n1, n2" in verdict
