@@ -319,7 +319,7 @@ class ShmChannel(SimChannel):
     def proves(self, lease_id: int) -> bool:
         proven = self._is_of_tenure(lease_id)
         if proven:
-            self.world.oracle.read_proven(lease_id)
+            self.world.oracle.readings.proven(lease_id)
         return proven
 
     def _is_of_tenure(self, lease_id: int) -> bool:
@@ -337,7 +337,7 @@ class ShmChannel(SimChannel):
         self._users += 1
         try:
             statuses, found = self._locate(extents, until_s)
-            world.oracle.read_begun(found)
+            world.oracle.readings.begun(found)
             for place, address in zip(found, addresses.tolist(), strict=True):
                 self._copy_out(place, address, until_s)
                 if checksums is None:  # the lease alone is to prove it

@@ -7,7 +7,7 @@ segment, and what each call of a client was answered. It knows nothing of how th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -31,6 +31,7 @@ from sim.facts import is_intact, is_sealed, known_versions
 from sim.fingerprint import fingerprint
 from sim.following import Following
 from sim.loop import Violation
+from sim.readings import Readings
 from sim.tier_oracle import TierOracle
 from sim.values import PutRecord, Removal, make_value, wrong_bytes
 from unit.master.state_checks import check
@@ -80,9 +81,8 @@ class Oracle:
         self.removals: dict[int, list[Removal]] = {}
         """By key."""
         self._grants: dict[int, int] = {}
-        self._grant_epochs: dict[int, int] = {}
-        self._reading: dict[Any, list[tuple[SegmentFile, slice, Any]]] = {}
-        """What each task has copied last, and whose it was when that began."""
+        self.grant_epochs: dict[int, int] = {}
+        self.readings = Readings(self)
         self._writes: dict[Write, None] = {}
         self._commands = 0
         self.reads = self.hits = self.acks = self.lost = self.leaders = 0
@@ -203,9 +203,14 @@ class Oracle:
 
     def is_safe(self, put: PutRecord, version: Version) -> bool:
         """Whether it is sealed, or really lost."""
-        really_lost = any(f.is_lost or version in f.damaged for f, _, _ in self._placed[version])
-        excused = really_lost or self._is_excused(put, version)
+        excused = self._is_really_lost(version) or self._is_excused(put, version)
         return excused or bool(self.surviving_replicas(version))
+
+    def _is_really_lost(self, version: Version) -> bool:
+        """Whether something that held it is gone, with no word of the master's."""
+        files = [file for file, _, _ in self._placed[version]]
+        lost = any(file.is_lost or version in file.damaged for file in files)
+        return lost or version in self.tiers.bereft
 
     def _file(self, pool: Pool, segment_id: int) -> SegmentFile | None:
         segment = pool.segments.by_id.get(segment_id)
@@ -351,7 +356,7 @@ class Oracle:
     def new_owner(self, name: int, epoch: int) -> int:
         """A number for whoever is given space: a grant, or (negative) a copy."""
         number = self._grants[name] = len(self._grants) + 1
-        self._grant_epochs[number] = epoch & 0xFFFFFF
+        self.grant_epochs[number] = epoch & 0xFFFFFF
         return number
 
     def give(self, file: SegmentFile, offset: int, end: int, number: int, whom: str) -> None:
@@ -386,29 +391,6 @@ class Oracle:
                 " was granted since"
             )
 
-    # ---- readers --------------------------------------------------------------------------------
-
-    def read_begun(self, places: Sequence[tuple[SegmentFile, int, int] | None]) -> None:
-        """The running task is about to copy from there."""
-        owned = []
-        for place in places:
-            if place is not None:
-                file, offset, length = place
-                units = slice(offset // UNIT_BYTES, -(-(offset + length) // UNIT_BYTES))
-                owned.append((file, units, file.owner[units].copy()))
-        self._reading[self._world.loop.task] = owned
-
-    def read_proven(self, lease_id: int) -> None:
-        """What the running task has just read counts, as far as the tenure of its lease goes."""
-        for file, units, before in self._reading.pop(self._world.loop.task, []):
-            for number in set(file.owner[units][file.owner[units] != before].tolist()):
-                if self._grant_epochs[number] > lease_id >> 40:
-                    raise Violation(
-                        f"a read of units {units.start} to {units.stop} of {file.name} under a"
-                        f" lease of epoch {lease_id >> 40} counts, though a grant of epoch"
-                        f" {self._grant_epochs[number]} has them since"
-                    )
-
     # ---- calls of clients -----------------------------------------------------------------------
 
     def new_put(self, key: int, client: int, size: int, min_replicas: int) -> PutRecord:
@@ -433,9 +415,7 @@ class Oracle:
                 )
         for version in alive:
             survive = self.surviving_replicas(version)
-            really_lost = any(
-                file.is_lost or version in file.damaged for file, _, _ in self._placed[version]
-            )
+            really_lost = self._is_really_lost(version)
             wanted = min(put.min_replicas, len({r for _, _, r in self._placed[version]}))
             if len(survive) < wanted and not really_lost:
                 raise Violation(

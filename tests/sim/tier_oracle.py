@@ -16,7 +16,7 @@ import numpy as np
 from cenote.api.rows import UNIT_BYTES
 from cenote.master.commands import Heartbeat
 from cenote.master.effects import GoneReason, ReplicasChanged
-from cenote.master.pool import Pool
+from cenote.master.pool import Pool, Rows
 from sim.disk import DiskFile
 from sim.facts import is_sealed
 from sim.loop import Violation
@@ -44,6 +44,8 @@ class TierOracle:
         self._copies: dict[int, int] = {}
         """Copy -> the number under which it owns space, as those of grants."""
         self._numbers: set[int] = set()
+        self.bereft: set[Version] = set()
+        """Of these a replica was really lost, and does not count any more."""
 
     @property
     def _is_on(self) -> bool:
@@ -65,10 +67,12 @@ class TierOracle:
             file = self._oracle._file(pool, word & 0xFFFF)
             if file is not None:
                 found[versions[owner]].append((file, slot, word >> 16 & 0xFF))
-        self._oracle._placed.update((v, places) for v, places in found.items() if places)
+        for version, places in found.items():
+            if places:
+                self._place(version, self._oracle._placed.get(version, []), places)
         unlink = pool.unlink
 
-        def watched(gone: Any, reason: GoneReason, *, quiet: bool = False) -> int:
+        def watched(gone: Rows, reason: GoneReason, *, quiet: bool = False) -> int:
             if reason == GoneReason.EVICTED and pool.pin.take(gone).any():
                 raise Violation(f"{int((pool.pin.take(gone) != 0).sum())} pinned are evicted")
             return unlink(gone, reason, quiet=quiet)
@@ -118,13 +122,19 @@ class TierOracle:
                 after.append((file, slot, replica))
                 if after[-1] not in before and self.command is Heartbeat:
                     self._check_added(version, file, slot, offset * UNIT_BYTES, len(placed))
-            oracle._placed[version] = after
+            self._place(version, before, after)
             put = oracle.put_of[version]
             if put.is_acked(version) and not oracle.is_safe(put, version):
                 self._check_left(version, before)
             row = int(pool.objects.lookup(digest.reshape(1, 2))[0])
             if row > 0 and pool.pin[row]:
                 self._check_pinned(version, before, after)
+
+    def _place(self, version: Version, before: list[Place], after: list[Place]) -> None:
+        self._oracle._placed[version] = after
+        for place in before:
+            if place not in after and (place[0].is_lost or version in place[0].damaged):
+                self.bereft.add(version)
 
     def _check_added(self, version: Version, file: Any, slot: int, offset: int, _: int) -> None:
         """A copy counts now: it is where its slot says, and is what was put."""

@@ -106,8 +106,8 @@ class Tiers:
         node: Any = SimpleNamespace(node_uuid=host.node_uuid, start_number=start_number)
         io = DiskIo(disk, Staging(0), threads=THREADS)
         while True:
-            survivors = find_survivors(disk, [disk.plan])
             try:
+                survivors = find_survivors(disk, [disk.plan])
                 (segment,) = open_ssd(io, [disk.plan], survivors, node)
                 break
             except ResourceUnavailable:
