@@ -164,14 +164,15 @@ def test_a_torn_slot_is_no_slot_and_harms_no_other(tmp_path: Path, torn_bytes: i
         assert set(again.table_slots) - {93} == set(before)
 
 
-def test_a_device_that_fails_makes_no_copy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_a_device_that_fails_makes_no_copy(tmp_path: Path, number: int) -> None:
     with SsdNode(tmp_path) as node:
         node.put(0, payload_of(1, MIB), [(0, MIB)])
-        node.device.on_write = io_error
+        node.device.on_write = lambda offset, length: OSError(number, "injected")
         first = node.copy([0], 0, 0, MIB)
         assert node.results(1) == {first: CopyStatus.FAILED}
         node.device.on_write = no_fault
-        node.device.flush_error = OSError(errno.EIO, "injected")
+        node.device.flush_error = OSError(number, "injected")
         second = node.copy([0], 0, 0, MIB)
         assert node.results(1) == {second: CopyStatus.FAILED}
         assert not node.table_slots
