@@ -115,6 +115,7 @@ class DiskCounters:
     read_bytes: int = 0
     writes: int = 0
     written_bytes: int = 0
+    flushes: int = 0
     errors: int = 0
     """Reads, writes and flushes that failed."""
 
@@ -248,6 +249,7 @@ class DiskIo:
         except OSError as error:
             self.note_failure("flush", 0, error)
             raise
+        self.counters.flushes += 1
 
     def note_failure(self, what: str, offset: int, error: OSError) -> None:
         """Something failed at the device."""
