@@ -83,7 +83,7 @@ def put_from_devices(
             except CenoteError as error:
                 if not first:
                     raise
-                outcome.fail(np.arange(first, count), error, FETCH)
+                outcome.fail(np.arange(first, count), error)
                 break
             outcome.statuses[first:last] = part.statuses
             outcome.sameness[first:last] = part.sameness
