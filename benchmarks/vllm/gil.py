@@ -4,25 +4,24 @@
 
 Runs in vLLM's environment, without an engine: the connector's worker half over a KV cache in host
 memory, and a pool of real processes. While its threads work, the main thread does nothing but spin
-in Python, as an engine that needs the GIL all the time would. It is at each moment in one of three
-states: it runs (its processor time), it waits for a processor (the kernel counts that), or it
-sleeps; and the only thing that it sleeps for is the GIL, held by another thread. So
+in Python, as an engine that needs the GIL all the time would. It has a core of its own (all else
+shares the others), so that it runs whenever it has the GIL:
 
-    held = wall time - processor time - time in the run queue
+    held = wall time - the spinning thread's processor time
 
-is what others held the GIL for, and what waking up took besides. It is told by block; `alone` is
-the same spin with the connector idle. `copy` is what the engine's own thread takes to copy a block
-out at the end of a step: it waits for that, GIL or not.
+is what others held the GIL for, and what being woken took besides. (How long a thread was runnable
+can't be told from the kernel: since Linux 6.6 sleeping threads may stay in the run queue.) Told by
+block; `alone` is the same spin with the connector idle. `copy` is what the engine's own thread
+takes to copy a block out at the end of a step: it waits for that, GIL or not.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
-import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -39,16 +38,17 @@ from waiting import wait_until
 
 LAYERS: Final = 8
 SPIN: Final = 500
+OWN_CORE: Final = min(os.sched_getaffinity(0))
 LIMIT_S: Final = 20.0
 SPACE: Final = SpaceName("gil", b"gil")
 LEASE_S: Final = 60.0
 
 
 class Spun:
-    """One spin: seconds by state."""
+    """One spin until `done`: seconds."""
 
     def __init__(self, done: Callable[[], bool]) -> None:
-        began_s, began_cpu_s, began_queued_s = time.perf_counter(), time.thread_time(), queued_s()
+        began_s, began_cpu_s = time.perf_counter(), time.thread_time()
         end_s = began_s + LIMIT_S
         self.finished = False
         while time.perf_counter() < end_s:
@@ -57,21 +57,17 @@ class Spun:
             if done():
                 self.finished = True
                 break
-        self.queued_s = queued_s() - began_queued_s
         self.cpu_s = time.thread_time() - began_cpu_s
         self.wall_s = time.perf_counter() - began_s
-        self.held_s = max(0.0, self.wall_s - self.cpu_s - self.queued_s)
-
-
-def queued_s() -> float:
-    """For how long this thread has been runnable without a processor."""
-    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+        self.held_s = self.wall_s - self.cpu_s
 
 
 class Bench:
     """The worker's half, and the orders that vLLM's scheduler would send it."""
 
-    def __init__(self, cluster: Cluster, transport: str, block_bytes: int, batch: int) -> None:
+    def __init__(
+        self, cluster: Cluster, transport: str, block_bytes: int, batch: int, gives_way: bool
+    ) -> None:
         self.batch = batch
         part = block_bytes // LAYERS
         layers = torch.randint(0, 255, (LAYERS, 2 * batch, part), dtype=torch.uint8)
@@ -87,12 +83,15 @@ class Bench:
                 "staging_bytes": 4 * batch * block_bytes,
                 "load_deadline_s": "20s",
                 "save_deadline_s": "20s",
+                "gives_way": gives_way,
             }
         )
         self.counters = Counters()
         self.worker = StoreWorker(options, RankShard(0, 0, 1), "gil", self.counters)
         self.worker.start(memory)
-        self.client = Client(cluster.lane, name="gil-scheduler", transports=[transport])
+        self.client = Client(
+            cluster.lane, name="gil-scheduler", transports=[transport], gives_way=gives_way
+        )
         self.space = self.client.namespace(SPACE.name, fingerprint=SPACE.fingerprint)
         self.blocks = tuple((0, index) for index in range(batch))
         self.ids = tuple(range(batch))
@@ -167,19 +166,14 @@ class Bench:
 def per_block_us(spins: list[Spun], batch: int) -> str:
     assert all(spun.finished for spun in spins)
     held = [1e6 * spun.held_s / batch for spun in spins]
-    queued = [1e6 * spun.queued_s / batch for spun in spins]
-    return (
-        f"{statistics.median(held):.1f} ({max(held):.1f}) | {statistics.median(queued):.1f}"
-        f" | {statistics.median(1e3 * spun.wall_s for spun in spins):.1f}"
-    )
+    wall_ms = statistics.median(1e3 * spun.wall_s for spun in spins)
+    return f"{statistics.median(held):.1f} | {min(held):.1f} | {max(held):.1f} | {wall_ms:.1f}"
 
 
 def alone() -> str:
-    for thread in threading.enumerate():
-        assert not thread.name.startswith("cenote-"), thread.name
     end_s = time.perf_counter() + 0.2
     spun = Spun(lambda: time.perf_counter() > end_s)
-    return f"{100 * spun.held_s / spun.wall_s:.2f} % of the time asleep"
+    return f"{1e6 * spun.held_s / spun.wall_s:.0f} us a second"
 
 
 def main() -> None:
@@ -188,21 +182,27 @@ def main() -> None:
     parser.add_argument("--transports", default="shm,tcp")
     parser.add_argument("--batches", default="16,64")
     parser.add_argument("--block-kib", default="256,1024")
+    parser.add_argument("--keep", action="store_true", help="without the option gives_way")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"alone: {alone()}")
-    print("| | blocks | | GIL held by others, us/block: median (worst) | queued | ms |")
-    print("|---|---|---|---|---|---|")
+    others = os.sched_getaffinity(0) - {OWN_CORE}
+    if not others:
+        parser.error("two cores are needed: one is the spinning thread's own")
+    os.sched_setaffinity(0, others)  # what threads and processes begin with
+    print("| | blocks | | GIL held, us/block: median | least | most | ms |")
+    print("|---|---|---|---|---|---|---|")
     for transport in options.transports.split(","):
         for kib in map(int, options.block_kib.split(",")):
             for batch in map(int, options.batches.split(",")):
-                measure(transport, kib, batch, options.rounds)
+                measure(transport, kib, batch, options.rounds, not options.keep)
 
 
-def measure(transport: str, kib: int, batch: int, rounds: int) -> None:
+def measure(transport: str, kib: int, batch: int, rounds: int, gives_way: bool) -> None:
     size_bytes = max(256 << 20, (rounds + 4) * batch * (kib << 10) * 5 // 4)
     with Cluster(stores=1, dram_bytes=size_bytes) as cluster:
-        bench = Bench(cluster, transport, kib << 10, batch)
+        bench = Bench(cluster, transport, kib << 10, batch, gives_way)
+        shared_cores = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {OWN_CORE})
         spins: dict[str, list[Spun]] = {"save": [], "stage": [], "load": []}
         copies_us: list[float] = []
         for number in range(rounds + 2):
@@ -215,10 +215,13 @@ def measure(transport: str, kib: int, batch: int, rounds: int) -> None:
             copies_us.append(1e6 * copy_s / batch)
             for name, each in found.items():
                 spins[name].append(each)
+        idle = alone()
         bench.close()
+        os.sched_setaffinity(0, shared_cores)
     for name, each in spins.items():
         print(f"| {transport} | {batch} x {kib} KiB | {name} | {per_block_us(each, batch)} |")
-    print(f"| | | copy | {statistics.median(copies_us):.0f} us/block in the engine's thread | | |")
+    copy_us = statistics.median(copies_us)
+    print(f"| | | copy | {copy_us:.0f} us/block in the engine's thread; alone {idle} | | | |")
 
 
 if __name__ == "__main__":

@@ -83,6 +83,13 @@ class ClientConfig:
         default=65536,
         metadata=option(minimum=0, maximum=1 << 22, help="per namespace, about 250 bytes each"),
     )
+    gives_way: bool = field(
+        default=False,
+        metadata=option(
+            help="give up the GIL around every copy, and never spin: for processes whose main work "
+            "is Python, such as engines; counts for the whole process"
+        ),
+    )
     transfer_threads: int = field(
         default=4, metadata=option(minimum=1, maximum=64, help="for several nodes at once")
     )
