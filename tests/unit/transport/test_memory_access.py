@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 from time import monotonic
 from typing import Any
 
@@ -50,11 +51,15 @@ def test_where_it_costs_much_the_gil_is_kept_unless_the_process_gives_way(
     held: list[int] = []
     released: list[int] = []
 
-    def counting(calls: list[int], copy: Any) -> Any:
-        return lambda target, source, length: (calls.append(length), copy(target, source, length))
+    def counting(calls: list[int]) -> Any:
+        def copy(target: int, source: int, length: int) -> None:
+            calls.append(length)
+            ctypes.memmove(target, source, length)
 
-    monkeypatch.setattr(access, "held_memmove", counting(held, access.held_memmove))
-    monkeypatch.setattr(access, "_memmove", counting(released, access._memmove))
+        return copy
+
+    monkeypatch.setattr(access, "held_memmove", counting(held))
+    monkeypatch.setattr(access, "_memmove", counting(released))
     monkeypatch.setattr(gil.RELEASES, "_keep_until", monotonic() + 60)
     gil.RELEASES.give_way(gives_way)
     try:
