@@ -40,10 +40,12 @@ from .plan.steps import (
     AskMany,
     AskRaw,
     Hash,
+    HashWide,
     Move,
     MoveOne,
     Pause,
     Plan,
+    Proofs,
     RefreshView,
     Reopen,
     Seals,
@@ -56,6 +58,7 @@ __all__ = ["AsyncClient", "AsyncNamespace"]
 T = TypeVar("T")
 
 _INLINE_BYTES_MAX: Final = 256 << 10
+_LONG: Final = Seals | Proofs | Hash | HashWide | RefreshView | Reopen
 _CANCEL_PATIENCE_S: Final = 0.2
 
 
@@ -117,7 +120,7 @@ class AsyncDriver:
             size_bytes = sum(part.size_bytes for part in step.parts)
             nodes = [part.node_id for part in step.parts]
         else:
-            return not isinstance(step, Seals | Hash | RefreshView | Reopen)
+            return not isinstance(step, _LONG)
         return size_bytes <= _INLINE_BYTES_MAX and all(
             node in session.channels and node in session.state.lease_proven for node in nodes
         )
@@ -197,7 +200,7 @@ class AsyncDriver:
 def _nodes_of(step: Any) -> list[int]:
     if type(step) is MoveOne:
         return [step.node_id]
-    if type(step) is Move or type(step) is Seals:
+    if type(step) is Move or type(step) is Seals or type(step) is Proofs:
         return [part.node_id for part in step.parts]
     return []
 

@@ -67,6 +67,9 @@ class PutKeywords(TypedDict, total=False):
     """The keys are consecutive blocks of one prefix: of two, the later is evicted first."""
     prefix: KeySequence
     """The keys before these in their chain: touched, so that they are evicted after these."""
+    dedup: bool
+    """Where the namespace holds the same bytes already, refer to them: nothing is moved, and they
+    take no space again. Costs each put a digest of its bytes."""
     local_first: bool
     """Prefer this host."""
     ttl_s: float
@@ -105,9 +108,12 @@ class Calls:
             pieces = pieces_of([data], 1, writable=False)
             call, many = self._put(encoded, pieces, options)
             return call, _only(many)
+        made = put_options_of(self.config, options) if options else self._put_options
+        if made.dedup:
+            call, many = self._put([encode_key(key)], pieces_of([data], 1, writable=False), options)
+            return call, _only(many)
         one = encode_key(key)
         address, size, keeper = readable_memory(data)
-        made = put_options_of(self.config, options) if options else self._put_options
         call = self.begin(options.get("deadline_s"))
         space = self.space
 
@@ -400,6 +406,7 @@ def put_options_of(config: ClientConfig, options: PutKeywords) -> PutOptions:
         replicas=replicas,
         min_replicas=min_replicas,
         durability=DURABILITIES[durability],
+        dedup=options.get("dedup", config.dedup),
         local_first=options.get("local_first", config.local_first),
         chain=options.get("chain", "prefix" in options),
         ttl_ms=0 if ttl_s is None else max(1, int(duration_s(ttl_s, "ttl_s") * 1000)),

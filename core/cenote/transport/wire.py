@@ -15,6 +15,7 @@ Then requests, of which several may be under way; they are answered in order:
     RDMA    header, length u32, RdmaRequest,
             padding up to 24 bytes             -> header, one status byte, RdmaReply
     SLOTS   header, n SLOT_WANTED rows         -> header, n status bytes, records of the OK items
+    PROVE   header, n PROOF rows               -> header, n status bytes, n tickets of 16 bytes
 
 A body has at least 24 bytes, so that header and first row are always 56 bytes: the server takes
 them in one call, which is all there is to a small read. A reply with code > 0 refuses the whole
@@ -47,11 +48,13 @@ __all__ = [
     "MAGIC",
     "OP_NONE",
     "OP_PING",
+    "OP_PROVE",
     "OP_RDMA",
     "OP_READ",
     "OP_SEAL",
     "OP_SLOTS",
     "OP_WRITE",
+    "PROOF_ROW_BYTES",
     "RDMA_BYTES_MAX",
     "RDMA_REPLY_BYTES_MAX",
     "REPLY",
@@ -100,6 +103,7 @@ OP_SEAL: Final = 3
 OP_PING: Final = 4
 OP_RDMA: Final = 5
 OP_SLOTS: Final = 6
+OP_PROVE: Final = 7
 
 REQUEST: Final = Struct("<BBHIIIQQ")
 """op, flags, reserved, items, call id, epoch, grant id, body length."""
@@ -117,6 +121,7 @@ REPLY_BYTES: Final = REPLY.size
 HEAD_BYTES: Final = REQUEST_ONE.size
 EXTENT_BYTES: Final = 24
 SEAL_ROW_BYTES: Final = 76
+PROOF_ROW_BYTES: Final = 40
 SLOT_WANTED_BYTES: Final = 24
 SLOT_RECORD_BYTES: Final = 192
 """A record as it stands in a slot table."""
