@@ -113,13 +113,17 @@ def _find_all(
         return found
     room = pool.session_cap_units - session.granted_units
     rows = pool.config.objects_max - pool.objects.used_rows - pool.grants.keys
+    avoided = set(pool.nodes.suspected_by(session.boot_id, pool.now_s))
+    if command.avoid_node_ids is not None:
+        avoided.update(command.avoid_node_ids.tolist())
     digests, seen, wanted_slots = command.digests.tolist(), set[tuple[int, ...]](), dict[int, int]()
     for position in at.tolist():
         key, content = tuple(digests[position]), contents[position].tolist()
         if key in seen or not any(content) or (tails is not None and tails[position]):
             continue
         seen.add(key)  # a key that comes again is decided by where it stands first
-        one = _holder(pool, namespace, content, int(sizes[position]), max(1, command.replicas))
+        wanted = int(sizes[position]), max(1, command.replicas)
+        one = _holder(pool, namespace, content, *wanted, avoided)
         if one is None:
             continue
         units = sum(length for _, _, length in one[1])
@@ -136,7 +140,12 @@ def _find_all(
 
 
 def _holder(
-    pool: Pool, namespace: Namespace, content: list[int], size: int, replicas: int
+    pool: Pool,
+    namespace: Namespace,
+    content: list[int],
+    size: int,
+    replicas: int,
+    avoided: set[int],
 ) -> tuple[int, Extents] | None:
     """(checksum, extents in memory, one of each replica) of an object of these bytes."""
     for low, high, seq in pool.blobs.find(*content):
@@ -150,7 +159,11 @@ def _holder(
         extents: Extents = []
         for segment_id, _, _, _, offset, length in pool.objects.extents_of_one(row):
             segment = pool.segments.by_id.get(segment_id)
-            if segment is not None and _is_of_use(pool, segment):
+            if (
+                segment is not None
+                and _is_of_use(pool, segment)
+                and segment.node.node_id not in avoided
+            ):
                 extents.append((segment, offset, length))
         if len(extents) >= replicas:
             return checksum, extents

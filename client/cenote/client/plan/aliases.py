@@ -12,12 +12,12 @@ the daemons, each reference in a slot of its own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cenote.api.contents import TICKET_BYTES
+from cenote.api.contents import NO_CONTENT, TICKET_BYTES
 from cenote.api.errors import (
     CenoteError,
     ClientClosed,
@@ -40,7 +40,7 @@ from .state import Call
 from .steps import HashWide, Plan, ProofPart, Proofs
 from .stores import Store
 
-__all__ = ["AliasStore", "aliases_of", "turns_of"]
+__all__ = ["AliasStore", "Contents", "aliases_of"]
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
@@ -48,17 +48,38 @@ U64 = NDArray[np.uint64]
 PROOFS_AT_ONCE_MAX: Final = 4096
 
 
-def turns_of(contents: NDArray[np.void], todo: I64) -> Iterator[I64]:
-    """`todo` in at most two turns: bytes that come several times in a batch are sent with the
-    first, and referred to with the second. Contents of zeros are none."""
-    here = contents[todo]
-    _, first = np.unique(here, return_index=True)
-    keep = np.zeros(len(todo), np.bool_)
-    keep[first] = True
-    keep |= here == np.zeros(1, here.dtype)
-    yield todo[keep]
-    if not keep.all():
-        yield todo[~keep]
+@final
+class Contents:
+    """Of each key of a batch the digest of its bytes; zeros: these are sent, whoever has them."""
+
+    def __init__(self, packed: bytes) -> None:
+        self._rows = np.frombuffer(packed, f"V{len(NO_CONTENT)}").copy()
+        self._were_refused = False
+
+    def turns(self, todo: I64) -> Iterator[I64]:
+        """`todo` in at most two turns: bytes that come several times in a batch are sent with the
+        first, and referred to with the second."""
+        _, first = np.unique(self._rows[todo], return_index=True)
+        keep = np.zeros(len(todo), np.bool_)
+        keep[first] = True
+        yield todo[keep]
+        if not keep.all():
+            yield todo[~keep]
+
+    def message(self, todo: I64) -> bytes:
+        """For a PutStart of these."""
+        return self._rows[todo].tobytes()
+
+    def were_refused(self, positions: I64, *, failed: bool) -> bool:
+        """There are no references for these; whether they are to be put at once. Where a node
+        `failed` it is tried once more, maybe with another one; then their bytes are sent."""
+        if not len(positions):
+            return False
+        tries_again = failed and not self._were_refused
+        self._were_refused = True
+        if not tries_again:
+            self._rows[positions] = NO_CONTENT
+        return not tries_again
 
 
 def aliases_of(call: Call, reply: pb.PutStartResponse, lengths: I64) -> tuple[I64, Granted, U64]:

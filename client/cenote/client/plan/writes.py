@@ -40,7 +40,7 @@ from cenote.api.types import PutStatus as Outcome
 from cenote.api.types import Sameness
 from cenote.v1 import master_pb2 as pb
 
-from .aliases import AliasStore, aliases_of, turns_of
+from .aliases import AliasStore, Contents, aliases_of
 from .asking import ask_master, hidden_after_report
 from .budgets import DECIDED_ATTEMPTS_MAX, PUT_ATTEMPTS_MAX, backoff_s
 from .granted import ONE_GRANTED, Granted
@@ -98,12 +98,12 @@ def put_objects(
     writer.last = last
     if options.dedup:
         hashed: bytes = yield HashWide(pieces, sizes, call.space.seed)
-        writer.contents = np.frombuffer(hashed, "V16").copy()
+        writer.contents = Contents(hashed)
     per_slice = call.state.limits.batch_keys_max
     for first in range(0, count, per_slice):
         todo = np.arange(first, min(count, first + per_slice), dtype=np.int64)
         try:
-            for turn in [todo] if writer.contents is None else turns_of(writer.contents, todo):
+            for turn in [todo] if writer.contents is None else writer.contents.turns(todo):
                 yield from writer.put(turn, started)
         except (BufferInUse, ClientClosed, NamespaceReset):
             raise
@@ -166,8 +166,7 @@ class _Writer:
         self.tails = tails
         self.options = options
         self.outcome = outcome
-        self.contents: NDArray[np.void] | None = None
-        """Of each key the digest of its bytes, zeros where they are sent whoever has them."""
+        self.contents: Contents | None = None
         self.last: CenoteError | None = None
         self.not_yet = False
         """The master has no space to give for some of it, but will have."""
@@ -295,7 +294,7 @@ class _Writer:
             request.spare_count = call.space.spares.wanted(units_of(length), len(todo))
             request.spare_bytes = length
         if self.contents is not None:
-            request.content_digests = self.contents[todo].tobytes()
+            request.content_digests = self.contents.message(todo)
         if self.others:
             seqs = [self.others.get(position, 0) for position in todo.tolist()]
             request.sealed_seqs = np.array(seqs, "<u8").tobytes()
@@ -373,8 +372,7 @@ class _Writer:
         self.last = (yield from self._store(todo[at], granted, checksums)) or self.last
         open_ = todo[at][self.outcome.statuses[todo[at]] == _OPEN]
         assert self.contents is not None
-        self.contents[open_] = bytes(DIGEST_BYTES)
-        self.again |= len(open_) > 0
+        self.again |= self.contents.were_refused(open_, failed=bool(self.call.failed))
 
     def _give_spares_back(self) -> Plan[None]:
         """All of them, now: what is put needs the room."""
