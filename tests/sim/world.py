@@ -404,6 +404,7 @@ def _simulate(options: Options) -> Report:
         "leaders": oracle.leaders,
         "faults": world.faults.count,
         "evicted": list(oracle.gone.values()).count(GoneReason.EVICTED),
+        "references": oracle.references,
     }
     return Report(
         options.seed,
