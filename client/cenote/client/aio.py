@@ -43,10 +43,12 @@ from .plan.steps import (
     CopyBegin,
     CopyWait,
     Hash,
+    HashWide,
     Move,
     MoveOne,
     Pause,
     Plan,
+    Proofs,
     RefreshView,
     Reopen,
     Seals,
@@ -62,7 +64,18 @@ T = TypeVar("T")
 
 _INLINE_BYTES_MAX: Final = 256 << 10
 _CANCEL_PATIENCE_S: Final = 0.2
-_LONG_STEPS: Final = (Seals, Hash, RefreshView, Reopen, TakeAreas, CopyBegin, CopyWait, Settle)
+_LONG_STEPS: Final = (
+    Seals
+    | Proofs
+    | Hash
+    | HashWide
+    | RefreshView
+    | Reopen
+    | TakeAreas
+    | CopyBegin
+    | CopyWait
+    | Settle
+)
 
 
 class AsyncDriver:
@@ -204,7 +217,7 @@ class AsyncDriver:
 def _nodes_of(step: Any) -> list[int]:
     if type(step) is MoveOne:
         return [step.node_id]
-    if type(step) is Move or type(step) is Seals:
+    if type(step) is Move or type(step) is Seals or type(step) is Proofs:
         return [part.node_id for part in step.parts]
     return []
 
