@@ -392,7 +392,7 @@ class AsyncClient(AsyncNamespace):
 
     def __init__(self, blocking: Client) -> None:
         """Takes `blocking` over: it is closed with this client."""
-        driver = AsyncDriver(blocking.session)
+        driver = _driver_of(blocking.session)
         super().__init__(blocking.calls, driver)
         self.blocking = blocking
         """The blocking face of the same client, for threads."""
@@ -472,3 +472,11 @@ def _close_unwanted(task: asyncio.Future[Client]) -> None:
     """A client whose `connect` was cancelled meanwhile."""
     if not task.cancelled() and task.exception() is None:
         asyncio.get_running_loop().run_in_executor(None, task.result().close)
+
+
+def _driver_of(session: Session) -> AsyncDriver:
+    if not session.config.tracing:
+        return AsyncDriver(session)
+    from .tracing import CallTracer, TracedAsyncDriver  # what only those load who want it
+
+    return TracedAsyncDriver(session, CallTracer(session))

@@ -61,7 +61,7 @@ from .plan.steps import (
 from .session import Session
 from .staging import stage, write_with_tail
 
-__all__ = ["BlockingDriver"]
+__all__ = ["BlockingDriver", "blocking_driver"]
 
 T = TypeVar("T")
 
@@ -436,3 +436,15 @@ class BlockingDriver:
             # Given up under us (a new view, another thread's failure); the client is open.
             return Unavailable(f"the channel to node {node_id} was closed meanwhile")
         return error
+
+
+def blocking_driver(session: Session) -> BlockingDriver:
+    """The driver of a session's calls, with spans where its configuration asks for them.
+
+    Raises ConfigError where OpenTelemetry is missing then.
+    """
+    if not session.config.tracing:
+        return BlockingDriver(session)
+    from .tracing import CallTracer, TracedDriver  # what only those load who want it
+
+    return TracedDriver(session, CallTracer(session))
