@@ -80,7 +80,7 @@ def test_what_is_kept_agrees_with_a_simulated_load() -> None:
             uses += warm_s < at
         resident_s += max(0.0, min(until, horizon_s) - max(resident_from, warm_s))
     assert hits / uses == pytest.approx(0.5, abs=0.03)
-    rate = uses / (horizon_s - warm_s) / touches_s
+    rate = uses / (horizon_s - warm_s) / LOAD["requests_per_s"]
     residents = resident_s / (horizon_s - warm_s) / rate
     assert residents == pytest.approx(found.kept_tokens, rel=0.05)
 
@@ -93,9 +93,9 @@ def test_more_of_everything_needs_more_nodes_and_ssds_need_fewer() -> None:
     assert with_ssd.nodes < base.nodes
     assert with_ssd.ssd_dwpd > 0
     assert plan(node=Node(512 * GIB, 0, 12.5e9, replicas=2)).nodes >= 2 * base.nodes - 1
-    assert math.isclose(
-        base.read_bytes_per_s, 10 * 4000 * 0.5 * 327_680
-    ), "what is hit is read, once"
+    assert math.isclose(base.read_bytes_per_s, 10 * 4000 * 0.5 * 327_680), (
+        "what is hit is read, once"
+    )
 
 
 def test_narrow_networks_and_busy_masters_are_warned_of() -> None:
@@ -112,7 +112,7 @@ def test_narrow_networks_and_busy_masters_are_warned_of() -> None:
 )
 def test_what_no_pool_can_do_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidArgument):
-        plan(**wrong)
+        plan(**wrong)  # type: ignore[arg-type]
 
 
 # ---- the command -----------------------------------------------------------------------------

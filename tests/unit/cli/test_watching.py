@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_so_many_times_and_no_more_and_wrong_usage_ends_it() -> None:
         watched(0.001, fail)
 
 
-def sample(at_s: float, *, epoch: int = 1, **fields: int) -> Sample:
+def sample(at_s: float, *, epoch: int = 1, **fields: Any) -> Sample:
     return Sample(at_s, pb.GetStatusResponse(epoch=epoch, **fields), [], [])
 
 
