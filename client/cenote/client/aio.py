@@ -31,6 +31,7 @@ from .buffers import AnyBuffer, Buffer, Buffers, new_bytes, writable_memory
 from .calls import Calls, PutKeywords
 from .client import Client, ClientKeywords, Registration
 from .config import ClientConfig
+from .device_buffers import DeviceMemory
 from .driver import BlockingDriver
 from .locations import LOCATION_STRUCT
 from .master_stub import METHODS, LaneMaster, decoded
@@ -39,6 +40,8 @@ from .plan.steps import (
     Ask,
     AskMany,
     AskRaw,
+    CopyBegin,
+    CopyWait,
     Hash,
     Move,
     MoveOne,
@@ -47,6 +50,8 @@ from .plan.steps import (
     RefreshView,
     Reopen,
     Seals,
+    Settle,
+    TakeAreas,
 )
 from .results import GetResults, PutResults
 from .session import Session
@@ -57,6 +62,7 @@ T = TypeVar("T")
 
 _INLINE_BYTES_MAX: Final = 256 << 10
 _CANCEL_PATIENCE_S: Final = 0.2
+_LONG_STEPS: Final = (Seals, Hash, RefreshView, Reopen, TakeAreas, CopyBegin, CopyWait, Settle)
 
 
 class AsyncDriver:
@@ -92,6 +98,7 @@ class AsyncDriver:
             if call.committing:
                 call.lose_commit()
             running.discard(call)
+            self._session.state.note_call(call)
 
     async def _do(self, call: Call, step: Any) -> Any:
         kind = type(step)
@@ -117,7 +124,7 @@ class AsyncDriver:
             size_bytes = sum(part.size_bytes for part in step.parts)
             nodes = [part.node_id for part in step.parts]
         else:
-            return not isinstance(step, Seals | Hash | RefreshView | Reopen)
+            return not isinstance(step, _LONG_STEPS)
         return size_bytes <= _INLINE_BYTES_MAX and all(
             node in session.channels and node in session.state.lease_proven for node in nodes
         )
@@ -276,6 +283,8 @@ class AsyncNamespace:
             return await self._run(self._calls.get_scattered(key, buffer, deadline_s))
         one = encode_key(key)
         address, length, keeper = writable_memory(buffer)
+        if type(keeper) is DeviceMemory:
+            return await self._run(self._calls.get_scattered(key, buffer, deadline_s))
         if self._calls.session.cache is not None:
             self._calls.session.cache.note(buffer)
         call = self._calls.begin(deadline_s)

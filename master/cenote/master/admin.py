@@ -108,6 +108,8 @@ class AdminGrpc(AdminMore):
             unverified_slots=status.unverified_slots,
             writes_refused="" if refusal is None else str(refusal),
             rdma_trouble=status.rdma_trouble,
+            ssd_write_budget_bytes=status.ssd_write_budget_bytes,
+            ssd_written_day_bytes=status.ssd_written_day_bytes,
             notice=status.notice,
             ssd_capacity_bytes=status.ssd_capacity_bytes,
             ssd_used_bytes=status.ssd_used_bytes,
@@ -184,7 +186,12 @@ class AdminGrpc(AdminMore):
         decider.refuse_unless_writable()
         decider.apply(quota_command(request))
         await self._service.make_durable(deadline_of(context))
-        audit(context, "quota set", namespace=request.name, quota=str(quota_command(request)).removeprefix("SetQuota"))
+        audit(
+            context,
+            "quota set",
+            namespace=request.name,
+            quota=str(quota_command(request)).removeprefix("SetQuota"),
+        )
         return pb.SetNamespaceQuotaResponse(namespace=self._namespace(request.name))
 
     async def ListTasks(self, request: pb.ListTasksRequest, context: Any) -> pb.ListTasksResponse:

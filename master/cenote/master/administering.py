@@ -12,9 +12,9 @@ from cenote.policy.lru import oldest_first
 from .admin_commands import DeleteNamespace, Evict, EvictReply
 from .commands import ResetNamespace
 from .decisions import Why
+from .digest_checks import check_digests
 from .effects import NamespaceGone
 from .eviction import evict
-from .lookups import check_digests
 from .namespaces import Namespace
 from .objects import LIVE
 from .pool import Pool, Rows

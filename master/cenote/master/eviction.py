@@ -142,6 +142,9 @@ def evict(pool: Pool, rows: Rows, tier: int = 0, why: Why = Why.NONE) -> int:
         rows, freed = _leave_elsewhere(pool, rows, tier)
     if pool.policy.remembers and len(rows):
         pool.policy.evicted(pool.digests_of(rows), pool.stamp.take(rows))
+    if len(rows):
+        middle = int(pool.stamp[rows[len(rows) >> 1]])
+        counters.evicted_age_s.observe_many(pool.idle_s(middle, pool.now_s), len(rows))
     counters.evicted += len(rows)
     counters.evicted_bytes += int(pool.sizes_of(rows).sum())
     return freed + pool.unlink(rows, GoneReason.EVICTED, why)

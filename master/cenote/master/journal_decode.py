@@ -360,6 +360,8 @@ def _decode_epoch(payload: memoryview) -> EpochStarted:
 
 def _decode_pool(payload: memoryview) -> PoolKnown:
     rebuilt, below, length, count = POOL.unpack_from(payload)
+    if length == 0 or count > len(payload):  # before so many lengths are made
+        raise ValueError(f"{count} ancestors of {length} bytes")
     pool_id, *ancestors = _texts(payload, POOL.size, (length,) * (count + 1))
     return PoolKnown(pool_id, ancestors, rebuilt, below)
 
@@ -393,5 +395,5 @@ def _decode_plain(kind: int, payload: memoryview) -> Entry:
         raise JournalCorrupt(f"entries of kind {kind} are unknown")
     try:
         return decode(payload)
-    except (StructError, UnicodeDecodeError) as error:
+    except (StructError, ValueError) as error:  # no UTF-8 is a ValueError, too
         raise JournalCorrupt(f"an entry of kind {kind}: {error}") from error

@@ -297,6 +297,7 @@ class Pool(ObjectRows):
         if self.segments.has_ssd:
             self.namespaces.add_ssd_units(incarnations, -self.ssd_units_of(counts, spans))
         self.objects.unlink(rows)
+        self.counters.gone[reason] += len(rows) if self.started else 0
         if self.keeps_links:
             self.objects.parent[rows] = 0
         if self.pinned_objects:

@@ -140,9 +140,17 @@ def _replicas_changed(pool: Pool, effect: ReplicasChanged) -> None:
     there[there] = pool.seqs_of(rows[there]) == effect.seqs[there]
     counts = effect.extent_counts.astype(np.int64)
     spans = from_placed(effect.placed)[np.repeat(there, counts)]
-    rows, counts = rows[there], counts[there]
-    if len(rows):
-        pool.set_spans(rows, counts, spans, effect.replicas[there])
+    rows, counts, replicas = rows[there], counts[there], effect.replicas[there]
+    if not len(rows):
+        return
+    # Several changes were joined when they were read: of one object the last is what it has.
+    _, from_end = np.unique(rows[::-1], return_index=True)
+    if len(from_end) < len(rows):
+        last = np.zeros(len(rows), np.bool_)
+        last[len(rows) - 1 - from_end] = True
+        spans = np.ascontiguousarray(spans[np.repeat(last, counts)])
+        rows, counts, replicas = rows[last], counts[last], replicas[last]
+    pool.set_spans(rows, counts, spans, replicas)
 
 
 def _namespace(pool: Pool, effect: NamespaceOpened) -> None:

@@ -184,7 +184,7 @@ class MasterServer:
             await self._grpc.start()
         if config.metrics_listen:
             metrics = Metrics()
-            register_metrics(metrics, front, self.lane.stats, self._ticks)
+            register_metrics(metrics, front, self.lane.stats, self._ticks, version=self._version)
             metrics_host, metrics_port = host_and_port(config.metrics_listen, "metrics-listen")
             self._metrics_server = MetricsServer(metrics, metrics_port, metrics_host)
             fields["metrics"] = f"http://{_joined(metrics_host, self._metrics_server.port)}/metrics"

@@ -53,6 +53,7 @@ from . import (
 from . import commands as c
 from .admin_commands import Configure, DeleteNamespace, Evict
 from .effects import DurableEffect, Effect
+from .nodes import NodeState
 from .pool import Pool
 from .spans import Spans
 from .state_config import StateConfig
@@ -271,6 +272,14 @@ class MasterState:
 
     def namespaces(self) -> list[view.NamespaceStatus]:
         return view.namespaces(self._pool)
+
+    def node_states(self, now_s: float) -> list[NodeState]:
+        """Of each node, cheaply."""
+        return view.node_states(self._pool, now_s)
+
+    def namespace_uses(self) -> list[view.NamespaceUse]:
+        """Of each namespace, cheaply."""
+        return view.namespace_uses(self._pool)
 
     def tasks(self, now_s: float) -> list[task_view.TaskStatus]:
         """What is in hand that takes longer."""

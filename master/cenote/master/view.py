@@ -24,13 +24,16 @@ __all__ = [
     "CurveOf",
     "MissRatios",
     "NamespaceStatus",
+    "NamespaceUse",
     "NodeStatus",
     "ObjectStats",
     "PoolStatus",
     "SegmentStatus",
     "curves",
     "facts",
+    "namespace_uses",
     "namespaces",
+    "node_states",
     "nodes",
     "objects",
     "segments",
@@ -61,6 +64,7 @@ class PoolStatus:
     leases: int
     leased_bytes: int
     """Payload."""
+    leased_bytes_max: int
     pinned_objects: int
     pinned_bytes: int
     """Payload."""
@@ -69,6 +73,8 @@ class PoolStatus:
     """What all quotas promise together."""
     ssd_quota_bytes: int
     sessions: int
+    quarantined_sessions: int
+    """Cut off by the master, and not yet by all daemons."""
     grants: int
     nodes_alive: int
     nodes_total: int
@@ -80,6 +86,9 @@ class PoolStatus:
     policy_wanted: str
     policy: str
     policy_switches: int
+    ssd_write_budget_bytes: int
+    """Of all SSDs that have one: for any 24 hours."""
+    ssd_written_day_bytes: int
     rdma_trouble: str
     """Of a node whose memory goes over TCP though it has RDMA, why; empty where there is none."""
     notice: str
@@ -114,6 +123,10 @@ class NodeStatus:
     rdma_received_bytes: int
     rdma_sent_bytes: int
     rdma_trouble: str
+    ssd_write_budget_bytes: int
+    ssd_write_allowance_bytes: int
+    ssd_written_day_bytes: int
+    ssd_written_total_bytes: int
     quarantined_session_ids: list[bytes]
 
 
@@ -158,6 +171,20 @@ class NamespaceStatus:
     pinned_objects: int
     pinned_bytes: int
     """Payload."""
+
+
+@dataclass(slots=True)
+class NamespaceUse:
+    """What is known of a namespace without a look at its objects."""
+
+    name: str
+    objects: int
+    dram_bytes: int
+    ssd_bytes: int
+    asked: int
+    found: int
+    found_ssd: int
+    """Of those found, on SSDs alone."""
 
 
 @dataclass(slots=True)
@@ -213,12 +240,14 @@ def status(pool: Pool, now_s: float) -> PoolStatus:
         quarantined_bytes=pool.orphans.units * UNIT_BYTES,
         leases=len(pool.leases),
         leased_bytes=pool.leased_bytes,
+        leased_bytes_max=pool.lease_cap_bytes,
         pinned_objects=pool.pinned_objects,
         pinned_bytes=pool.pinned_bytes,
         pinned_bytes_max=int(pool.capacity_bytes * pool.config.pinned_share_max),
         dram_quota_bytes=sum(quota.dram_bytes for quota in pool.quotas.by_id.values()),
         ssd_quota_bytes=sum(quota.ssd_bytes for quota in pool.quotas.by_id.values()),
         sessions=len(pool.sessions.by_id),
+        quarantined_sessions=len(pool.orphans),
         grants=len(pool.grants),
         nodes_alive=sum(node.is_readable and node.attached for node in nodes_),
         nodes_total=sum(bool(node.segment_ids) or node.is_readable for node in nodes_),
@@ -229,6 +258,8 @@ def status(pool: Pool, now_s: float) -> PoolStatus:
         policy_wanted=pool.config.policy,
         policy=pool.policy.name,
         policy_switches=pool.advisor.switches,
+        ssd_write_budget_bytes=sum(node.counters.ssd_write_budget_bytes for node in nodes_),
+        ssd_written_day_bytes=sum(node.counters.ssd_written_day_bytes for node in nodes_),
         rdma_trouble=_rdma_trouble(nodes_),
         notice=notice(pool),
         counters=pool.counters,
@@ -245,7 +276,6 @@ def _rdma_trouble(nodes_: Iterable[Node]) -> str:
 
 
 def _node(node: Node, parts: list[Segment], now_s: float) -> NodeStatus:
-    suspect = node.is_readable and any(t > now_s for t in node.suspect_until_s.values())
     return NodeStatus(
         node_id=node.node_id,
         uuid=node.uuid,
@@ -254,7 +284,7 @@ def _node(node: Node, parts: list[Segment], now_s: float) -> NodeStatus:
         failure_domain=node.domain,
         endpoints=list(node.endpoints),
         segment_ids=list(node.segment_ids),
-        state=NodeState.SUSPECT if suspect else node.state,
+        state=_state_of(node, now_s),
         attached=node.attached,
         drained=node.drained,
         capacity_bytes=sum(s.capacity_units for s in parts) * UNIT_BYTES,
@@ -270,8 +300,23 @@ def _node(node: Node, parts: list[Segment], now_s: float) -> NodeStatus:
         rdma_received_bytes=node.counters.rdma_received_bytes,
         rdma_sent_bytes=node.counters.rdma_sent_bytes,
         rdma_trouble=node.counters.rdma_trouble,
+        ssd_write_budget_bytes=node.counters.ssd_write_budget_bytes,
+        ssd_write_allowance_bytes=node.counters.ssd_write_allowance_bytes,
+        ssd_written_day_bytes=node.counters.ssd_written_day_bytes,
+        ssd_written_total_bytes=node.counters.ssd_written_total_bytes,
         quarantined_session_ids=list(node.quarantined_session_ids),
     )
+
+
+def _state_of(node: Node, now_s: float) -> NodeState:
+    suspect = node.is_readable and any(t > now_s for t in node.suspect_until_s.values())
+    return NodeState.SUSPECT if suspect else node.state
+
+
+def node_states(pool: Pool, now_s: float) -> list[NodeState]:
+    """Of each node that has segments, or can be read from."""
+    known = (n for n in pool.nodes.by_id.values() if n.segment_ids or n.is_readable)
+    return [_state_of(node, now_s) for node in known]
 
 
 def nodes(pool: Pool, now_s: float) -> list[NodeStatus]:
@@ -368,6 +413,26 @@ def facts(pool: Pool, now_s: float) -> dict[str, object]:
         "adoption_open": pool.adoption_open,
         "tenure_left_s": pool.tenure_end_s - now_s,
     }
+
+
+def namespace_uses(pool: Pool) -> list[NamespaceUse]:
+    columns = pool.namespaces
+    found = []
+    for namespace in columns.by_id.values():
+        at = namespace.incarnation
+        ssd_units = int(columns.ssd_units[at])
+        found.append(
+            NamespaceUse(
+                namespace.name,
+                int(columns.objects[at]),
+                (int(columns.units[at]) - ssd_units) * UNIT_BYTES,
+                ssd_units * UNIT_BYTES,
+                columns.asked[at],
+                columns.found[at],
+                columns.found_ssd[at],
+            )
+        )
+    return found
 
 
 def curves(pool: Pool) -> MissRatios:

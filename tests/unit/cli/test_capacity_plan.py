@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,9 +111,9 @@ def test_narrow_networks_and_busy_masters_are_warned_of() -> None:
     "wrong",
     [{"hit_rate": 0.9}, {"hit_rate": 0.8}, {"requests_per_s": 0.0}, {"reuse_gap_s": 0.0}],
 )
-def test_what_no_pool_can_do_is_refused(wrong: dict[str, float]) -> None:
+def test_what_no_pool_can_do_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument):
-        plan(**wrong)  # type: ignore[arg-type]
+        plan(**wrong)
 
 
 # ---- the command -----------------------------------------------------------------------------
