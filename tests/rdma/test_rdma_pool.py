@@ -87,12 +87,12 @@ def put_in_the_end(client: Client, key: str, data: np.ndarray[Any, Any]) -> None
 
 
 def seals_of(cluster: Cluster) -> int:
-    return int(scraped(cluster)["cenote_store_segment_seals"])
+    return int(scraped(cluster)["cenote_store_segment_seals_total"])
 
 
 def tcp_bytes_of(cluster: Cluster) -> int:
     found = scraped(cluster)
-    return int(found["cenote_store_read_bytes"] + found["cenote_store_written_bytes"])
+    return int(found["cenote_store_served_bytes_total"])
 
 
 def client_of(cluster: Cluster, *transports: str, **options: Any) -> Client:

@@ -118,7 +118,7 @@ class ClientProcess:
         dice, loop = self.world.loop.dice, self.world.loop
         while not self.world.calm:
             loop.sleep(dice.expovariate(1 / 0.08))
-            self.do(dice.choice(ACTIONS))
+            self.do(dice.choice(ACTIONS if self.world.tiers is None else WITH_TIERS))
 
     def do(self, action: Callable[[ClientProcess], None]) -> bool:
         """One call of the user; False where it ended with a typed error."""
@@ -327,7 +327,12 @@ def pin(me: ClientProcess) -> None:
         me.sdk.unpin(keys)
 
 
+def prefetch(me: ClientProcess) -> None:
+    me.sdk.prefetch([key_bytes(k) for k in me.some_keys(6)])
+
+
 ACTIONS: Final = (
     *(put,) * 4, put_run, *(put_batch,) * 4, *(get,) * 4, get_into, *(get_batch,) * 3,
     lease, lease, view, exists, exists, remove, pin,
 )  # fmt: skip
+WITH_TIERS: Final = (*ACTIONS, prefetch, prefetch, pin, *(get,) * 4)

@@ -29,6 +29,7 @@ from cenote.transport.base import (
     U64Array,
 )
 from cenote.v1 import common_pb2
+from sim.disk_serving import serve
 from sim.loop import Party, Signal
 from sim.stores import SegmentFile, StoreProcess
 
@@ -42,6 +43,7 @@ __all__ = [
     "cut_pieces",
     "open_connection",
     "seal_at",
+    "spread",
     "sums",
 ]
 
@@ -325,6 +327,16 @@ class SimChannel:
         with self.world.sealing(self.host_name, batch):
             return cast("U8Array", self._call(make, deadline_s))
 
+    def _read_disk(self, extents: ExtentArray, addresses: U64Array, deadline_s: float) -> U8Array:
+        """What the daemon reads from its SSD, and sends."""
+
+        def make(connection: DataConnection) -> Any:
+            return lambda reply: serve(connection, extents, reply)
+
+        statuses, data = self._call(make, deadline_s)
+        spread(statuses, data, extents, addresses)
+        return cast("U8Array", statuses)
+
     def read_one(
         self,
         segment: int,
@@ -379,6 +391,15 @@ class SimChannel:
                 signal.set(ClientClosed("the channel was closed during the call"))
             connection.client_gone()
         self._idle.clear()
+
+
+def spread(statuses: U8Array, data: bytearray, extents: ExtentArray, addresses: U64Array) -> None:
+    """Bytes of the items that could be read to where these are wanted."""
+    at = 0
+    for i, length in enumerate(extents["length"].tolist()):
+        if not statuses[i]:
+            ctypes.memmove(int(addresses[i]), bytes(data[at : at + length]), length)
+            at += length
 
 
 def sums(addresses: U64Array, extents: ExtentArray, checksums: Any) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .cmd_paths import TRANSPORTS_DEFAULT, Transports, predicted_paths, split_transports
 from .options import MASTER_DEFAULT, AsJson, DeadlineS, GrpcAddress, MasterAddress, Wide
+from .watching import Watch, watched
 
 if TYPE_CHECKING:
     from cenote.v1 import admin_pb2
@@ -29,13 +30,14 @@ def status(
     master: MasterAddress = MASTER_DEFAULT,
     grpc: GrpcAddress = None,
     json: AsJson = False,
+    watch: Watch = None,
     deadline: DeadlineS = 5.0,
-) -> None:
+) -> int | None:
     """The pool at a glance: capacity, use, hits, what holds space."""
     from .connect import open_admin
 
     with open_admin(master, grpc, deadline) as admin:
-        show_status(admin, as_json=json)
+        return watched(watch, lambda: show_status(admin, as_json=json))
 
 
 def show_status(admin: Admin, *, as_json: bool) -> None:
@@ -240,8 +242,9 @@ def nodes(
     transports: Transports = TRANSPORTS_DEFAULT,
     json: AsJson = False,
     wide: Wide = False,
+    watch: Watch = None,
     deadline: DeadlineS = 5.0,
-) -> None:
+) -> int | None:
     """The store daemons: state, use, traffic, addresses.
 
     Bytes that move over shared memory pass no daemon, so only those over TCP are counted, and over
@@ -249,10 +252,15 @@ def nodes(
     without trying it: `cenote paths` does.
     """
     from .connect import open_admin
-    from .output import print_json, print_table
 
     with open_admin(master, grpc, deadline) as admin:
-        listed = admin.nodes()
+        return watched(watch, lambda: _show_nodes(admin, transports, json=json, wide=wide))
+
+
+def _show_nodes(admin: Admin, transports: str, *, json: bool, wide: bool) -> None:
+    from .output import print_json, print_table
+
+    listed = admin.nodes()
     ways = predicted_paths([node.view for node in listed], split_transports(transports))
     found = [_node(node) | {"path": ways[node.view.node_id].path} for node in listed]
     if json:
@@ -339,14 +347,20 @@ def segments(
     grpc: GrpcAddress = None,
     json: AsJson = False,
     wide: Wide = False,
+    watch: Watch = None,
     deadline: DeadlineS = 5.0,
-) -> None:
+) -> int | None:
     """The ranges of memory that the nodes contribute: use, fragmentation, slots."""
     from .connect import open_admin
-    from .output import print_json, print_table
 
     with open_admin(master, grpc, deadline) as admin:
-        found = [_segment(segment) for segment in admin.segments()]
+        return watched(watch, lambda: _show_segments(admin, json=json, wide=wide))
+
+
+def _show_segments(admin: Admin, *, json: bool, wide: bool) -> None:
+    from .output import print_json, print_table
+
+    found = [_segment(segment) for segment in admin.segments()]
     if json:
         print_json(found)
         return

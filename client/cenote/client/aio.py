@@ -98,6 +98,7 @@ class AsyncDriver:
             if call.committing:
                 call.lose_commit()
             running.discard(call)
+            self._session.state.note_call(call)
 
     async def _do(self, call: Call, step: Any) -> Any:
         kind = type(step)

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypedDict, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cenote.api.errors import DeadlineExceeded, InvalidArgument, InvalidBuffer
+from cenote.api.errors import CenoteError, DeadlineExceeded, InvalidArgument, InvalidBuffer
 from cenote.api.keys import Key, KeySequence, digest_key, digest_keys, encode_key, encode_keys
 from cenote.api.types import AcquiredLease, MatchResult, PutResult, PutStatus, Sameness
 from cenote.runtime.gpu_copies import NO_STREAM
@@ -29,6 +29,7 @@ from .config import ClientConfig
 from .device_buffers import DeviceMemory
 from .plan import lookups
 from .plan.asking import reopening
+from .plan.counters import CALL_KINDS, PUT, STORE
 from .plan.device_rows import ON_HOST, Devices
 from .plan.device_turns import get_to_devices, put_from_devices
 from .plan.options import PutOptions
@@ -44,7 +45,7 @@ from .plan.writes import put_objects
 from .results import GetResults, PutResults
 from .session import DURABILITIES, Session
 
-__all__ = ["Calls", "Planned", "PutKeywords", "put_options_of"]
+__all__ = ["VIEW", "Calls", "Planned", "PutKeywords", "put_options_of"]
 
 T = TypeVar("T")
 Planned = tuple[Call, Plan[T]]
@@ -55,6 +56,20 @@ _PUT_RESULTS: Final[dict[tuple[int, int], PutResult]] = {
     for status in (PutStatus.STORED, PutStatus.EXISTED)
     for sameness, same in _SAME_BYTES.items()
 }
+(
+    _,
+    _GET_BATCH,
+    _PUT,
+    _PUT_BATCH,
+    _EXISTS,
+    _EXISTS_BATCH,
+    _MATCH,
+    _ACQUIRE,
+    _PIN,
+    _UNPIN,
+    _REMOVE,
+    VIEW,
+) = range(len(CALL_KINDS))
 _LEASE_TTL_MAX_S: Final = 86_400.0
 
 
@@ -92,12 +107,13 @@ class Calls:
         self.config = session.config
         self._put_options = put_options_of(session.config, {})
 
-    def begin(self, deadline_s: float | None) -> Call:
-        """A call that ends `deadline_s` from now. Raises ClientClosed and ForkedClient."""
+    def begin(self, deadline_s: float | None, kind: int = 0) -> Call:
+        """A call that ends `deadline_s` from now; `kind`: of `CALL_KINDS`. Raises ClientClosed and
+        ForkedClient."""
         session = self.session
         session.check()
         deadline_s = self.config.deadline_s if deadline_s is None else _deadline_s(deadline_s)
-        return Call(session.state, self.space, deadline_s)
+        return Call(session.state, self.space, deadline_s, kind)
 
     # ---- puts --------------------------------------------------------------------------------
 
@@ -111,12 +127,16 @@ class Calls:
         if type(keeper) is DeviceMemory:
             return self._put_first([one], pieces_of([data], 1, writable=False), options)
         made = put_options_of(self.config, options) if options else self._put_options
-        call = self.begin(options.get("deadline_s"))
+        call = self.begin(options.get("deadline_s"), _PUT)
         space = self.space
 
         def start() -> Plan[PutResult]:
             digest = digest_key(one, space.seed)
-            result = yield from put_single(call, one, digest, address, size, keeper, made)
+            try:
+                result = yield from put_single(call, one, digest, address, size, keeper, made)
+            except CenoteError as error:
+                space.counters.fail(PUT, STORE, error)
+                raise
             return _PUT_RESULTS[result]
 
         return call, reopening(call, start)
@@ -152,7 +172,7 @@ class Calls:
     ) -> Planned[PutResults]:
         made = put_options_of(self.config, options)
         before = encode_keys(options.get("prefix", []))
-        call = self.begin(options.get("deadline_s"))
+        call = self.begin(options.get("deadline_s"), _PUT_BATCH)
         space = self.space
 
         def start() -> Plan[PutResults]:
@@ -160,15 +180,22 @@ class Calls:
                 return PutResults(encoded, PutOutcome.blank(0))
             digests = digest_keys(encoded, space.seed)
             prefix = digest_keys(before, space.seed)
-            if pieces.devices is None:
-                outcome = yield from put_objects(
-                    call, encoded, digests, pieces, made, prefix=prefix
-                )
-            else:
-                area_bytes = self.session.staging.area_bytes
-                outcome = yield from put_from_devices(
-                    call, encoded, digests, pieces, made, area_bytes, prefix=prefix
-                )
+            counters = space.counters
+            try:
+                if pieces.devices is None:
+                    outcome = yield from put_objects(
+                        call, encoded, digests, pieces, made, prefix=prefix
+                    )
+                else:
+                    area_bytes = self.session.staging.area_bytes
+                    outcome = yield from put_from_devices(
+                        call, encoded, digests, pieces, made, area_bytes, prefix=prefix
+                    )
+            except CenoteError as error:
+                counters.fail(PUT, STORE, error, len(encoded))
+                raise
+            for code, failure in outcome.errors.items():
+                counters.fail(PUT, STORE, failure, int(np.count_nonzero(outcome.codes == code)))
             return PutResults(encoded, outcome)
 
         return call, reopening(call, start)
@@ -246,7 +273,7 @@ class Calls:
         options: ReadOptions,
         deadline_s: float | None,
     ) -> Planned[ReadOutcome]:
-        call = self.begin(deadline_s)
+        call = self.begin(deadline_s, _GET_BATCH)
         options.verify = self.config.verify
 
         def start() -> Plan[ReadOutcome]:
@@ -286,7 +313,7 @@ class Calls:
 
     def exists(self, key: Key, deadline_s: float | None) -> Planned[bool]:
         one = encode_key(key)
-        call = self.begin(deadline_s)
+        call = self.begin(deadline_s, _EXISTS)
 
         def start() -> Plan[bool]:
             return exists_single(call, digest_key(one, self.space.seed))
@@ -297,14 +324,14 @@ class Calls:
         self, keys: KeySequence, deadline_s: float | None
     ) -> Planned[NDArray[np.bool_]]:
         encoded = encode_keys(keys)
-        call = self.begin(deadline_s)
+        call = self.begin(deadline_s, _EXISTS_BATCH)
         return call, reopening(call, lambda: lookups.exists(call, encoded))
 
     def match(
         self, keys: KeySequence, will_read: bool, deadline_s: float | None
     ) -> Planned[MatchResult]:
         encoded = encode_keys(keys)
-        call = self.begin(deadline_s)
+        call = self.begin(deadline_s, _MATCH)
         return call, reopening(call, lambda: lookups.match(call, encoded, will_read=will_read))
 
     # ---- leases, pins, removal ---------------------------------------------------------------
@@ -315,7 +342,7 @@ class Calls:
         encoded = encode_keys(keys)
         if not 0 < duration_s(ttl_s, "ttl_s") <= _LEASE_TTL_MAX_S:
             raise InvalidArgument(f"ttl_s is between 0 and {_LEASE_TTL_MAX_S:g}, not {ttl_s!r}")
-        call = self.begin(deadline_s)
+        call = self.begin(deadline_s, _ACQUIRE)
 
         def start() -> Plan[AcquiredLease]:
             digests = digest_keys(encoded, self.space.seed)
@@ -358,16 +385,16 @@ class Calls:
     ) -> Planned[NDArray[np.bool_]]:
         encoded = encode_keys(keys)
         ttl_ms = 0 if ttl_s is None else max(1, int(duration_s(ttl_s, "ttl_s") * 1000))
-        call = self.begin(deadline_s)
+        call = self.begin(deadline_s, _PIN)
         return call, reopening(call, lambda: lookups.pin(call, encoded, ttl_ms))
 
     def unpin(self, keys: KeySequence, deadline_s: float | None) -> Planned[NDArray[np.bool_]]:
         encoded = encode_keys(keys)
-        call = self.begin(deadline_s)
+        call = self.begin(deadline_s, _UNPIN)
         return call, reopening(call, lambda: lookups.unpin(call, encoded))
 
     def remove(self, encoded: list[bytes], deadline_s: float | None) -> Planned[NDArray[np.bool_]]:
-        call = self.begin(deadline_s)
+        call = self.begin(deadline_s, _REMOVE)
         return call, reopening(call, lambda: lookups.remove(call, encoded))
 
 

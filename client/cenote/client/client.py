@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, TypedDict, Unpack, cast
+from typing import Any, Final, Literal, Self, TypedDict, Unpack, cast
 
 from cenote.api.errors import InvalidBuffer, ResourceUnavailable
 from cenote.api.master import MasterApi
@@ -28,6 +28,21 @@ from .transports import make_transports
 
 __all__ = ["Client", "ClientKeywords", "Registration"]
 
+_SUMMED: Final = (
+    "hits",
+    "ssd_hits",
+    "misses",
+    "unreachable_misses",
+    "stored",
+    "existed",
+    "failed",
+    "read_bytes",
+    "written_bytes",
+    "cached_reads",
+    "stale_locations",
+    "misreads",
+)
+"""Counted by namespace."""
 _log = get_logger(__name__)
 
 
@@ -57,6 +72,8 @@ class ClientKeywords(TypedDict, total=False):
     location_cache_entries: int
     device_staging_bytes: int
     transfer_threads: int
+    metrics_listen: str
+    tracing: bool
 
 
 class Client(Namespace):
@@ -117,6 +134,10 @@ class Client(Namespace):
             left_s = max(0.001, until_s - time.monotonic())
             space = session.open_space(config.namespace, fingerprint, left_s)
             super().__init__(session, space)
+            if config.metrics_listen:
+                from .metrics import serve_once  # prometheus_client, for those who want it
+
+                serve_once(config.metrics_listen)
             session.housekeeper.watch(self)
             session.housekeeper.start()
         except BaseException:  # whatever it was, no session may stay open
@@ -212,24 +233,17 @@ class Client(Namespace):
     def stats(self) -> ClientStats:
         """Counters since the client was made."""
         session = self._session
-        counters = session.state.counters
+        spaces = list(session.spaces.values())
+
+        def total(name: str) -> int:
+            return sum(getattr(space.counters, name) for space in spaces)
+
         return ClientStats(
-            hits=counters.hits,
-            ssd_hits=counters.ssd_hits,
-            misses=counters.misses,
-            stored=counters.stored,
-            existed=counters.existed,
-            failed=counters.failed,
-            read_bytes=counters.read_bytes,
-            written_bytes=counters.written_bytes,
-            cached_reads=counters.cached_reads,
-            stale_locations=counters.stale_locations,
-            node_failures=counters.node_failures,
-            unreachable_misses=counters.unreachable_misses,
-            misreads=counters.misreads,
-            retries=counters.retries,
-            locations_cached=sum(len(s.locations) for s in list(session.spaces.values())),
+            node_failures=session.state.counters.node_failures,
+            retries=session.state.counters.retries,
+            locations_cached=sum(len(space.locations) for space in spaces),
             nodes_connected=len(session.channels),
+            **{name: total(name) for name in _SUMMED},
             device_staged_bytes=session.staging.staged_bytes,
             device_direct_bytes=session.staging.direct_bytes,
             **_rdma_counters(self._transports),

@@ -96,6 +96,17 @@ class ClientConfig:
         default=4, metadata=option(minimum=1, maximum=64, help="for several nodes at once")
     )
 
+    metrics_listen: str = field(
+        default="",
+        metadata=option(
+            help="host:port where this process shows Prometheus what its clients count; '' for none"
+        ),
+    )
+    tracing: bool = field(
+        default=False,
+        metadata=option(help="an OpenTelemetry span for each call; needs cenote[otel]"),
+    )
+
     def __post_init__(self) -> None:
         if not self.addresses:
             raise ConfigError("no master address", remedy=f"pass one, such as {ADDRESS_DEFAULT}")

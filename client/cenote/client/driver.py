@@ -27,6 +27,7 @@ from .devices import Areas
 from .locations import LOCATION_STRUCT
 from .master_stub import METHODS, LaneMaster, decoded
 from .plan.budgets import attempt_budget_s, node_failed
+from .plan.counters import FETCH, READ
 from .plan.device_rows import Devices
 from .plan.pieces import Pieces
 from .plan.state import Call
@@ -122,6 +123,7 @@ class BlockingDriver:
             if call.committing:
                 call.lose_commit()
             running.discard(call)
+            self._session.state.note_call(call)
 
     def read_cached(self, call: Call, digest: bytes, row: bytes, address: int, length: int) -> int:
         """Read one object from where it was a moment ago: its size, 0 where the master is to be
@@ -136,13 +138,14 @@ class BlockingDriver:
         budget_s = attempt_budget_s(call.deadline_s, size, alternatives=True)
         try:
             status, got = channel.read_one(segment, offset, size, address, budget_s, True)
-        except BufferInUse:
+        except BufferInUse as error:
+            space.counters.fail(READ, FETCH, error)
             raise
         except CenoteError as error:  # the plan that asks the master meets it again, if it lasts
             if node_failed(error):
                 call.node_failed(node, error)
             return 0
-        counters = state.counters
+        counters = space.counters
         if status or got != checksum:
             space.locations.forget(digest)
             counters.stale_locations += 1
@@ -152,6 +155,8 @@ class BlockingDriver:
         counters.read_bytes += size
         space.touches.append(digest)
         session.housekeeper.wake()
+        state.moved[node][0] += size
+        state.note_call(call)
         found: int = size
         return found
 
@@ -308,6 +313,7 @@ class BlockingDriver:
 
     def move_part(self, part: Part) -> None:
         """One node's transfers; what went wrong is noted in the part."""
+        session = self._session
         channel: Channel | None = None
         try:
             channel = self._channel_for(part)
@@ -326,8 +332,10 @@ class BlockingDriver:
                     part.extents, part.addresses, part.grant_id, part.budget_s, sums
                 )
                 part.unfenced = False
+                session.state.moved[part.node_id][1] += part.size_bytes
             else:
                 part.statuses = channel.read(part.extents, part.addresses, part.budget_s, sums)
+                session.state.moved[part.node_id][0] += part.size_bytes
                 if sums is None and not channel.proves(part.lease_id):
                     sums = checksums_of(part.addresses, part.extents["length"])
             part.checksums = sums
@@ -368,10 +376,12 @@ class BlockingDriver:
                         wanted,
                     )
                 step.unfenced = False
+                session.state.moved[step.node_id][1] += step.length
             else:
                 status, checksum = channel.read_one(
                     step.segment, step.offset, step.length, step.address, step.budget_s, wanted
                 )
+                session.state.moved[step.node_id][0] += step.length
                 if not wanted and not channel.proves(step.lease_id):
                     # The master was replaced meanwhile: its leases end with its tenure.
                     checksum, wanted = checksum_at(step.address, step.length), True

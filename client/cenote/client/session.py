@@ -43,6 +43,7 @@ from .plan.peers import Peers
 from .plan.space import Space
 from .plan.state import ClientState
 from .registering import RegistrationCache, register_everywhere
+from .tally import TALLY
 from .turns import Turn
 from .ways import Ways
 
@@ -101,6 +102,8 @@ class Session:
         """Why calls are refused; None while the session is open."""
         self.aborts: deque[Grant] = deque()
         self.channels: dict[int, Channel] = {}
+        self.moved: dict[str, list[int]] = {}
+        """Bytes read and written by transport."""
         self._transports = list(transports)
         self.ways = Ways(transports)
         self._retired: list[tuple[Channel, int, frozenset[object], float]] = []
@@ -153,6 +156,7 @@ class Session:
             self.close()
             raise
         self.refusal = None
+        TALLY.opened(self)
 
     def check(self) -> None:
         """Raises ClientClosed or ForkedClient where this session can't be used."""
@@ -190,6 +194,7 @@ class Session:
                     self._pool.shutdown(wait=True, cancel_futures=True)
                 self.staging.close()
             self._closed = True
+            TALLY.closed(self)
 
     def _close_channels(self) -> None:
         """Calls of other threads end; afterwards this process touches no segment any more."""
@@ -379,6 +384,7 @@ class Session:
                     if pool_id != self._pool_id:
                         channel.close()
                         raise Unavailable(f"node {node_id} is another one by now")
+                    self._count_by_transport(node_id)
                     self.channels[node_id] = channel
         finally:
             turn.give()
@@ -433,11 +439,17 @@ class Session:
         with self._numbers_lock:
             if pool_id == self._pool_id and self.refusal is None:
                 self.state.lease_proven.discard(node_id)
+                self._count_by_transport(node_id)
                 self.channels[node_id] = channel
                 late_s = time.monotonic() + _RETIRED_S
                 self._retired.append((old, node_id, frozenset(self.running), late_s))
                 return
         channel.close()
+
+    def _count_by_transport(self, node_id: int) -> None:
+        """What moves to and from that node goes by its present way from now on."""
+        name = self.ways.taken(node_id)
+        self.state.moved[node_id] = self.moved.setdefault(name, [0, 0])
 
     def _close_retired(self, now_s: float) -> None:
         for entry in list(self._retired):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from .admin_commands import AdminCommand
 from .namespace_commands import NamespaceReply as NamespaceReply
 from .namespace_commands import OpenNamespace as OpenNamespace
 from .namespace_commands import ResetNamespace as ResetNamespace
@@ -460,6 +461,7 @@ Command = (
     | Heartbeat
     | Detach
     | TaskCommand
+    | AdminCommand
     | ReportFailure
     | NodeProbed
     | ExtendTenure

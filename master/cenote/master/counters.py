@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
+
+from cenote.runtime.metrics import Histogram
 
 __all__ = ["Counters"]
+
+AGE_BOUNDS_S: Final = (1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 86_400.0, 7 * 86_400.0)
+_REASONS: Final = 8
+"""More than `GoneReason` has."""
 
 
 @dataclass(slots=True)
@@ -63,3 +70,8 @@ class Counters:
     sessions_cut: int = 0
     slots_grown: int = 0
     rows_moved: int = 0
+    gone: list[int] = field(default_factory=lambda: [0] * _REASONS)
+    """Objects that left the table, by `GoneReason`, since this master leads."""
+    evicted_age_s: Histogram = field(default_factory=lambda: Histogram(AGE_BOUNDS_S))
+    """How long what was evicted had not been used. Objects that go together count as their middle
+    one, by age."""

@@ -80,6 +80,7 @@ class Decider:
         self.on_probe: Callable[[int], None] = _ignore
         self.on_notice: Callable[[str], None] = _unheard
         self.epoch = 0
+        self._led_since_s = 0.0
         self.replayed_entries = 0
         self._state: MasterState | None = None
         self._log: LogWriter | None = None
@@ -119,6 +120,7 @@ class Decider:
         self.replayed_entries = self.backend.last_entry
         self._log = LogWriter(self.backend, opened.epoch)
         self._state = state
+        self._led_since_s = self.clock.monotonic_s()
         self._take(self._start(state))
         self._extend_tenure()
         self.flush()
@@ -180,6 +182,11 @@ class Decider:
         now_s = self.clock.monotonic_s()
         self.state.apply(ExtendTenure(end_s), now_s)
         return now_s < end_s
+
+    @property
+    def led_s(self) -> float:
+        """How long this master has led."""
+        return self.clock.monotonic_s() - self._led_since_s
 
     @property
     def is_past_tenure(self) -> bool:

@@ -87,6 +87,20 @@ class NamespaceOpened:
 
 
 @dataclass(slots=True)
+class NamespaceGone:
+    """Deleted (durable). Its number is never used again."""
+
+    namespace_id: int
+
+
+@dataclass(slots=True)
+class Configured:
+    """All limits that were changed while a master ran (durable)."""
+
+    values: dict[str, float]
+
+
+@dataclass(slots=True)
 class QuotaSet:
     """What a namespace has for sure, and its priority (durable); it outlives resets."""
 
@@ -243,6 +257,8 @@ DurableEffect = (
     | Gone
     | ReplicasChanged
     | NamespaceOpened
+    | NamespaceGone
+    | Configured
     | QuotaSet
     | NodeKnown
     | NodeServes
@@ -263,6 +279,8 @@ DURABLE = (
     Gone,
     ReplicasChanged,
     NamespaceOpened,
+    NamespaceGone,
+    Configured,
     QuotaSet,
     NodeKnown,
     NodeServes,

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from cenote.api.errors import InternalError
 
 from .effects import (
+    Configured,
     EpochStarted,
     Expires,
     Gone,
+    NamespaceGone,
     NamespaceOpened,
     NodeDrains,
     NodeKnown,
@@ -32,6 +34,8 @@ from .effects import (
     Stored,
 )
 from .journal_layout import (
+    CONFIGURED,
+    CONFIGURED_VALUE,
     DRAINS,
     END,
     ENDPOINT,
@@ -43,12 +47,14 @@ from .journal_layout import (
     GONE_WIDTHS,
     GROWN,
     HEAD_BYTES_MAX,
+    KIND_CONFIGURED,
     KIND_DRAINS,
     KIND_EPOCH,
     KIND_EXPIRES,
     KIND_GONE,
     KIND_GROWN,
     KIND_NAMESPACE,
+    KIND_NAMESPACE_GONE,
     KIND_NODE,
     KIND_PINNED,
     KIND_POOL,
@@ -61,6 +67,7 @@ from .journal_layout import (
     KIND_SNAPSHOT_END,
     KIND_STORED,
     NAMESPACE,
+    NAMESPACE_GONE,
     NODE,
     PAYLOAD_BYTES_MAX,
     PINNED,
@@ -235,6 +242,17 @@ def _encode_namespace(effect: NamespaceOpened) -> _Parts:
     return (head, name, effect.fingerprint)
 
 
+def _encode_namespace_gone(effect: NamespaceGone) -> _Parts:
+    return (NAMESPACE_GONE.pack(effect.namespace_id),)
+
+
+def _encode_configured(effect: Configured) -> _Parts:
+    parts = [CONFIGURED.pack(len(effect.values))]
+    for name, value in effect.values.items():
+        parts += (CONFIGURED_VALUE.pack(value, len(name.encode())), name.encode())
+    return tuple(parts)
+
+
 def _encode_quota(effect: QuotaSet) -> _Parts:
     what = effect.dram_bytes, effect.ssd_bytes, effect.objects
     return (QUOTA.pack(effect.namespace_id, effect.priority, *what),)
@@ -310,6 +328,8 @@ _ENCODERS: Final[dict[type[Entry], tuple[int, Callable[..., _Parts]]]] = {
     Gone: (KIND_GONE, _encode_gone),
     ReplicasChanged: (KIND_REPLICAS, _encode_replicas),
     NamespaceOpened: (KIND_NAMESPACE, _encode_namespace),
+    NamespaceGone: (KIND_NAMESPACE_GONE, _encode_namespace_gone),
+    Configured: (KIND_CONFIGURED, _encode_configured),
     QuotaSet: (KIND_QUOTA, _encode_quota),
     NodeKnown: (KIND_NODE, _encode_node),
     NodeServes: (KIND_SERVES, _encode_serves),

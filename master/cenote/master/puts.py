@@ -17,9 +17,11 @@ from cenote.api.rows import (
 )
 
 from .commands import PutStart, PutStartReply
+from .decisions import Fate
+from .digest_checks import check_digests
 from .eviction import make_rows
 from .grants import Grant
-from .lookups import check_digests, hits
+from .lookups import hits
 from .namespaces import Namespace
 from .placement import Wanted
 from .placing import Placed, place
@@ -200,7 +202,7 @@ def _put_start_many(
             todo = at[refused == 0]
             keys = _Keys(command, todo)
         if not len(keys.units):
-            _count(pool, n, 0, present, puts)
+            _count(pool, command, 0, present, puts)
             return PutStartReply(puts.tobytes(), b"", 0, pool.view_version, unsealed=unsealed)
         replicas = max(1, command.replicas), max(1, command.min_replicas)
         placed = place(pool, keys.units, *replicas, _wanted(pool, command, session, now_s))
@@ -213,7 +215,7 @@ def _put_start_many(
         keys = _Keys(command, todo)
     granted = len(keys.units)
     _fill_puts(puts, todo, placed)
-    _count(pool, n, granted, present, puts)
+    _count(pool, command, granted, present, puts)
     if not granted:
         return PutStartReply(puts.tobytes(), b"", 0, pool.view_version, unsealed=unsealed)
     grant = _grant(pool, command, session, namespace, todo, keys, placed, links)
@@ -353,14 +355,17 @@ def _fill_puts(puts: NDArray[np.void], todo: NDArray[np.int64] | None, placed: P
 
 
 def _count(
-    pool: Pool, n: int, granted: int, present: NDArray[np.bool_], puts: NDArray[np.void]
+    pool: Pool, command: PutStart, granted: int, present: NDArray[np.bool_], puts: NDArray[np.void]
 ) -> None:
-    counters = pool.counters
+    counters, n = pool.counters, len(puts)
     counters.put_granted += granted
     if granted == n:
         return
     refused = n - granted - int(np.count_nonzero(present))
-    no_space = int(np.count_nonzero(puts["status"] == PutStatus.NO_SPACE))
+    roomless = puts["status"] == PutStatus.NO_SPACE
+    no_space = int(np.count_nonzero(roomless))
+    if no_space:
+        pool.decisions.note(Fate.REFUSED, 0, command.digests[roomless], pool.now_s)
     counters.put_no_space += no_space
     counters.put_refused += refused - no_space
 

@@ -27,6 +27,7 @@ from cenote.api.errors import (
 from cenote.api.rows import DIGEST_BYTES
 from cenote.api.types import GetStatus
 
+from .counters import FETCH
 from .device_rows import Devices, rows_of, staged_pieces, turns_of
 from .options import PutOptions
 from .outcomes import PutOutcome
@@ -82,7 +83,7 @@ def put_from_devices(
             except CenoteError as error:
                 if not first:
                     raise
-                outcome.fail(np.arange(first, count), error)
+                outcome.fail(np.arange(first, count), error, FETCH)
                 break
             outcome.statuses[first:last] = part.statuses
             outcome.sameness[first:last] = part.sameness
@@ -120,7 +121,7 @@ def get_to_devices(
             except CenoteError as error:
                 if not first:
                     raise
-                outcome.fail(np.arange(first, count), error)
+                outcome.fail(np.arange(first, count), error, FETCH)
                 break
             outcome.statuses[first:last] = part.statuses
             outcome.sizes[first:last] = part.sizes
