@@ -46,7 +46,7 @@ def test_every_byte_goes_to_its_place(told: Objects, data: st.DataObject) -> Non
     wholes = pieces.totals()[chosen].tolist()
     sizes = [data.draw(st.integers(0, size)) for size in wholes]
 
-    expected = {}
+    expected: dict[int, tuple[int, int]] = {}
     for position, size in zip(chosen, sizes, strict=True):
         here = int(staged.addresses[position - first])
         there = [
@@ -64,7 +64,7 @@ def test_every_byte_goes_to_its_place(told: Objects, data: st.DataObject) -> Non
         first,
         np.array(sizes, np.uint64),
     )
-    found = {}
+    found: dict[int, tuple[int, int]] = {}
     for there, here, length, number in zip(
         rows.pieces.tolist(),
         rows.staged.tolist(),
