@@ -230,6 +230,10 @@ def _ssd_pairs(reply: admin_pb2.GetStatusResponse) -> list[tuple[str, str | int 
         ("ssd", f"{format_size(reply.ssd_used_bytes)} of {format_size(reply.ssd_capacity_bytes)}"
             f" ({share})"),
         ("copies", ", ".join(text for text, some in copies if some)),
+        *([("ssd writes", f"{format_size(reply.ssd_written_day_bytes)} in 24 h, of a budget of"
+            f" {format_size(reply.ssd_write_budget_bytes)}"
+            f" ({_share(reply.ssd_written_day_bytes, reply.ssd_write_budget_bytes)})")]
+          if reply.ssd_write_budget_bytes else []),
     ]  # fmt: skip
 
 
@@ -339,6 +343,10 @@ def _node(node: admin_pb2.NodeStatus) -> dict[str, Any]:
         "rdma_received_bytes": node.rdma_received_bytes,
         "rdma_sent_bytes": node.rdma_sent_bytes,
         "rdma_trouble": node.rdma_trouble,
+        "ssd_write_budget_bytes": node.ssd_write_budget_bytes,
+        "ssd_write_allowance_bytes": node.ssd_write_allowance_bytes,
+        "ssd_written_day_bytes": node.ssd_written_day_bytes,
+        "ssd_written_total_bytes": node.ssd_written_total_bytes,
     }
 
 

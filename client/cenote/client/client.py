@@ -13,6 +13,7 @@ from cenote.api.master import MasterApi
 from cenote.api.types import ClientStats, PeerPath
 from cenote.runtime.log import get_logger
 from cenote.transport.base import Region, Transport
+from cenote.transport.gil import RELEASES
 from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
 
@@ -74,6 +75,7 @@ class ClientKeywords(TypedDict, total=False):
     transfer_threads: int
     metrics_listen: str
     tracing: bool
+    gives_way: bool
 
 
 class Client(Namespace):
@@ -123,6 +125,8 @@ class Client(Namespace):
         transports: Sequence[Transport],
     ) -> None:
         until_s = time.monotonic() + config.deadline_s
+        if config.gives_way:
+            RELEASES.give_way()
         session = Session(config, make_master, transports)
         self._transports = list(transports)
         self._registrations: list[Registration] = []

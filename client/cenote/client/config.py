@@ -92,6 +92,13 @@ class ClientConfig:
             help="host memory for what lies on GPUs, in four parts; an object fits into one",
         ),
     )
+    gives_way: bool = field(
+        default=False,
+        metadata=option(
+            help="give up the GIL around every copy, and never spin: for processes whose main work "
+            "is Python, such as engines; counts for the whole process"
+        ),
+    )
     transfer_threads: int = field(
         default=4, metadata=option(minimum=1, maximum=64, help="for several nodes at once")
     )

@@ -37,6 +37,7 @@ def hello_for(
     want_descriptors: bool = False,
     wants_claims: bool = False,
     has_head: bool = False,
+    wants_staging: bool = False,
 ) -> store_pb2.DataHelloRequest:
     """What a session says first on a data connection."""
     return store_pb2.DataHelloRequest(
@@ -49,6 +50,7 @@ def hello_for(
         want_descriptors=want_descriptors,
         wants_claims=wants_claims,
         has_head=has_head,
+        wants_staging=wants_staging,
     )
 
 

@@ -185,12 +185,17 @@ class RdmaTransport:
 
 
 def open_rdma_transport(
-    verbs: str = "auto", devices: Sequence[str] = (), gid_index: int = -1
+    verbs: str = "auto",
+    devices: Sequence[str] = (),
+    gid_index: int = -1,
+    spin_s: float = SPIN_S,
 ) -> RdmaTransport:
     """A transport over this host's devices: those that `devices` allows (see `DeviceFilter`).
+
+    `spin_s`: look for completions for so long before sleeping until they come; 0 never.
 
     Raises ResourceUnavailable where none can be used, ConfigError.
     """
     allowed = DeviceFilter.parse(devices)
     nics = find_nics(verbs, allowed, gid_index=None if gid_index < 0 else gid_index)
-    return RdmaTransport(nics)
+    return RdmaTransport(nics, spin_s=spin_s)

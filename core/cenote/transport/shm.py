@@ -129,6 +129,7 @@ class ShmChannel:
             want_descriptors=True,
             wants_claims=wants_claims,
             has_head=self._head is not None,
+            wants_staging=not writable and not self._remote.has_staging,
         )
         connection = connect(self._path, self._name, deadline)
         keep = False
@@ -156,7 +157,7 @@ class ShmChannel:
         held = self._writable if writable else self._readable
         mappings = {}
         page = self._page
-        self._remote.learn(response.disk_segments)
+        staging = self._remote.learn(response, descriptors)
         if response.has_head:
             self._head = head_of(descriptors.pop())
         if response.has_claims:
@@ -184,7 +185,7 @@ class ShmChannel:
             self._writable = mappings
         else:
             self._readable = mappings
-        self._populator.add(list(mappings.values()), writable)
+        self._populator.add([*mappings.values(), *staging], writable)
 
     def _look_again(self, deadline: float, *, writable: bool) -> None:
         """A segment is unknown or was smaller: ask the daemon, unless that was done just now."""

@@ -107,6 +107,8 @@ class AdminGrpc(AdminMore):
             unverified_slots=status.unverified_slots,
             writes_refused="" if refusal is None else str(refusal),
             rdma_trouble=status.rdma_trouble,
+            ssd_write_budget_bytes=status.ssd_write_budget_bytes,
+            ssd_written_day_bytes=status.ssd_written_day_bytes,
             notice=status.notice,
             ssd_capacity_bytes=status.ssd_capacity_bytes,
             ssd_used_bytes=status.ssd_used_bytes,

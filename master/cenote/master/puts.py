@@ -32,6 +32,7 @@ from .segments import DRAM
 from .sessions import Session
 from .slot_growth import grow_slots
 from .spans import extent_rows
+from .tiers import note_reuse
 
 __all__ = ["start_puts"]
 
@@ -111,6 +112,8 @@ def _put_start_one(
         if pool.record_of(row)[5] != namespace.incarnation or not is_known(pool, row):
             return None
         pool.policy.touch_one(pool.stamp_words, row)
+        if pool.tiers.has_budgets:
+            note_reuse(pool, np.array([row]))
         pool.counters.put_keys += 1
         pool.counters.put_exists += 1
         return PutStartReply(_EXISTS_ROW, b"", 0, pool.view_version)
@@ -260,6 +263,7 @@ def _touch_present(
     pool.counters.put_exists += count
     known = rows[present]
     pool.policy.touch(pool.stamp, known, command.chain)
+    note_reuse(pool, known)
     return (~present).nonzero()[0]
 
 

@@ -86,6 +86,9 @@ class PoolStatus:
     policy_wanted: str
     policy: str
     policy_switches: int
+    ssd_write_budget_bytes: int
+    """Of all SSDs that have one: for any 24 hours."""
+    ssd_written_day_bytes: int
     rdma_trouble: str
     """Of a node whose memory goes over TCP though it has RDMA, why; empty where there is none."""
     notice: str
@@ -120,6 +123,10 @@ class NodeStatus:
     rdma_received_bytes: int
     rdma_sent_bytes: int
     rdma_trouble: str
+    ssd_write_budget_bytes: int
+    ssd_write_allowance_bytes: int
+    ssd_written_day_bytes: int
+    ssd_written_total_bytes: int
     quarantined_session_ids: list[bytes]
 
 
@@ -251,6 +258,8 @@ def status(pool: Pool, now_s: float) -> PoolStatus:
         policy_wanted=pool.config.policy,
         policy=pool.policy.name,
         policy_switches=pool.advisor.switches,
+        ssd_write_budget_bytes=sum(node.counters.ssd_write_budget_bytes for node in nodes_),
+        ssd_written_day_bytes=sum(node.counters.ssd_written_day_bytes for node in nodes_),
         rdma_trouble=_rdma_trouble(nodes_),
         notice=notice(pool),
         counters=pool.counters,
@@ -291,6 +300,10 @@ def _node(node: Node, parts: list[Segment], now_s: float) -> NodeStatus:
         rdma_received_bytes=node.counters.rdma_received_bytes,
         rdma_sent_bytes=node.counters.rdma_sent_bytes,
         rdma_trouble=node.counters.rdma_trouble,
+        ssd_write_budget_bytes=node.counters.ssd_write_budget_bytes,
+        ssd_write_allowance_bytes=node.counters.ssd_write_allowance_bytes,
+        ssd_written_day_bytes=node.counters.ssd_written_day_bytes,
+        ssd_written_total_bytes=node.counters.ssd_written_total_bytes,
         quarantined_session_ids=list(node.quarantined_session_ids),
     )
 

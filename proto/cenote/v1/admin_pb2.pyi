@@ -11,7 +11,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("cluster_name", "epoch", "role", "metadata_backend", "uptime_s", "objects", "capacity_bytes", "used_bytes", "granted_bytes", "condemned_bytes", "quarantined_bytes", "leases", "leased_bytes", "sessions", "grants", "evicted_objects", "evicted_bytes", "nodes_alive", "nodes_total", "metadata_memory_bytes", "journal_bytes", "last_seq", "pinned_objects", "server_version", "acquired_keys", "acquired_hits", "lost_objects", "damaged_replicas", "broken_slots", "unverified_slots", "masters", "backlog_entries", "backlog_bytes", "backlog_age_s", "tenure_left_s", "writes_refused", "last_entry", "notice", "eviction_policy_wanted", "eviction_policy", "eviction_policy_switches", "ssd_capacity_bytes", "ssd_used_bytes", "acquired_hits_ssd", "demoted_objects", "demoted_bytes", "promoted_objects", "promoted_bytes", "failed_copies", "evicted_to_ssd", "copying_bytes", "rdma_trouble", "pinned_bytes", "pinned_bytes_max", "expired_objects", "dram_quota_bytes", "ssd_quota_bytes", "moving")
+    __slots__ = ("cluster_name", "epoch", "role", "metadata_backend", "uptime_s", "objects", "capacity_bytes", "used_bytes", "granted_bytes", "condemned_bytes", "quarantined_bytes", "leases", "leased_bytes", "sessions", "grants", "evicted_objects", "evicted_bytes", "nodes_alive", "nodes_total", "metadata_memory_bytes", "journal_bytes", "last_seq", "pinned_objects", "server_version", "acquired_keys", "acquired_hits", "lost_objects", "damaged_replicas", "broken_slots", "unverified_slots", "masters", "backlog_entries", "backlog_bytes", "backlog_age_s", "tenure_left_s", "writes_refused", "last_entry", "notice", "eviction_policy_wanted", "eviction_policy", "eviction_policy_switches", "ssd_capacity_bytes", "ssd_used_bytes", "acquired_hits_ssd", "demoted_objects", "demoted_bytes", "promoted_objects", "promoted_bytes", "failed_copies", "evicted_to_ssd", "copying_bytes", "rdma_trouble", "ssd_write_budget_bytes", "ssd_written_day_bytes", "pinned_bytes", "pinned_bytes_max", "expired_objects", "dram_quota_bytes", "ssd_quota_bytes", "moving")
     CLUSTER_NAME_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,8 @@ class GetStatusResponse(_message.Message):
     EVICTED_TO_SSD_FIELD_NUMBER: _ClassVar[int]
     COPYING_BYTES_FIELD_NUMBER: _ClassVar[int]
     RDMA_TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    SSD_WRITE_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SSD_WRITTEN_DAY_BYTES_FIELD_NUMBER: _ClassVar[int]
     PINNED_BYTES_FIELD_NUMBER: _ClassVar[int]
     PINNED_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     EXPIRED_OBJECTS_FIELD_NUMBER: _ClassVar[int]
@@ -122,13 +124,15 @@ class GetStatusResponse(_message.Message):
     evicted_to_ssd: int
     copying_bytes: int
     rdma_trouble: str
+    ssd_write_budget_bytes: int
+    ssd_written_day_bytes: int
     pinned_bytes: int
     pinned_bytes_max: int
     expired_objects: int
     dram_quota_bytes: int
     ssd_quota_bytes: int
     moving: str
-    def __init__(self, cluster_name: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[str] = ..., metadata_backend: _Optional[str] = ..., uptime_s: _Optional[float] = ..., objects: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., condemned_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., sessions: _Optional[int] = ..., grants: _Optional[int] = ..., evicted_objects: _Optional[int] = ..., evicted_bytes: _Optional[int] = ..., nodes_alive: _Optional[int] = ..., nodes_total: _Optional[int] = ..., metadata_memory_bytes: _Optional[int] = ..., journal_bytes: _Optional[int] = ..., last_seq: _Optional[int] = ..., pinned_objects: _Optional[int] = ..., server_version: _Optional[str] = ..., acquired_keys: _Optional[int] = ..., acquired_hits: _Optional[int] = ..., lost_objects: _Optional[int] = ..., damaged_replicas: _Optional[int] = ..., broken_slots: _Optional[int] = ..., unverified_slots: _Optional[int] = ..., masters: _Optional[_Iterable[_Union[MasterInfo, _Mapping]]] = ..., backlog_entries: _Optional[int] = ..., backlog_bytes: _Optional[int] = ..., backlog_age_s: _Optional[float] = ..., tenure_left_s: _Optional[float] = ..., writes_refused: _Optional[str] = ..., last_entry: _Optional[int] = ..., notice: _Optional[str] = ..., eviction_policy_wanted: _Optional[str] = ..., eviction_policy: _Optional[str] = ..., eviction_policy_switches: _Optional[int] = ..., ssd_capacity_bytes: _Optional[int] = ..., ssd_used_bytes: _Optional[int] = ..., acquired_hits_ssd: _Optional[int] = ..., demoted_objects: _Optional[int] = ..., demoted_bytes: _Optional[int] = ..., promoted_objects: _Optional[int] = ..., promoted_bytes: _Optional[int] = ..., failed_copies: _Optional[int] = ..., evicted_to_ssd: _Optional[int] = ..., copying_bytes: _Optional[int] = ..., rdma_trouble: _Optional[str] = ..., pinned_bytes: _Optional[int] = ..., pinned_bytes_max: _Optional[int] = ..., expired_objects: _Optional[int] = ..., dram_quota_bytes: _Optional[int] = ..., ssd_quota_bytes: _Optional[int] = ..., moving: _Optional[str] = ...) -> None: ...
+    def __init__(self, cluster_name: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[str] = ..., metadata_backend: _Optional[str] = ..., uptime_s: _Optional[float] = ..., objects: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., condemned_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., sessions: _Optional[int] = ..., grants: _Optional[int] = ..., evicted_objects: _Optional[int] = ..., evicted_bytes: _Optional[int] = ..., nodes_alive: _Optional[int] = ..., nodes_total: _Optional[int] = ..., metadata_memory_bytes: _Optional[int] = ..., journal_bytes: _Optional[int] = ..., last_seq: _Optional[int] = ..., pinned_objects: _Optional[int] = ..., server_version: _Optional[str] = ..., acquired_keys: _Optional[int] = ..., acquired_hits: _Optional[int] = ..., lost_objects: _Optional[int] = ..., damaged_replicas: _Optional[int] = ..., broken_slots: _Optional[int] = ..., unverified_slots: _Optional[int] = ..., masters: _Optional[_Iterable[_Union[MasterInfo, _Mapping]]] = ..., backlog_entries: _Optional[int] = ..., backlog_bytes: _Optional[int] = ..., backlog_age_s: _Optional[float] = ..., tenure_left_s: _Optional[float] = ..., writes_refused: _Optional[str] = ..., last_entry: _Optional[int] = ..., notice: _Optional[str] = ..., eviction_policy_wanted: _Optional[str] = ..., eviction_policy: _Optional[str] = ..., eviction_policy_switches: _Optional[int] = ..., ssd_capacity_bytes: _Optional[int] = ..., ssd_used_bytes: _Optional[int] = ..., acquired_hits_ssd: _Optional[int] = ..., demoted_objects: _Optional[int] = ..., demoted_bytes: _Optional[int] = ..., promoted_objects: _Optional[int] = ..., promoted_bytes: _Optional[int] = ..., failed_copies: _Optional[int] = ..., evicted_to_ssd: _Optional[int] = ..., copying_bytes: _Optional[int] = ..., rdma_trouble: _Optional[str] = ..., ssd_write_budget_bytes: _Optional[int] = ..., ssd_written_day_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., pinned_bytes_max: _Optional[int] = ..., expired_objects: _Optional[int] = ..., dram_quota_bytes: _Optional[int] = ..., ssd_quota_bytes: _Optional[int] = ..., moving: _Optional[str] = ...) -> None: ...
 
 class MasterInfo(_message.Message):
     __slots__ = ("name", "addresses", "grpc", "role", "silent_s")
@@ -155,7 +159,7 @@ class ListNodesResponse(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("view", "capacity_bytes", "used_bytes", "heartbeat_age_s", "read_bytes", "written_bytes", "sessions", "process_id", "server_version", "rdma_registered_bytes", "rdma_queue_pairs", "rdma_received_bytes", "rdma_sent_bytes", "rdma_trouble", "drained")
+    __slots__ = ("view", "capacity_bytes", "used_bytes", "heartbeat_age_s", "read_bytes", "written_bytes", "sessions", "process_id", "server_version", "rdma_registered_bytes", "rdma_queue_pairs", "rdma_received_bytes", "rdma_sent_bytes", "rdma_trouble", "ssd_write_budget_bytes", "ssd_write_allowance_bytes", "ssd_written_day_bytes", "ssd_written_total_bytes", "drained")
     VIEW_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +174,10 @@ class NodeStatus(_message.Message):
     RDMA_RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     RDMA_SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     RDMA_TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    SSD_WRITE_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SSD_WRITE_ALLOWANCE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SSD_WRITTEN_DAY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SSD_WRITTEN_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     DRAINED_FIELD_NUMBER: _ClassVar[int]
     view: _common_pb2.NodeView
     capacity_bytes: int
@@ -185,8 +193,12 @@ class NodeStatus(_message.Message):
     rdma_received_bytes: int
     rdma_sent_bytes: int
     rdma_trouble: str
+    ssd_write_budget_bytes: int
+    ssd_write_allowance_bytes: int
+    ssd_written_day_bytes: int
+    ssd_written_total_bytes: int
     drained: bool
-    def __init__(self, view: _Optional[_Union[_common_pb2.NodeView, _Mapping]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., heartbeat_age_s: _Optional[float] = ..., read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., sessions: _Optional[int] = ..., process_id: _Optional[int] = ..., server_version: _Optional[str] = ..., rdma_registered_bytes: _Optional[int] = ..., rdma_queue_pairs: _Optional[int] = ..., rdma_received_bytes: _Optional[int] = ..., rdma_sent_bytes: _Optional[int] = ..., rdma_trouble: _Optional[str] = ..., drained: bool = ...) -> None: ...
+    def __init__(self, view: _Optional[_Union[_common_pb2.NodeView, _Mapping]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., heartbeat_age_s: _Optional[float] = ..., read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., sessions: _Optional[int] = ..., process_id: _Optional[int] = ..., server_version: _Optional[str] = ..., rdma_registered_bytes: _Optional[int] = ..., rdma_queue_pairs: _Optional[int] = ..., rdma_received_bytes: _Optional[int] = ..., rdma_sent_bytes: _Optional[int] = ..., rdma_trouble: _Optional[str] = ..., ssd_write_budget_bytes: _Optional[int] = ..., ssd_write_allowance_bytes: _Optional[int] = ..., ssd_written_day_bytes: _Optional[int] = ..., ssd_written_total_bytes: _Optional[int] = ..., drained: bool = ...) -> None: ...
 
 class ListSegmentsRequest(_message.Message):
     __slots__ = ()

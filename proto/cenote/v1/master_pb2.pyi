@@ -651,7 +651,7 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, node_id: _Optional[int] = ..., epoch: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[SegmentInfo, _Mapping]]] = ..., wait_ms: _Optional[int] = ..., done_instruction: _Optional[int] = ..., cut_session_ids: _Optional[bytes] = ..., quarantined_session_ids: _Optional[bytes] = ..., stats: _Optional[_Union[NodeStats, _Mapping]] = ..., start_number: _Optional[int] = ..., withdrawn_session_ids: _Optional[bytes] = ..., copied: _Optional[bytes] = ..., endpoints: _Optional[_Iterable[_Union[_common_pb2.Endpoint, _Mapping]]] = ...) -> None: ...
 
 class NodeStats(_message.Message):
-    __slots__ = ("read_bytes", "written_bytes", "seals", "sessions", "connections", "broken_slots", "unverified_slots", "damaged_slots", "rdma_registered_bytes", "rdma_queue_pairs", "rdma_received_bytes", "rdma_sent_bytes", "rdma_trouble")
+    __slots__ = ("read_bytes", "written_bytes", "seals", "sessions", "connections", "broken_slots", "unverified_slots", "damaged_slots", "rdma_registered_bytes", "rdma_queue_pairs", "rdma_received_bytes", "rdma_sent_bytes", "rdma_trouble", "ssd_write_budget_bytes", "ssd_write_allowance_bytes", "ssd_written_day_bytes", "ssd_written_total_bytes")
     READ_BYTES_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     SEALS_FIELD_NUMBER: _ClassVar[int]
@@ -665,6 +665,10 @@ class NodeStats(_message.Message):
     RDMA_RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     RDMA_SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     RDMA_TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    SSD_WRITE_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SSD_WRITE_ALLOWANCE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SSD_WRITTEN_DAY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SSD_WRITTEN_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     read_bytes: int
     written_bytes: int
     seals: int
@@ -678,7 +682,11 @@ class NodeStats(_message.Message):
     rdma_received_bytes: int
     rdma_sent_bytes: int
     rdma_trouble: str
-    def __init__(self, read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., seals: _Optional[int] = ..., sessions: _Optional[int] = ..., connections: _Optional[int] = ..., broken_slots: _Optional[int] = ..., unverified_slots: _Optional[int] = ..., damaged_slots: _Optional[bytes] = ..., rdma_registered_bytes: _Optional[int] = ..., rdma_queue_pairs: _Optional[int] = ..., rdma_received_bytes: _Optional[int] = ..., rdma_sent_bytes: _Optional[int] = ..., rdma_trouble: _Optional[str] = ...) -> None: ...
+    ssd_write_budget_bytes: int
+    ssd_write_allowance_bytes: int
+    ssd_written_day_bytes: int
+    ssd_written_total_bytes: int
+    def __init__(self, read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., seals: _Optional[int] = ..., sessions: _Optional[int] = ..., connections: _Optional[int] = ..., broken_slots: _Optional[int] = ..., unverified_slots: _Optional[int] = ..., damaged_slots: _Optional[bytes] = ..., rdma_registered_bytes: _Optional[int] = ..., rdma_queue_pairs: _Optional[int] = ..., rdma_received_bytes: _Optional[int] = ..., rdma_sent_bytes: _Optional[int] = ..., rdma_trouble: _Optional[str] = ..., ssd_write_budget_bytes: _Optional[int] = ..., ssd_write_allowance_bytes: _Optional[int] = ..., ssd_written_day_bytes: _Optional[int] = ..., ssd_written_total_bytes: _Optional[int] = ...) -> None: ...
 
 class Instruction(_message.Message):
     __slots__ = ("number", "grow_slots", "cut_sessions", "clear_slots", "copy_extents", "keep_pool", "pull_replicas")

@@ -59,6 +59,7 @@ from .serving import (
 from .sessions import SessionTable, open_marked
 from .slot_reads import records_of
 from .ssd import DISK_ADDRESS
+from .staged_reads import offer_staging, send_staged
 
 __all__ = ["ServedConnection"]
 
@@ -213,17 +214,8 @@ class ServedConnection:
                         open_marked(segment, self._session_id, writable=hello.writer)
                     )
                 self._claims.offer(self._session_id, hello, greeting, descriptors)
-                answer = wire.encode_hello_reply(greeting)
-                chunk = descriptors[: wire.DESCRIPTORS_PER_MESSAGE]
-                sent = socket.send_fds(self._io.sock, [answer], chunk)
-                for first in range(len(chunk), len(descriptors), wire.DESCRIPTORS_PER_MESSAGE):
-                    if sent < len(answer):
-                        self._io.send_bytes(answer[sent:])
-                        sent = len(answer)
-                    chunk = descriptors[first : first + wire.DESCRIPTORS_PER_MESSAGE]
-                    socket.send_fds(self._io.sock, [b"\x00"], chunk)
-                if sent < len(answer):
-                    self._io.send_bytes(answer[sent:])
+                offer_staging(self._segments.disk, hello, greeting, descriptors)
+                self._io.send_descriptors(wire.encode_hello_reply(greeting), descriptors)
             finally:
                 close_all(descriptors)
 
@@ -276,6 +268,9 @@ class ServedConnection:
             statuses, records = records_of(self._segments, self._receive_body(body))
             size = len(statuses) + len(records)
             self._io.send_bytes(self._reply(0, count, size) + statuses + records)
+        elif op == wire.OP_STAGED:
+            self._check(count, body == count * wire.EXTENT_BYTES)
+            self._read_staged(self._receive_rows(count), grant_id)
         elif op == wire.OP_RDMA:
             self._check(count, count == 1 and body <= wire.RDMA_BYTES_MAX)
             self._serve_lane(body)
@@ -354,6 +349,22 @@ class ServedConnection:
         else:
             stall_s = self._limits.stall_timeout_s
             send_items(disk, self._io, addresses.tolist(), lengths.tolist(), stall_s)
+        self.counters.read_bytes += total
+
+    def _read_staged(self, rows: NDArray[np.void], staging_id: int) -> None:
+        statuses, addresses, lengths = self._locate(rows)
+        statuses[(statuses == 0) & (addresses < DISK_ADDRESS)] = _INVALID
+        disk, good = self._segments.disk, statuses == 0
+        total = int(lengths[good].sum())
+        head = self._reply(0, len(rows), len(rows) + total) + statuses.tobytes()
+        if not total:
+            self._io.send_bytes(head)
+            return
+        if disk is None or disk.staging.staging_id != staging_id:
+            self._answer_error(StaleLocation("this staging memory is gone: the daemon began anew"))
+            return
+        places = addresses[good].tolist(), lengths[good].tolist()
+        send_staged(disk, self._io, head, *places, self._limits.stall_timeout_s)
         self.counters.read_bytes += total
 
     # ---- changes ----------------------------------------------------------------------------
