@@ -1,7 +1,7 @@
 """How long the connector's threads hold the GIL for each block that they load or save.
 
     PYTHONPATH=tests CENOTE_TEST_VLLM_PYTHON=.venv-vllm/bin/python \\
-        .venv/bin/python benchmarks/vllm/gil.py [--rounds 7] [--keep]
+        .venv/bin/python benchmarks/vllm/gil.py [--rounds 7]
 
 Without an engine: the connector's worker half (`gil_worker.py`) over a KV cache in host memory, and
 a pool of real processes. While its threads work, the main thread does nothing but spin
@@ -39,7 +39,6 @@ def main() -> None:
     parser.add_argument("--transports", default="shm,tcp")
     parser.add_argument("--batches", default="16,64")
     parser.add_argument("--block-kib", default="256,1024")
-    parser.add_argument("--keep", action="store_true", help="without the option gives_way")
     options = parser.parse_args()
     if vllm_python() is None:
         parser.error("set CENOTE_TEST_VLLM_PYTHON: make test-vllm makes .venv-vllm/bin/python")
@@ -48,10 +47,10 @@ def main() -> None:
     for transport in options.transports.split(","):
         for kib in map(int, options.block_kib.split(",")):
             for batch in map(int, options.batches.split(",")):
-                measure(transport, kib << 10, batch, options.rounds, not options.keep)
+                measure(transport, kib << 10, batch, options.rounds)
 
 
-def measure(transport: str, block_bytes: int, batch: int, rounds: int, gives_way: bool) -> None:
+def measure(transport: str, block_bytes: int, batch: int, rounds: int) -> None:
     own = os.sched_getaffinity(0)
     os.sched_setaffinity(0, own - {OWN_CORE} or own)  # what the daemons begin with
     size_bytes = max(256 << 20, (rounds + 4) * batch * block_bytes * 5 // 4)
@@ -63,7 +62,6 @@ def measure(transport: str, block_bytes: int, batch: int, rounds: int, gives_way
             "block_bytes": block_bytes,
             "batch": batch,
             "rounds": rounds,
-            "gives_way": gives_way,
         }
         subprocess.run(
             [str(vllm_python()), str(HERE / "gil_worker.py"), json.dumps(given)],

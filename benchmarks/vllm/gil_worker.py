@@ -1,6 +1,6 @@
 """The connector's worker half beside a thread that spins: see `gil.py`. Runs in vLLM's environment.
 
-The one argument is JSON: `master`, `transport`, `block_bytes`, `batch`, `rounds`, `gives_way`. It
+The one argument is JSON: `master`, `transport`, `block_bytes`, `batch`, `rounds`. It
 prints rows of a table.
 """
 
@@ -55,9 +55,7 @@ class Spun:
 class Bench:
     """The worker's half, and the orders that vLLM's scheduler would send it."""
 
-    def __init__(
-        self, master: str, transport: str, block_bytes: int, batch: int, gives_way: bool
-    ) -> None:
+    def __init__(self, master: str, transport: str, block_bytes: int, batch: int) -> None:
         self.batch = batch
         part = block_bytes // LAYERS
         layers = torch.randint(0, 255, (LAYERS, 2 * batch, part), dtype=torch.uint8)
@@ -73,15 +71,12 @@ class Bench:
                 "staging_bytes": 4 * batch * block_bytes,
                 "load_deadline_s": "20s",
                 "save_deadline_s": "20s",
-                "gives_way": gives_way,
             }
         )
         self.counters = Counters()
         self.worker = StoreWorker(options, RankShard(0, 0, 1), "gil", self.counters)
         self.worker.start(memory)
-        self.client = Client(
-            master, name="gil-scheduler", transports=[transport], gives_way=gives_way
-        )
+        self.client = Client(master, name="gil-scheduler", transports=[transport])
         self.space = self.client.namespace(SPACE.name, fingerprint=SPACE.fingerprint)
         self.blocks = tuple((0, index) for index in range(batch))
         self.ids = tuple(range(batch))
@@ -174,7 +169,7 @@ def main() -> None:
     if not others:
         raise SystemExit("two cores are needed: one is the spinning thread's own")
     os.sched_setaffinity(0, others)  # what threads begin with
-    bench = Bench(given["master"], transport, block_bytes, batch, given["gives_way"])
+    bench = Bench(given["master"], transport, block_bytes, batch)
     os.sched_setaffinity(0, {OWN_CORE})
     spins: dict[str, list[Spun]] = {"save": [], "stage": [], "load": []}
     copies_us: list[float] = []

@@ -149,10 +149,9 @@ class BlockMemory:
             return
         at = 0
         for view in views:
-            length = view.shape[1] * view.shape[2]
-            part = rows[:, at : at + length].unflatten(1, view.shape[1:])
+            part = _part_of(rows, at, view)
             part.copy_(view.index_select(0, ids))
-            at += length
+            at += part.shape[1] * part.shape[2]
 
     def copied(self) -> Callable[[], None]:
         """What waits, in any thread, until all that was gathered so far has arrived."""
@@ -180,9 +179,9 @@ class BlockMemory:
             rows = blocks
         at = 0
         for view in self._views[group]:
-            length = view.shape[1] * view.shape[2]
-            view.index_copy_(0, ids, rows[:, at : at + length].unflatten(1, view.shape[1:]))
-            at += length
+            part = _part_of(rows, at, view)
+            view.index_copy_(0, ids, part)
+            at += part.shape[1] * part.shape[2]
 
     def finish_loads(self) -> None:
         """Until all that was scattered is where it belongs."""
@@ -193,6 +192,15 @@ class BlockMemory:
         """Memory of this host that a GPU is to reach by itself."""
         if self.device.type == "cuda":
             torch.cuda.cudart().cudaHostRegister(address, size_bytes, 0)
+
+
+def _part_of(rows: torch.Tensor, at: int, view: torch.Tensor) -> torch.Tensor:
+    """The bytes of `rows` from `at` on in the shape of blocks of `view`: in one call, since each
+    call of torch gives up the GIL, and has to wait for it."""
+    count, length = view.shape[1:]
+    return rows.as_strided(
+        (len(rows), count, length), (rows.stride(0), length, 1), rows.storage_offset() + at
+    )
 
 
 def _dense_runs(
