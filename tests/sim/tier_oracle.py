@@ -77,7 +77,7 @@ class TierOracle:
                 raise Violation(f"{int((pool.pin.take(gone) != 0).sum())} pinned are evicted")
             return unlink(gone, reason, quiet=quiet)
 
-        pool.unlink = watched  # type: ignore[method-assign]
+        pool.unlink = watched  # type: ignore[method-assign, assignment]
 
     def note_copies(self, pool: Pool) -> None:
         """Those that were ordered just now have space of their own."""
