@@ -132,9 +132,7 @@ class Pool(ObjectRows):
         """Commands that may have changed something: a snapshot under way notices."""
         self.capacity_bytes = 0
         """Of usable segments in memory; shares are of it."""
-        self.lease_cap_bytes = 0
-        self.session_cap_units = 0
-        self.leased_bytes = 0
+        self.lease_cap_bytes = self.session_cap_units = self.leased_bytes = 0
         self.ahead_units = 0
         """To be kept free ahead of need, where that is more than the configured reserve."""
         self.condemned_units = self.condemned_rows = 0
