@@ -17,10 +17,11 @@ from typing import Any, Final, Self, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_64, xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128
 
 from cenote.api.errors import InvalidArgument, InvalidBuffer, ResourceUnavailable
 from cenote.api.types import RawBuffer
+from cenote.runtime.gpu_copies import NO_STREAM
 from cenote.runtime.memory import PAGE_BYTES, address_of, populate
 from cenote.runtime.units import format_size
 
@@ -240,7 +241,12 @@ def _raw_memory(buffer: RawBuffer, position: int | None) -> Memory:
         raise InvalidBuffer(
             f"{_name(position)}: no {buffer.length} bytes can lie at {buffer.address:#x}"
         )
-    return buffer.address, buffer.length, buffer.keeper
+    if buffer.device is None:
+        return buffer.address, buffer.length, buffer.keeper
+    if type(buffer.device) is not int or not 0 <= buffer.device < 1 << 16:
+        raise InvalidBuffer(f"{_name(position)}: there is no device {buffer.device!r}")
+    place = DeviceMemory(buffer.address, buffer.length, buffer.device, NO_STREAM, buffer.keeper)
+    return buffer.address, buffer.length, place
 
 
 def _tensor_memory(tensor: Any, position: int | None) -> Memory:
@@ -448,3 +454,19 @@ def hash_pieces(pieces: Pieces, sizes: NDArray[np.uint64]) -> NDArray[np.uint64]
             left -= step
         sums[i] = state.intdigest()
     return sums
+
+
+def hash_pieces_wide(pieces: Pieces, sizes: NDArray[np.uint64], seed: int) -> bytes:
+    """XXH3-128 of the first `sizes[i]` bytes of each object, 16 bytes each in canonical order."""
+    starts = pieces.starts
+    digests = []
+    for i, left in enumerate(sizes.tolist()):
+        state = xxh3_128(seed=seed)
+        first, last = (i, i + 1) if starts is None else (int(starts[i]), int(starts[i + 1]))
+        for j in range(first, last):
+            step = min(left, int(pieces.lengths[j]))
+            if step:
+                state.update(_memory_view(int(pieces.addresses[j]), step, _PYBUF_READ))
+            left -= step
+        digests.append(state.digest())
+    return b"".join(digests)
