@@ -110,11 +110,8 @@ class Pool(ObjectRows):
         self.sample_mask = NO_SAMPLES
         """Keys without any of these bits in their first word are sampled; see `sampling`."""
         self.sampled_s = -math.inf
-        self.namespaces = Namespaces()
-        self.quotas = Quotas()
-        self.nodes = Nodes()
-        self.sessions = Sessions()
-        self.orphans = Orphans()
+        self.namespaces, self.quotas, self.nodes = Namespaces(), Quotas(), Nodes()
+        self.sessions, self.orphans = Sessions(), Orphans()
         self._begin(epoch)
         self.tiers = Tiers()
         self.moves = Moves()
