@@ -161,7 +161,8 @@ def _print(before: Sample | None, now: Sample) -> None:
     held = f"{format_size(status.leased_bytes)} leased, {format_size(status.granted_bytes)} granted"
     pairs: list[tuple[str, str | int | float | None]] = [
         ("cluster", f"{status.cluster_name}, {status.role}, epoch {status.epoch},"
-            f" {status.nodes_alive} of {status.nodes_total} nodes, {counted(status.sessions, 'client')}"),
+            f" {status.nodes_alive} of {status.nodes_total} nodes,"
+            f" {counted(status.sessions, 'client')}"),
         ("memory", _gauge(status.used_bytes, status.capacity_bytes)),
         *([("ssd", _gauge(status.ssd_used_bytes, status.ssd_capacity_bytes))]
             if status.ssd_capacity_bytes else []),
