@@ -131,7 +131,7 @@ def test_a_namespace_is_deleted(
         "objects": 1,
     }
     assert namespace not in {n["name"] for n in cenote.json("namespaces")}
-    audited = [line for line in cluster.master.log_path.read_text().splitlines() if "audit" in line]
+    audited = [line for line in cluster.master.log_text().splitlines() if "audit" in line]
     assert any("namespace deleted" in line and namespace in line for line in audited)
     code, _, err = cenote("namespaces", "delete", namespace, "--yes")
     assert code == 3
