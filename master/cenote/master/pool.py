@@ -110,11 +110,8 @@ class Pool(ObjectRows):
         self.sample_mask = NO_SAMPLES
         """Keys without any of these bits in their first word are sampled; see `sampling`."""
         self.sampled_s = self.surveyed_s = -math.inf  # see `sampling`, `housekeeping`
-        self.namespaces = Namespaces()
-        self.quotas = Quotas()
-        self.nodes = Nodes()
-        self.sessions = Sessions()
-        self.orphans = Orphans()
+        self.namespaces, self.quotas, self.nodes = Namespaces(), Quotas(), Nodes()
+        self.sessions, self.orphans = Sessions(), Orphans()
         self._begin(epoch)
         self.tiers = Tiers()
         self.moves = Moves()
@@ -134,9 +131,7 @@ class Pool(ObjectRows):
         """Commands that may have changed something: a snapshot under way notices."""
         self.capacity_bytes = 0
         """Of usable segments in memory; shares are of it."""
-        self.lease_cap_bytes = 0
-        self.session_cap_units = 0
-        self.leased_bytes = 0
+        self.lease_cap_bytes = self.session_cap_units = self.leased_bytes = 0
         self.ahead_units = 0
         """To be kept free ahead of need, where that is more than the configured reserve."""
         self.condemned_units = self.condemned_rows = 0
