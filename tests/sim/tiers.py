@@ -238,7 +238,6 @@ class Tiers:
         return [
             *found,
             (store.demoter, "time", clock),
-            (store.demoter, "os", no_priorities),
             (store.puller, "os", no_priorities),
             (store.puller, "ReplicaSource", partial(SimSource, self._world)),
             (store.disk_io, "queue", queues),

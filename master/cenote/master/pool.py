@@ -60,7 +60,6 @@ from .quotas import Quotas
 from .segments import DRAM, Segment, Segments
 from .sessions import Orphans, Session, Sessions
 from .spans import (
-    SEGMENT_MASK,
     Spans,
     distinct,
     segments_of,
@@ -431,27 +430,6 @@ class Pool(ObjectRows):
         self.counters.lost += lost
         self.view_changed()
         return lost
-
-    def drop_overlapping(self, segment: Segment, rows: Rows, spans: Spans) -> None:
-        """Extents that the allocator could not take: others lie there, which are newer.
-
-        Their space is not theirs to free, so they are cut out of the allocator's sight first.
-        """
-        for row in distinct(rows).tolist():
-            one = np.array([row])
-            _, all_spans = self.spans_of(one)
-            refused = spans[rows == row]
-            others = all_spans[~(all_spans[:, None] == refused[None]).all(axis=2).any(axis=1)]
-            self.segments.give(others)
-            segment_less = all_spans.copy()
-            segment_less[:, 0] = (segment_less[:, 0] & ~np.uint32(SEGMENT_MASK)) | NO_SEGMENT
-            self.set_spans(
-                one,
-                np.array([len(all_spans)]),
-                segment_less,
-                np.array([self.record_of(row)[8]], np.uint8),
-            )
-            self.unlink(one, GoneReason.LOST)
 
     def hold(self, rows: Rows) -> Lease:
         """A hold on distinct rows that is no session's: whoever asks for it ends it."""
