@@ -149,6 +149,20 @@ def _standby_pairs(reply: admin_pb2.GetStatusResponse) -> list[tuple[str, str | 
     ]
 
 
+def _dedup_pairs(
+    reply: admin_pb2.GetStatusResponse,
+) -> list[tuple[str, str | int | None]]:
+    from cenote.runtime.units import format_size
+
+    from .output import counted
+
+    if not reply.dedup_objects and reply.logical_bytes <= reply.used_bytes:
+        return []
+    text = f"{format_size(reply.logical_bytes)} of objects in {format_size(reply.used_bytes)}"
+    saved = counted(reply.dedup_objects, "transfer"), format_size(reply.dedup_bytes)
+    return [("dedup", f"{text}; {saved[0]} saved, {saved[1]}")]
+
+
 def _status_pairs(reply: admin_pb2.GetStatusResponse) -> list[tuple[str, str | int | None]]:
     from cenote.runtime.units import format_duration, format_size
 
@@ -177,6 +191,7 @@ def _status_pairs(reply: admin_pb2.GetStatusResponse) -> list[tuple[str, str | i
             f"{format_size(reply.used_bytes)} ({_share(reply.used_bytes, reply.capacity_bytes)})"
             f" by {counted(reply.objects, 'object')}",
         ),
+        *_dedup_pairs(reply),
         *_ssd_pairs(reply),
         ("quotas", _quotas(reply)),
         *([("moving", reply.moving)] if reply.moving else []),

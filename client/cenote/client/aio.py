@@ -43,10 +43,12 @@ from .plan.steps import (
     CopyBegin,
     CopyWait,
     Hash,
+    HashWide,
     Move,
     MoveOne,
     Pause,
     Plan,
+    Proofs,
     RefreshView,
     Reopen,
     Seals,
@@ -62,7 +64,18 @@ T = TypeVar("T")
 
 _INLINE_BYTES_MAX: Final = 256 << 10
 _CANCEL_PATIENCE_S: Final = 0.2
-_LONG_STEPS: Final = (Seals, Hash, RefreshView, Reopen, TakeAreas, CopyBegin, CopyWait, Settle)
+_LONG_STEPS: Final = (
+    Seals
+    | Proofs
+    | Hash
+    | HashWide
+    | RefreshView
+    | Reopen
+    | TakeAreas
+    | CopyBegin
+    | CopyWait
+    | Settle
+)
 
 
 class AsyncDriver:
@@ -204,7 +217,7 @@ class AsyncDriver:
 def _nodes_of(step: Any) -> list[int]:
     if type(step) is MoveOne:
         return [step.node_id]
-    if type(step) is Move or type(step) is Seals:
+    if type(step) is Move or type(step) is Seals or type(step) is Proofs:
         return [part.node_id for part in step.parts]
     return []
 
@@ -379,7 +392,7 @@ class AsyncClient(AsyncNamespace):
 
     def __init__(self, blocking: Client) -> None:
         """Takes `blocking` over: it is closed with this client."""
-        driver = AsyncDriver(blocking.session)
+        driver = _driver_of(blocking.session)
         super().__init__(blocking.calls, driver)
         self.blocking = blocking
         """The blocking face of the same client, for threads."""
@@ -459,3 +472,11 @@ def _close_unwanted(task: asyncio.Future[Client]) -> None:
     """A client whose `connect` was cancelled meanwhile."""
     if not task.cancelled() and task.exception() is None:
         asyncio.get_running_loop().run_in_executor(None, task.result().close)
+
+
+def _driver_of(session: Session) -> AsyncDriver:
+    if not session.config.tracing:
+        return AsyncDriver(session)
+    from .tracing import CallTracer, TracedAsyncDriver  # what only those load who want it
+
+    return TracedAsyncDriver(session, CallTracer(session))

@@ -17,7 +17,7 @@ from typing import Any, Final, Self, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_64, xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128
 
 from cenote.api.errors import InvalidArgument, InvalidBuffer, ResourceUnavailable
 from cenote.api.types import RawBuffer
@@ -454,3 +454,19 @@ def hash_pieces(pieces: Pieces, sizes: NDArray[np.uint64]) -> NDArray[np.uint64]
             left -= step
         sums[i] = state.intdigest()
     return sums
+
+
+def hash_pieces_wide(pieces: Pieces, sizes: NDArray[np.uint64], seed: int) -> bytes:
+    """XXH3-128 of the first `sizes[i]` bytes of each object, 16 bytes each in canonical order."""
+    starts = pieces.starts
+    digests = []
+    for i, left in enumerate(sizes.tolist()):
+        state = xxh3_128(seed=seed)
+        first, last = (i, i + 1) if starts is None else (int(starts[i]), int(starts[i + 1]))
+        for j in range(first, last):
+            step = min(left, int(pieces.lengths[j]))
+            if step:
+                state.update(_memory_view(int(pieces.addresses[j]), step, _PYBUF_READ))
+            left -= step
+        digests.append(state.digest())
+    return b"".join(digests)

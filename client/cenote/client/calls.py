@@ -86,6 +86,9 @@ class PutKeywords(TypedDict, total=False):
     """The keys are consecutive blocks of one prefix: of two, the later is evicted first."""
     prefix: KeySequence
     """The keys before these in their chain: touched, so that they are evicted after these."""
+    dedup: bool
+    """Where the namespace holds the same bytes already, refer to them: nothing is moved, and they
+    take no space again. Costs each put a digest of its bytes."""
     local_first: bool
     """Prefer this host."""
     ttl_s: float
@@ -122,11 +125,13 @@ class Calls:
             self.session.cache.note(data)
         if type(data) is list or type(data) is tuple or "prefix" in options:
             return self._put_first([encode_key(key)], pieces_of([data], 1, writable=False), options)
+        made = put_options_of(self.config, options) if options else self._put_options
+        if made.dedup:
+            return self._put_first([encode_key(key)], pieces_of([data], 1, writable=False), options)
         one = encode_key(key)
         address, size, keeper = readable_memory(data)
         if type(keeper) is DeviceMemory:
             return self._put_first([one], pieces_of([data], 1, writable=False), options)
-        made = put_options_of(self.config, options) if options else self._put_options
         call = self.begin(options.get("deadline_s"), _PUT)
         space = self.space
 
@@ -452,6 +457,7 @@ def put_options_of(config: ClientConfig, options: PutKeywords) -> PutOptions:
         replicas=replicas,
         min_replicas=min_replicas,
         durability=DURABILITIES[durability],
+        dedup=options.get("dedup", config.dedup),
         local_first=options.get("local_first", config.local_first),
         chain=options.get("chain", "prefix" in options),
         ttl_ms=0 if ttl_s is None else max(1, int(duration_s(ttl_s, "ttl_s") * 1000)),

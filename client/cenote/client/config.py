@@ -67,6 +67,10 @@ class ClientConfig:
     durability: DurabilityName = field(
         default="default", metadata=option(help="default: what the namespace was created with")
     )
+    dedup: bool = field(
+        default=False,
+        metadata=option(help="put no bytes that the namespace holds already: a reference instead"),
+    )
     local_first: bool = field(default=False, metadata=option(help="place on this host if it can"))
     tenant: str = field(default="", metadata=option(help="credentials: who this is"))
     token: str = field(default="", repr=False, metadata=option(help="credentials: the proof"))

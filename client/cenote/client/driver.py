@@ -22,7 +22,7 @@ from cenote.api.errors import (
 from cenote.transport.base import Channel, U8Array
 from cenote.transport.memory_access import checksum_at, checksums_of
 
-from .buffers import hash_pieces, new_bytes
+from .buffers import hash_pieces, hash_pieces_wide, new_bytes
 from .devices import Areas
 from .locations import LOCATION_STRUCT
 from .master_stub import METHODS, LaneMaster, decoded
@@ -41,11 +41,14 @@ from .plan.steps import (
     CopyBegin,
     CopyWait,
     Hash,
+    HashWide,
     Move,
     MoveOne,
     Part,
     Pause,
     Plan,
+    ProofPart,
+    Proofs,
     RefreshView,
     Reopen,
     SealPart,
@@ -58,7 +61,7 @@ from .plan.steps import (
 from .session import Session
 from .staging import stage, write_with_tail
 
-__all__ = ["BlockingDriver"]
+__all__ = ["BlockingDriver", "blocking_driver"]
 
 T = TypeVar("T")
 
@@ -84,6 +87,8 @@ class BlockingDriver:
             MoveOne: self.move_one,
             Seals: self.seals,
             Hash: self.hash,
+            HashWide: self.hash_wide,
+            Proofs: self.proofs,
             Stage: self.stage,
             Allocate: self.allocate,
             AllocateOne: self.allocate_one,
@@ -234,6 +239,9 @@ class BlockingDriver:
     def hash(self, call: Call, step: Hash) -> NDArray[np.uint64]:
         return hash_pieces(step.pieces, step.sizes)
 
+    def hash_wide(self, call: Call, step: HashWide) -> bytes:
+        return hash_pieces_wide(step.pieces, step.sizes, step.seed)
+
     def stage(self, call: Call, step: Stage) -> Staged:
         return stage(step.pieces, step.size, step.keys)
 
@@ -300,7 +308,7 @@ class BlockingDriver:
             wait(futures, _INTERRUPT_WAIT_S)
             raise
 
-    def _channel_for(self, step: Part | MoveOne | SealPart) -> Channel:
+    def _channel_for(self, step: Part | MoveOne | SealPart | ProofPart) -> Channel:
         """The channel to the step's node; what making one takes comes off the step's budget."""
         session = self._session
         channel = session.channels.get(step.node_id)
@@ -408,6 +416,16 @@ class BlockingDriver:
         except CenoteError as error:
             part.error = self.node_error(part.node_id, channel, error)
 
+    def proofs(self, call: Call, step: Proofs) -> None:
+        for part in step.parts:
+            channel: Channel | None = None
+            part.budget_s = min(part.budget_s, call.remaining_s())
+            try:
+                channel = self._channel_for(part)
+                part.statuses, part.tickets = channel.prove(part.batch, max(part.budget_s, 0.001))
+            except CenoteError as error:
+                part.error = self.node_error(part.node_id, channel, error)
+
     def node_error(self, node_id: int, channel: Channel | None, error: CenoteError) -> CenoteError:
         """Note that a channel failed; the error as the plan is to see it."""
         session = self._session
@@ -419,3 +437,15 @@ class BlockingDriver:
             # Given up under us (a new view, another thread's failure); the client is open.
             return Unavailable(f"the channel to node {node_id} was closed meanwhile")
         return error
+
+
+def blocking_driver(session: Session) -> BlockingDriver:
+    """The driver of a session's calls, with spans where its configuration asks for them.
+
+    Raises ConfigError where OpenTelemetry is missing then.
+    """
+    if not session.config.tracing:
+        return BlockingDriver(session)
+    from .tracing import CallTracer, TracedDriver  # what only those load who want it
+
+    return TracedDriver(session, CallTracer(session))

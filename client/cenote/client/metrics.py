@@ -127,8 +127,7 @@ def _register_funnel(metrics: Metrics, look: _Look) -> None:
     )
     metrics.table(
         "cenote_client_read_keys_total",
-        "Keys that were read and what came of them: a hit by its tier, absent, or unreachable. "
-        "With those that failed they are all that were asked for.",
+        "What came of keys that were read: a hit by tier, absent, unreachable.",
         "counter",
         ("namespace", "result"),
         results,
@@ -165,8 +164,7 @@ def _register_calls(metrics: Metrics, look: _Look) -> None:
 
     metrics.table(
         "cenote_client_moved_bytes_total",
-        "Payload that moved to or from store daemons, by the transport that was taken; what had to "
-        "be read again included.",
+        "Payload moved to or from daemons, by the transport taken, repeated reads included.",
         "counter",
         ("transport", "direction"),
         moved,

@@ -17,7 +17,7 @@ from cenote.api.types import AcquiredLease, MatchResult, PutResult
 from .buffers import AnyBuffer, Buffers, new_bytes, writable_memory
 from .calls import Calls, PutKeywords
 from .device_buffers import DeviceMemory
-from .driver import BlockingDriver
+from .driver import blocking_driver
 from .locations import LOCATION_STRUCT
 from .plan.space import Space
 from .results import GetResults, PutResults
@@ -33,7 +33,7 @@ class Namespace:
     def __init__(self, session: Session, space: Space) -> None:
         self._session = session
         self._space = space
-        self._driver = BlockingDriver(session)
+        self._driver = blocking_driver(session)
         self._calls = Calls(session, space)
 
     @property

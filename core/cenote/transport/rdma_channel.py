@@ -30,11 +30,11 @@ from cenote.api.errors import (
 from cenote.api.rows import EXTENT
 from cenote.v1 import store_pb2
 
-from .base import ExtentArray, SealBatch, Seen, U8Array, U64Array
+from .base import ExtentArray, Seen, U8Array, U64Array
 from .claims import is_of_tenure
 from .memory_access import checksum_at, checksums_of, copy
 from .nics.choice import NicPath
-from .pool import ConnectionPool
+from .pool import ConnectionPool, PooledMessages
 from .rdma_lane import Lane, LaneSettings, ask_daemon
 from .rdma_lanes import LaneKeeper, RdmaCounters
 from .rdma_memory import LocalMemory, StagingBlock
@@ -60,7 +60,7 @@ _FENCE_S: Final = 0.3
 
 
 @final
-class RdmaChannel:
+class RdmaChannel(PooledMessages):
     """See `base.Channel`, and the module."""
 
     verifies_by_lease = False
@@ -474,9 +474,6 @@ class RdmaChannel:
             self._lanes.drop(lane, blocks, direct=not blocks)
             raise
         self._memory.give_back(blocks)
-
-    def seal(self, batch: SealBatch, deadline_s: float) -> U8Array:
-        return self._pool.seal(batch, deadline_s)
 
     def view(self, extents: ExtentArray, lease_id: int, deadline_s: float) -> Seen:
         return Seen([None] * len(extents))

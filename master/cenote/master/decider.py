@@ -23,6 +23,7 @@ from cenote.runtime.clock import Clock
 
 from .commands import Command, Digests, Exists, ExtendTenure, Tick
 from .effects import (
+    Digested,
     Effect,
     Expires,
     Gone,
@@ -224,7 +225,7 @@ class Decider:
                 self.on_notice(effect.text)  # type: ignore[union-attr]
             elif kind is not ViewChanged:
                 log.add(effect)  # type: ignore[arg-type]
-                if kind is not Stored:
+                if kind is not Stored and kind is not Digested:
                     log.urgent = True
                     log.naming |= kind is NamespaceOpened
                     log.basic |= kind not in _OF_OBJECTS

@@ -204,6 +204,16 @@ class Expires:
 
 
 @dataclass(slots=True)
+class Digested:
+    """By which content digests these objects were put (durable); see `blobs`."""
+
+    digests: NDArray[np.uint64]
+    seqs: NDArray[np.uint64]
+    contents: NDArray[np.uint64]
+    """uint64[n, 2]; zeros: none."""
+
+
+@dataclass(slots=True)
 class EpochStarted:
     """(durable) Replay continues versions above all that were decided before."""
 
@@ -269,6 +279,7 @@ DurableEffect = (
     | SegmentGone
     | Pinned
     | Expires
+    | Digested
     | EpochStarted
     | PoolKnown
 )
@@ -291,6 +302,7 @@ DURABLE = (
     SegmentGone,
     Pinned,
     Expires,
+    Digested,
     EpochStarted,
     PoolKnown,
 )

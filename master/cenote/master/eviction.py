@@ -20,7 +20,7 @@ from .objects import LIVE
 from .pool import Pool, Rows
 from .quotas import may_go
 from .segments import DRAM, Segment
-from .spans import distinct, segments_of, units_of
+from .spans import Spans, distinct, segments_of, units_of
 from .victims import next_victims
 
 __all__ = ["evict_ahead", "evict_nearby", "make_room", "make_room_in", "make_rows", "sweep"]
@@ -160,11 +160,13 @@ def _leave_elsewhere(pool: Pool, rows: Rows, tier: int) -> tuple[Rows, int]:
     if not both.any():
         return rows, 0
     dropped = here & both[owner]
+    kept_units = pool.segments.kept_units
     pool.drop_replicas(rows[owner[dropped]], spans[dropped], GoneReason.EVICTED)
+    kept_units = pool.segments.kept_units - kept_units
     pool.state[rows[both]] &= ~np.uint8(TOUCHED | UNCOPYABLE)
     if tier == DRAM:
         pool.counters.evicted_to_ssd += int(np.count_nonzero(both))
-    return rows[~both], units_of(spans[dropped])
+    return rows[~both], units_of(spans[dropped]) - kept_units
 
 
 def evict_ahead(pool: Pool) -> int:
@@ -217,11 +219,17 @@ def evict_nearby(pool: Pool, segment: Segment, length: int) -> bool:
     movable &= pool.pin.take(rows) == 0
     movable &= may_go(pool, rows, on_ssd=segment.tier != DRAM)
     rows, spans = rows[movable], spans[movable]
+    listed = np.arange(len(rows))
+    if segment.shared:
+        rows, spans, listed = _with_all_holders(pool, segment, rows, spans)
     if not len(rows):
         return False
     starts = spans[:, 2].astype(np.int64)
     window = allocator.find_window(
-        length, starts, spans[:, 3].astype(np.int64), pool.stamp.take(rows)
+        length,
+        starts[listed],
+        spans[listed, 3].astype(np.int64),
+        pool.stamp.take(rows[listed]),
     )
     if window is None:
         return False
@@ -229,3 +237,16 @@ def evict_nearby(pool: Pool, segment: Segment, length: int) -> bool:
     pool.counters.evictions_nearby += len(victims)
     evict(pool, victims, segment.tier, Why.NEARBY)
     return True
+
+
+def _with_all_holders(
+    pool: Pool, segment: Segment, rows: Rows, spans: Spans
+) -> tuple[Rows, Spans, Rows]:
+    """Of these, those whose space is free once they go: (rows, spans, for each place the position
+    of the most recently used of its holders)."""
+    offsets, group, counts = np.unique(spans[:, 2], return_inverse=True, return_counts=True)
+    holders = [segment.shared.get(offset, 0) + 1 for offset in offsets.tolist()]
+    whole = (counts == holders)[group.reshape(-1)]
+    rows, spans = rows[whole], spans[whole]
+    hottest = np.argsort(pool.stamp.take(rows), kind="stable")[::-1]
+    return rows, spans, hottest[np.unique(spans[hottest, 2], return_index=True)[1]]

@@ -15,6 +15,7 @@ from .commands import EndpointInfo
 from .effects import (
     PLACED,
     Configured,
+    Digested,
     DurableEffect,
     EpochStarted,
     Expires,
@@ -38,6 +39,8 @@ from .effects import (
 from .journal_layout import (
     CONFIGURED,
     CONFIGURED_VALUE,
+    DIGESTED,
+    DIGESTED_WIDTHS,
     DRAINS,
     END,
     ENDPOINT,
@@ -49,6 +52,7 @@ from .journal_layout import (
     GONE_WIDTHS,
     GROWN,
     KIND_CONFIGURED,
+    KIND_DIGESTED,
     KIND_DRAINS,
     KIND_EPOCH,
     KIND_EXPIRES,
@@ -156,12 +160,18 @@ def _build_expires(key: list[int], columns: list[bytes]) -> Expires:
     return Expires(key[0], key[1], _digests(columns[0]), np.frombuffer(columns[1], "<u8"))
 
 
+def _build_digested(_key: list[int], columns: list[bytes]) -> Digested:
+    seqs = np.frombuffer(columns[1], "<u8")
+    return Digested(_digests(columns[0]), seqs, _digests(columns[2]))
+
+
 _TABLES: Final = {
     KIND_STORED: _Table(STORED, STORED_WIDTHS, True, _build_stored),
     KIND_GONE: _Table(GONE, GONE_WIDTHS, False, _build_gone),
     KIND_REPLICAS: _Table(REPLICAS, REPLICAS_WIDTHS, True, _build_replicas),
     KIND_PINNED: _Table(PINNED, PINNED_WIDTHS, False, _build_pinned),
     KIND_EXPIRES: _Table(EXPIRES, EXPIRES_WIDTHS, False, _build_expires),
+    KIND_DIGESTED: _Table(DIGESTED, DIGESTED_WIDTHS, False, _build_digested),
 }
 
 

@@ -15,6 +15,7 @@ from cenote.api.errors import InternalError
 
 from .effects import (
     Configured,
+    Digested,
     EpochStarted,
     Expires,
     Gone,
@@ -36,6 +37,8 @@ from .effects import (
 from .journal_layout import (
     CONFIGURED,
     CONFIGURED_VALUE,
+    DIGESTED,
+    DIGESTED_WIDTHS,
     DRAINS,
     END,
     ENDPOINT,
@@ -48,6 +51,7 @@ from .journal_layout import (
     GROWN,
     HEAD_BYTES_MAX,
     KIND_CONFIGURED,
+    KIND_DIGESTED,
     KIND_DRAINS,
     KIND_EPOCH,
     KIND_EXPIRES,
@@ -157,6 +161,16 @@ def _encode_expires(effect: Expires) -> _Parts:
     return parts
 
 
+def _encode_digested(effect: Digested) -> _Parts:
+    n = len(effect.seqs)
+    if not n:
+        return ()
+    columns = effect.digests.tobytes(), effect.seqs.tobytes(), effect.contents.tobytes()
+    parts = (DIGESTED.pack(0, n), *columns)
+    _check(effect, parts, DIGESTED.size + n * sum(DIGESTED_WIDTHS))
+    return parts
+
+
 def _check(effect: object, parts: _Parts, expected_bytes: int) -> None:
     if sum(map(len, parts)) != expected_bytes:
         raise InternalError(f"the columns of {type(effect).__name__} have wrong types or lengths")
@@ -224,6 +238,13 @@ def _split_expires(effect: Expires) -> Iterator[Expires]:
     for a in range(0, len(effect.seqs), step):
         digests, seqs = effect.digests[a : a + step], effect.seqs[a : a + step]
         yield Expires(effect.until_unix_ms, effect.ttl_ms, digests, seqs)
+
+
+def _split_digested(effect: Digested) -> Iterator[Digested]:
+    step = (PAYLOAD_BYTES_MAX - HEAD_BYTES_MAX) // sum(DIGESTED_WIDTHS)
+    for a in range(0, len(effect.seqs), step):
+        rows = slice(a, a + step)
+        yield Digested(effect.digests[rows], effect.seqs[rows], effect.contents[rows])
 
 
 # ---- effects without columns ----------------------------------------------------------------
@@ -340,6 +361,7 @@ _ENCODERS: Final[dict[type[Entry], tuple[int, Callable[..., _Parts]]]] = {
     SegmentGone: (KIND_SEGMENT_GONE, _encode_segment_gone),
     Pinned: (KIND_PINNED, _encode_pinned),
     Expires: (KIND_EXPIRES, _encode_expires),
+    Digested: (KIND_DIGESTED, _encode_digested),
     EpochStarted: (KIND_EPOCH, _encode_epoch),
     PoolKnown: (KIND_POOL, _encode_pool),
     SnapshotEnd: (KIND_SNAPSHOT_END, _encode_end),
@@ -350,6 +372,7 @@ _SPLITTERS: Final[dict[type[Entry], Callable[..., Iterator[Entry]]]] = {
     ReplicasChanged: _split_replicas,
     Pinned: _split_pinned,
     Expires: _split_expires,
+    Digested: _split_digested,
 }
 
 

@@ -31,6 +31,7 @@ from cenote.policy.base import EvictionPolicy
 from cenote.policy.names import AUTO, new_policy
 
 from .adoption import AdoptionLog
+from .blobs import BlobTable
 from .counters import Counters
 from .decisions import DecisionLog
 from .effects import (
@@ -118,6 +119,7 @@ class Pool(ObjectRows):
         self.tiers = Tiers()
         self.moves = Moves()
         self.adoption = AdoptionLog(config.tombstones_max)
+        self.blobs = BlobTable(self.are_there)
         self.expiries = ObjectTimers()
         self.unix_offset_s = 0.0
         """From monotonic time to the wall clock's, since the epoch started; see `lifetimes`."""
@@ -308,9 +310,10 @@ class Pool(ObjectRows):
             self.condemned_units += int(sums[leased].sum())
             spans = spans[np.repeat(~leased, counts)]
             rows = rows[~leased]
+        kept_units = self.segments.kept_units
         self.segments.give(spans)
         self.objects.free(rows)
-        return units_of(spans)
+        return units_of(spans) - (self.segments.kept_units - kept_units)
 
     def _emit_gone(
         self, rows: Rows, incarnations: NDArray[np.int64], reason: GoneReason, why: int

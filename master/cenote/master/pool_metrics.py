@@ -79,8 +79,7 @@ _BYTES: Final[dict[str, tuple[str, str, dict[str, Callable[[PoolLook], float]]]]
         },
     ),
     "held_bytes": (
-        "Space that is neither free nor of a present object: granted to writers, of removed "
-        "objects under a lease, of writers that are not cut off yet, of copies under way.",
+        "Neither free nor of a present object; condemned: removed, and under a lease still.",
         "state",
         {
             "granted": lambda look: look.status.granted_bytes,
@@ -216,8 +215,7 @@ def _register_counted(table: Callable[..., None]) -> None:
     )
     counted(
         "evicted_objects",
-        "Objects evicted: when somebody waited for room, ahead of need, around free space that "
-        "was too short, or otherwise (the table was full, SSDs, copies between nodes).",
+        "Objects evicted: as a writer waited, ahead of need, to join free space, or otherwise.",
         "cause",
         lambda c: {
             "on_demand": c.evictions_on_demand,

@@ -19,6 +19,7 @@ from cenote.api.errors import InternalError, StaleEpoch
 from .dynamic_config import apply_configured
 from .effects import (
     Configured,
+    Digested,
     DurableEffect,
     EpochStarted,
     Expires,
@@ -210,6 +211,10 @@ def _segment_gone(pool: Pool, effect: SegmentGone) -> None:
     pool.segments.drop(effect.segment_id)
 
 
+def _digested(pool: Pool, effect: Digested) -> None:
+    pool.blobs.add(effect.contents, effect.digests, effect.seqs)
+
+
 def _epoch(pool: Pool, effect: EpochStarted) -> None:
     pool.replayed_epoch = max(pool.replayed_epoch, effect.epoch)
     pool.last_seq = max(pool.last_seq, effect.last_seq)
@@ -239,6 +244,7 @@ _REPLAY: dict[type[DurableEffect], Callable[[Pool, Any], None]] = {
     SegmentGone: _segment_gone,
     Pinned: replay_pinned,
     Expires: replay_expires,
+    Digested: _digested,
     EpochStarted: _epoch,
     PoolKnown: _pool,
 }
@@ -333,6 +339,14 @@ def _parts(pool: Pool) -> Iterator[DurableEffect]:
         yield from _stored_chunk(pool, rows[start : start + _CHUNK_ROWS])
     yield from pins(pool, rows)
     yield from lifetimes(pool)
+    yield from _contents(pool)
+
+
+def _contents(pool: Pool) -> Iterator[Digested]:
+    contents, digests, seqs = pool.blobs.entries()
+    for start in range(0, len(seqs), _CHUNK_ROWS):
+        part = slice(start, start + _CHUNK_ROWS)
+        yield Digested(digests[part], seqs[part], contents[part])
 
 
 def _epochs(pool: Pool) -> Iterator[DurableEffect]:

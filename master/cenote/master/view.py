@@ -51,6 +51,8 @@ class PoolStatus:
     objects: int
     capacity_bytes: int
     used_bytes: int
+    logical_bytes: int
+    """What would be used, had each object bytes of its own (content dedup)."""
     """In memory, as the capacity is."""
     ssd_capacity_bytes: int
     ssd_used_bytes: int
@@ -225,13 +227,18 @@ def status(pool: Pool, now_s: float) -> PoolStatus:
     namespaces_ = pool.namespaces
     copying = sum(c.units for c in pool.copies.by_id.values() if not c.is_promotion)
     on_ssd = max(0, sum(s.used_units for s in segments_ if s.tier != DRAM) - copying)
+    logical = int(namespaces_.units.sum()) - on_ssd
+    # What is granted of others' extents is no object yet.
+    granted = sum(g.units for g in pool.grants.by_id.values() if g.checksums is not None)
+    saved = sum(s.shared_units for s in segments_) - granted
     return PoolStatus(
         epoch=pool.epoch,
         last_seq=pool.last_seq,
         view_version=pool.view_version,
         objects=pool.objects.live_count,
         capacity_bytes=pool.segments.memory_units * UNIT_BYTES,
-        used_bytes=(int(namespaces_.units.sum()) - on_ssd) * UNIT_BYTES,
+        used_bytes=max(0, logical - saved) * UNIT_BYTES,
+        logical_bytes=logical * UNIT_BYTES,
         ssd_capacity_bytes=sum(s.capacity_units for s in segments_ if s.tier != DRAM) * UNIT_BYTES,
         ssd_used_bytes=on_ssd * UNIT_BYTES,
         copying_bytes=pool.copies.units * UNIT_BYTES,

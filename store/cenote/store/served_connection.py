@@ -32,7 +32,7 @@ from cenote.api.errors import (
     Unauthenticated,
     Unavailable,
 )
-from cenote.api.rows import EXTENT, SEAL
+from cenote.api.rows import EXTENT, PROOF, SEAL
 from cenote.runtime.log import get_logger
 from cenote.runtime.metrics import Histogram
 from cenote.transport import wire
@@ -44,6 +44,7 @@ from cenote.v1 import store_pb2
 
 from .claims import ClaimFile
 from .disk_reads import send_items
+from .proofs import prove_rows
 from .rdma_host import HostedLane, RdmaHost
 from .segment import Segment, SegmentSet, seal_rows
 from .served_socket import STEP_BYTES, Gone, ServedSocket
@@ -260,6 +261,9 @@ class ServedConnection:
             least = wire.SEAL_PREFIX.size + count * wire.SEAL_ROW_BYTES
             self._check(count, least <= body <= wire.SEAL_BYTES_MAX)
             self._seal(count, body, epoch)
+        elif op == wire.OP_PROVE:
+            self._check(count, body == count * wire.PROOF_ROW_BYTES)
+            self._prove(count, body, grant_id)
         elif op == wire.OP_PING:
             self._check(1, body == wire.BODY_BYTES_MIN)
             self._answer_one(0)
@@ -507,3 +511,10 @@ class ServedConnection:
             return
         self.counters.seals += count
         self._io.send_bytes(self._reply(0, count, count) + statuses.tobytes())
+
+    def _prove(self, count: int, body: int, grant_id: int) -> None:
+        rows = np.frombuffer(self._receive_body(body), PROOF, count)
+        self._io.stop_if_revoked()
+        statuses, tickets = prove_rows(self._segments, grant_id, rows)
+        size = len(statuses) + len(tickets)
+        self._io.send_bytes(self._reply(0, count, size) + statuses + tickets)

@@ -105,8 +105,7 @@ def _register_served(
 
     metrics.table(
         "cenote_store_served_bytes_total",
-        "Payload that this daemon sent or received. What clients move over shared memory or RDMA "
-        "does not pass it: they count it themselves.",
+        "Payload over this daemon's sockets; shared memory and RDMA pass it by.",
         "counter",
         ("transport", "direction"),
         bytes_served,
@@ -252,8 +251,7 @@ def register_nics(metrics: Metrics, ports: Callable[[], tuple[NicPort, ...]]) ->
 
     metrics.table(
         "cenote_store_nic_bytes_total",
-        "Over the ports that are served, as their NICs count since the driver was loaded, of all "
-        "programs; software devices count none.",
+        "Over served ports, of all programs, as NICs count; software devices count none.",
         "counter",
         ("port", "direction"),
         traffic,

@@ -18,6 +18,7 @@ from cenote.master.commands import EndpointInfo
 from cenote.master.effects import (
     PLACED,
     Configured,
+    Digested,
     DurableEffect,
     EpochStarted,
     Expires,
@@ -96,7 +97,7 @@ def expires(seed: int, n: int) -> Expires:
 def batches(draw: DrawFn) -> DurableEffect:
     seed, n = draw(st.integers(0, 1000)), draw(st.integers(1, 40))
     columns = random_columns(seed, n, draw(st.sampled_from([1, 3, 64])))
-    match draw(st.integers(0, 4)):
+    match draw(st.integers(0, 5)):
         case 0:
             return Stored(draw(st.integers(1, 2)), 1, draw(st.integers(1, 2)), **columns)
         case 1:
@@ -107,6 +108,8 @@ def batches(draw: DrawFn) -> DurableEffect:
             return ReplicasChanged(**{name: columns[name] for name in names})
         case 3:
             return Expires(draw(U64), 5, columns["digests"], columns["seqs"])
+        case 4:
+            return Digested(columns["digests"], columns["seqs"], columns["digests"][::-1].copy())
         case _:
             return Pinned(draw(st.integers(1, 2)), columns["digests"], draw(st.booleans()), 5)
 
@@ -137,7 +140,7 @@ def flattened(entries: Iterable[Entry]) -> list[object]:
     """Batches taken apart object by object: comparable however they were split and joined."""
     items: list[object] = []
     for entry in entries:
-        if not isinstance(entry, Stored | Gone | ReplicasChanged | Pinned | Expires):
+        if not isinstance(entry, Stored | Gone | ReplicasChanged | Pinned | Expires | Digested):
             items.append(dataclasses.astuple(entry))
             continue
         scalars, rows, extents = [], [], None

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from cenote.api.errors import CenoteError
 from cenote.transport.base import ExtentArray, ItemStatus, SealBatch, U8Array, U64Array
+from cenote.transport.proofs import ProofBatch
 
 from .device_rows import CopyRows, Devices
 from .pieces import Pieces
@@ -252,6 +253,40 @@ class Hash:
         self.sizes = sizes
 
 
+class HashWide:
+    """XXH3-128 over each object's pieces, in canonical byte order. Result: bytes, 16 each."""
+
+    __slots__ = ("pieces", "seed", "sizes")
+
+    def __init__(self, pieces: Pieces, sizes: U64Array, seed: int) -> None:
+        self.pieces = pieces
+        self.sizes = sizes
+        self.seed = seed
+
+
+class ProofPart:
+    """What one daemon is shown. The driver fills in how it went."""
+
+    __slots__ = ("batch", "budget_s", "error", "node_id", "statuses", "tickets")
+
+    def __init__(self, node_id: int, batch: ProofBatch, budget_s: float) -> None:
+        self.node_id = node_id
+        self.batch = batch
+        self.budget_s = budget_s
+        self.statuses: U8Array | None = None
+        self.tickets = b""
+        self.error: CenoteError | None = None
+
+
+class Proofs:
+    """Proofs for several daemons. Result: None, see the parts."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[ProofPart]) -> None:
+        self.parts = parts
+
+
 class Stage:
     """Copies of payloads of one size (one piece each) with their keys, all of one length, behind
     them. Result: Staged."""
@@ -399,6 +434,8 @@ Step: TypeAlias = (
     | MoveOne
     | Seals
     | Hash
+    | HashWide
+    | Proofs
     | Stage
     | Allocate
     | AllocateOne
