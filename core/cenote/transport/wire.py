@@ -16,6 +16,7 @@ Then requests, of which several may be under way; they are answered in order:
             padding up to 24 bytes             -> header, one status byte, RdmaReply
     SLOTS   header, n SLOT_WANTED rows         -> header, n status bytes, records of the OK items
     STAGED  header, n EXTENT rows              -> header, n status bytes, groups (see below)
+    PROVE   header, n PROOF rows               -> header, n status bytes, n tickets of 16 bytes
 
 STAGED is a READ from an SSD by a reader that has mapped the daemon's staging memory (which it names
 as the grant id). Instead of payload come groups: each says in which runs of that memory the next
@@ -52,12 +53,14 @@ __all__ = [
     "MAGIC",
     "OP_NONE",
     "OP_PING",
+    "OP_PROVE",
     "OP_RDMA",
     "OP_READ",
     "OP_SEAL",
     "OP_SLOTS",
     "OP_STAGED",
     "OP_WRITE",
+    "PROOF_ROW_BYTES",
     "RDMA_BYTES_MAX",
     "RDMA_REPLY_BYTES_MAX",
     "REPLY",
@@ -110,6 +113,7 @@ OP_PING: Final = 4
 OP_RDMA: Final = 5
 OP_SLOTS: Final = 6
 OP_STAGED: Final = 7
+OP_PROVE: Final = 8
 
 REQUEST: Final = Struct("<BBHIIIQQ")
 """op, flags, reserved, items, call id, epoch, grant id, body length."""
@@ -131,6 +135,7 @@ REPLY_BYTES: Final = REPLY.size
 HEAD_BYTES: Final = REQUEST_ONE.size
 EXTENT_BYTES: Final = 24
 SEAL_ROW_BYTES: Final = 76
+PROOF_ROW_BYTES: Final = 40
 SLOT_WANTED_BYTES: Final = 24
 SLOT_RECORD_BYTES: Final = 192
 """A record as it stands in a slot table."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from cenote.api.errors import InvalidArgument
 from cenote.api.rows import EXTENT_STRUCT, OBJECT_STRUCT, UNIT_BYTES, ObjectStatus
 
 from .commands import Acquire, AcquireReply, Digests, Exists, Piggyback, Release, Touch
@@ -116,6 +115,7 @@ def _acquire(pool: Pool, command: Acquire, session: Session, now_s: float) -> Ac
     if now_s >= pool.tenure_end_s:
         _without_leases(pool, command, now_s)
     pool.counters.acquired_keys += n
+    pool.namespaces.asked[incarnation] += n
     session.expires_s = now_s + pool.config.session_ttl_s
     if pool.placement_dirty:
         pool.refresh_placement(now_s)
@@ -132,6 +132,7 @@ def _acquire(pool: Pool, command: Acquire, session: Session, now_s: float) -> Ac
         return AcquireReply(out.tobytes(), b"", 0, 0, pool.view_version)
     records = pool.records_of(rows)
     pool.counters.acquired_hits += len(rows)
+    pool.namespaces.found[incarnation] += len(rows)
     pool.policy.touch(pool.stamp, rows, command.chain)
     if command.chain and pool.keeps_links:
         pool.objects.link_chain(rows)
@@ -205,6 +206,7 @@ def _acquire_one(
     if owner != incarnation or not pool.is_readable(row):
         return AcquireReply(_NOTHING, b"", 0, 0, pool.view_version)
     pool.counters.acquired_hits += 1
+    pool.namespaces.found[incarnation] += 1
     pool.policy.touch_one(pool.stamp_words, row)
     if not low & pool.sample_mask:
         note_one(pool, low, incarnation)
@@ -490,9 +492,3 @@ def piggyback(pool: Pool, news: Piggyback, now_s: float) -> None:
         touch_digests(pool, namespace.incarnation, news.touched_chain, True)
     if len(news.chained):
         _order_chain(pool, namespace.incarnation, news.chained)
-
-
-def check_digests(digests: Digests) -> None:
-    """Raises InvalidArgument."""
-    if digests.ndim != 2 or digests.shape[1] != 2 or digests.dtype != np.uint64:
-        raise InvalidArgument(f"digests must be uint64[n, 2], not {digests.dtype}{digests.shape}")

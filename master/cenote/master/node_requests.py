@@ -134,6 +134,7 @@ def _attach(message: pb.AttachRequest) -> Attach:
         _pool(message.pool) if message.HasField("pool") else None,
         message.slots_per_block,
         unpack_rows(message.told_blocks, BLOCK, "told_blocks"),
+        check_id(message.ticket_key, "ticket_key") if message.ticket_key else b"",
     )
 
 

@@ -25,6 +25,7 @@ from cenote.policy.endurance import is_admitted, is_spared
 from cenote.policy.lru import oldest_first
 
 from .copies import CopyRow, order_copies, rows_of_version
+from .decisions import Why
 from .eviction import evict, evict_nearby, reserve_units
 from .nodes import Node
 from .object_columns import COPIED, COPYING, PARTIAL, TOUCHED, UNCOPYABLE
@@ -374,7 +375,7 @@ def _evict_on_ssd(pool: Pool, segment: Segment, units: int) -> bool:
             sums = np.cumsum(pool.extent_words.take(part * 4 + 3), dtype=np.int64)
             enough = int(np.searchsorted(sums, goal - freed)) + 1
             taken = min(enough, len(part))
-            freed += evict(pool, part[:taken], segment.tier) if taken else 0
+            freed += evict(pool, part[:taken], segment.tier, Why.SSD_FULL) if taken else 0
             at += 64 if taken == len(part) else int(np.flatnonzero(good)[taken])
         if stamps is not None:
             pool.tiers.victims[segment.segment_id] = (rows[at:], stamps[at:])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, TypeVar, final
 
 from cenote.api.errors import CenoteError, ResourceUnavailable
+from cenote.kv.calls import register_calls
 from cenote.rpc.grpc_util import GrpcServer
 from cenote.runtime.log import get_logger
 from cenote.runtime.memory import is_in_memory
@@ -41,6 +42,7 @@ from .sessions import SessionTable
 from .slot_format import boot_id_bytes
 from .ssd import SsdFile
 from .store_metrics import (
+    register_copies,
     register_endurance,
     register_metrics,
     register_rdma,
@@ -333,11 +335,16 @@ class StoreDaemon:
     ) -> str:
         metrics, agent = Metrics(), self.agent
         assert agent is not None
-        register_metrics(
-            metrics, segments, server.counters, sessions.session_count, lambda: agent.stage
-        )
+        metrics.build_info("store", self._version)
+        register_metrics(metrics, segments, server, sessions, agent)
         assert self._verifier is not None
         register_verifier(metrics, self._verifier)
+        register_copies(
+            metrics,
+            None if self._copier is None else self._copier.counters,
+            None if self._puller is None else self._puller.counters,
+        )
+        register_calls(metrics)
         if self._rdma is not None:
             register_rdma(metrics, self._rdma)
         if self._endurance is not None:

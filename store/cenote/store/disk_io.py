@@ -130,7 +130,7 @@ class Request:
     pieces: Sequence[Piece]
     is_write: bool = False
     error: OSError | None = None
-    done: threading.Lock = field(default_factory=threading.Lock)
+    done: threading.Lock = field(default_factory=lambda: threading.Lock())
     """Held until it is carried out."""
     given_up: bool = False
 

@@ -400,16 +400,20 @@ class SsdFile:
 
 
 def find_survivors(device: Device, plans: list[SsdPlan]) -> list[TableHeader | None]:
-    """The header of each planned segment, None where there is none that fits."""
+    """The header of each planned segment, None where there is none that fits.
+
+    Raises ResourceUnavailable where that can't be read: it may be there, and would be written over.
+    """
     page = mmap.mmap(-1, HEADER_BYTES)
     found: list[TableHeader | None] = []
     for plan in plans:
         try:
             device.read(address_of(page), HEADER_BYTES, plan.base)
         except OSError as error:
-            _log.warning("a header can't be read", device=device.name, why=error.strerror)
-            found.append(None)
-            continue
+            raise ResourceUnavailable(
+                f"can't read {device.name}: {error.strerror or error}",
+                remedy="try again, replace the device, or start without it (--ssd)",
+            ) from error
         header = unpack_header(page[:])
         fits = header is not None and (
             (header.boot_id, header.index, header.unit_bytes, header.slots)

@@ -175,6 +175,7 @@ class Kit:
             node.process_id,
             start_number=node.start_number,
             claims=claims,
+            ticket_key=node.uuid,
         )
 
     def restart_node(self, node: FakeNode) -> c.AttachReply:

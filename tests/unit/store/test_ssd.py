@@ -18,8 +18,8 @@ from cenote.store.copy_writer import REQUEST_BYTES
 from cenote.store.device import BLOCK_BYTES, open_device
 from cenote.store.disk_io import BUFFER_BYTES
 from cenote.store.disk_reads import plan_groups
-from cenote.store.ssd import DISK_ADDRESS, FAILURES_MAX, plan_ssd
-from faulty_device import io_error, no_fault
+from cenote.store.ssd import DISK_ADDRESS, FAILURES_MAX, SsdFile, plan_ssd
+from faulty_device import FaultyDevice, io_error, no_fault
 from ssd_node import SSD_ID, SsdNode, payload_of
 from waiting import wait_until
 
@@ -301,6 +301,18 @@ def test_a_dead_device_is_given_up(tmp_path: Path) -> None:
         assert node.segments.ssd() == ()
         assert node.segments.by_id(SSD_ID) is None
         assert not node.segments.give_up_failed()
+
+
+def test_what_can_not_be_read_at_the_start_is_not_begun_anew(tmp_path: Path) -> None:
+    """An error that passes costs no contents."""
+    with SsdNode(tmp_path) as node:
+        made = fill(node)
+    device = FaultyDevice(open_device(tmp_path / "ssd", 24 * MIB))
+    device.on_read = io_error
+    with pytest.raises(ResourceUnavailable, match="can't read"):
+        SsdFile(tmp_path / "ssd", 24 * MIB, 8 * MIB, device=device)
+    with SsdNode(tmp_path) as again:
+        assert len(again.table_slots) == len(made)
 
 
 def test_a_disk_without_room_is_an_error_at_the_start(tmp_path: Path) -> None:
