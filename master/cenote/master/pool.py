@@ -109,7 +109,7 @@ class Pool(ObjectRows):
         self.advisor = Advisor(first, compares=config.policy == AUTO)
         self.sample_mask = NO_SAMPLES
         """Keys without any of these bits in their first word are sampled; see `sampling`."""
-        self.sampled_s = -math.inf
+        self.sampled_s = self.surveyed_s = -math.inf  # see `sampling`, `housekeeping`
         self.namespaces = Namespaces()
         self.quotas = Quotas()
         self.nodes = Nodes()
