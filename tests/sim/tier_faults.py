@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["TierFaults"]
 
 _SLOW_S: Final = (0.003, 0.03, 0.3, 3.0)
+_STRIKES: Final = {"read": 1.0, "write": 0.2, "flush": 0.5}
+"""Copies that come back are fewer; and before a flush is what a power cut takes."""
 _ERRORS: Final = (0.0, 0.2, 1.0)
 
 
@@ -50,8 +52,7 @@ class TierFaults:
         """The daemon dies in the middle of a copy, or its host, or the master does."""
         world, faults = self._world, self._faults
         dice = world.loop.dice
-        share = 1.0 if what == "read" else 0.2  # copies that come back are fewer
-        if dice.random() > faults._malice * share:
+        if dice.random() > faults._malice * _STRIKES[what]:
             return
         act = dice.choice(("kill", "power", "master", "master"))
         delay_s = dice.expovariate(1 / dice.choice((0.0002, 0.002)))
