@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from cenote.api.errors import CenoteError
 from cenote.master.task_commands import Drain, Rebalance
+from sim.clients import put_anew
 from sim.disk import DiskWeather, SimDisk
 
 if TYPE_CHECKING:
@@ -62,6 +64,21 @@ class TierFaults:
             faults._later(delay_s, lambda: self._cut_power(host))
         elif act == "master" and "master-crash" in faults._kinds:
             faults._later(delay_s, lambda: faults._master_down(orderly=False, away_s=0.01))
+
+    def strike_copy(self, key: int) -> None:
+        """Its key is another's before it has ended, or its master is."""
+        world, faults = self._world, self._faults
+        dice = world.loop.dice
+        if dice.random() > 2 * faults._malice:
+            return
+        delay_s = dice.expovariate(1 / dice.choice((0.005, 0.05)))
+        if dice.random() < 0.5 and "master-crash" in faults._kinds:
+            faults._later(delay_s, lambda: faults._master_down(orderly=False, away_s=0.01))
+            return
+        clients = world.living_clients()
+        if clients:
+            client = dice.choice(clients)
+            world.loop.after(delay_s, partial(client.begin, partial(put_anew, key)), client.party)
 
     # ---- devices --------------------------------------------------------------------------------
 
