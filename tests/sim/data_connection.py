@@ -19,7 +19,9 @@ from cenote.api.errors import (
     StaleLocation,
     Unavailable,
 )
-from cenote.api.rows import EXTENT, SEAL
+from cenote.api.rows import EXTENT, PROOF, SEAL
+from cenote.store.proofs import prove_rows
+from cenote.store.segment import SegmentSet
 from cenote.transport.base import (
     ExtentArray,
     SealBatch,
@@ -28,6 +30,7 @@ from cenote.transport.base import (
     U8Array,
     U64Array,
 )
+from cenote.transport.proofs import ProofBatch
 from cenote.v1 import common_pb2
 from sim.disk_serving import serve
 from sim.loop import Party, Signal
@@ -336,6 +339,19 @@ class SimChannel:
         statuses, data = self._call(make, deadline_s)
         spread(statuses, data, extents, addresses)
         return cast("U8Array", statuses)
+
+    def prove(self, batch: ProofBatch, deadline_s: float) -> tuple[U8Array, bytes]:
+        def make(connection: DataConnection) -> Any:
+            def act(reply: Callable[[Any], None]) -> None:
+                rows = np.frombuffer(batch.rows, PROOF)
+                segments = cast("SegmentSet", connection.store.segments)
+                reply(prove_rows(segments, batch.grant_id, rows))
+
+            return act
+
+        self.world.faults.strike_daemon(self.world.hosts[self.host_name])
+        statuses, tickets = self._call(make, deadline_s)
+        return np.frombuffer(statuses, np.uint8), tickets
 
     def read_one(
         self,

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from xxhash import xxh3_64_intdigest
 
 from cenote.api.errors import CenoteError
 from cenote.api.rows import EXTENT, PUT, UNIT_BYTES, PutStatus
@@ -26,6 +25,7 @@ from cenote.master.effects import (
     Stored,
 )
 from cenote.master.pool import Pool
+from sim.contents import Contents
 from sim.existing import asked, check_answer
 from sim.facts import is_intact, is_sealed, known_versions
 from sim.fingerprint import fingerprint
@@ -33,7 +33,7 @@ from sim.following import Following
 from sim.loop import Violation
 from sim.readings import Readings
 from sim.tier_oracle import TierOracle
-from sim.values import PutRecord, Removal, make_value, wrong_bytes
+from sim.values import PutRecord, Removal
 from unit.master.state_checks import check
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ CHECK_EVERY: Final = 40
 """Commands between two looks at everything that the master has."""
 Version = tuple[int, int]
 """(epoch, seq)."""
+_WITH_EXTENTS: Final = PutStatus.GRANTED, PutStatus.UNSEALED, PutStatus.DEDUPLICATED
 
 
 class Oracle:
@@ -56,7 +57,7 @@ class Oracle:
     def __init__(self, world: World) -> None:
         self._world = world
         self.puts: dict[int, PutRecord] = {}
-        self._by_checksum: dict[int, PutRecord] = {}
+        self.contents = Contents(world)
         self.numbers: dict[Version, int] = {}
         """Version -> the number of its decision."""
         self._decisions = 0
@@ -85,7 +86,7 @@ class Oracle:
         self.readings = Readings(self)
         self._writes: dict[Write, None] = {}
         self._commands = 0
-        self.reads = self.hits = self.acks = self.lost = self.leaders = 0
+        self.reads = self.hits = self.acks = self.lost = self.leaders = self.references = 0
         self.power_failed = False
         self.journal_lags = False
         """A master's death takes the end of the journal: several share it."""
@@ -254,10 +255,11 @@ class Oracle:
             placed = effect.placed[at : at + int(effect.extent_counts[i])]
             at += len(placed)
             version = (effect.epoch, int(effect.seqs[i]))
-            put = self._by_checksum.get(int(effect.checksums[i]))
-            if put is None:
+            puts = self.contents.of(int(effect.checksums[i]))
+            if not puts:
                 raise Violation(f"version {version} has the checksum of nothing that was put")
-            if digest.tobytes() not in self.digests.get(put.key, ()):
+            put = next((p for p in puts if digest.tobytes() in self.digests.get(p.key, ())), None)
+            if put is None:
                 raise Violation(f"version {version} has the digest of another key")
             self._decisions += 1
             self.put_of[version] = put
@@ -337,8 +339,9 @@ class Oracle:
     def granted(self, master: MasterProcess, request: Any, reply: Any) -> None:
         """The master granted space: nobody else may still write there."""
         puts = np.frombuffer(reply.puts, PUT)
-        told = np.isin(puts["status"], (PutStatus.GRANTED, PutStatus.UNSEALED))
+        told = np.isin(puts["status"], _WITH_EXTENTS)
         assert (puts["extents"][~told] == 0).all()
+        self.references += int(np.count_nonzero(puts["status"] == PutStatus.DEDUPLICATED))
         self._granted(master, reply.grant_id, reply.extents)
         self._granted(master, reply.spare_grant_id, reply.spare_extents)
 
@@ -395,10 +398,8 @@ class Oracle:
 
     def new_put(self, key: int, client: int, size: int, min_replicas: int) -> PutRecord:
         serial = len(self.puts) + 1
-        value = make_value(serial, key, client, size)
-        put = self.puts[serial] = PutRecord(serial, key, client, value, min_replicas)
-        self._by_checksum[xxh3_64_intdigest(value)] = put
-        return put
+        self.puts[serial] = self.contents.new_put(serial, key, client, size, min_replicas)
+        return self.puts[serial]
 
     def put_acked(self, put: PutRecord) -> None:
         """The client was told that it is stored."""
@@ -453,9 +454,7 @@ class Oracle:
             return
         self.hits += 1
         data = bytes(value)
-        put = self.puts.get(int.from_bytes(data[4:8], "little"))
-        if put is None or put.value != data:
-            raise Violation(wrong_bytes(key, put, data))
+        put = self.contents.read(key, data)
         if put.key != key:
             raise Violation(f"key {key} gave the bytes of key {put.key} (put {put.serial})")
         if not put.versions:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).absolute().parents[1]))
 
+from sim.contents import DEDUP
 from sim.faults import (
     ALL_FAULTS,
     WITH_HIDDEN_SOCKETS,
@@ -37,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--metadata-loss", action="store_true", help="of all of it, at times")
     parser.add_argument("--hidden-sockets", action="store_true", help="TCP instead, at times")
     parser.add_argument("--quotas", action="store_true", help="that change at times")
+    parser.add_argument("--dedup", action="store_true", help="the same bytes under several keys")
     parser.add_argument("--power", action="store_true", help="the journal's end is lost at times")
     parser.add_argument("--lines", type=int, default=60, help="of the trace of a failure")
     parser.add_argument("--no-shrink", action="store_true", help="don't look for fewer faults")
@@ -54,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         faults |= WITH_QUOTAS - ALL_FAULTS
     if given.tiers:
         faults |= {TIERS}
+    if given.dedup:
+        faults |= {DEDUP}
     if given.takeover:
         faults |= {TAKEOVER}
     if given.seed is not None:

@@ -72,10 +72,10 @@ class TierOracle:
                 self._place(version, self._oracle._placed.get(version, []), places)
         unlink = pool.unlink
 
-        def watched(gone: Rows, reason: GoneReason, *, quiet: bool = False) -> int:
+        def watched(gone: Rows, reason: GoneReason, why: int = 0, *, quiet: bool = False) -> int:
             if reason == GoneReason.EVICTED and pool.pin.take(gone).any():
                 raise Violation(f"{int((pool.pin.take(gone) != 0).sum())} pinned are evicted")
-            return unlink(gone, reason, quiet=quiet)
+            return unlink(gone, reason, why, quiet=quiet)
 
         pool.unlink = watched  # type: ignore[method-assign, assignment]
 

@@ -414,6 +414,7 @@ def _simulate(options: Options) -> Report:
         "leaders": oracle.leaders,
         "faults": world.faults.count,
         "evicted": list(oracle.gone.values()).count(GoneReason.EVICTED),
+        "references": oracle.references,
     }
     if world.tiers is not None:
         counts |= world.tiers.counts

@@ -45,6 +45,7 @@ from .slot_format import (
     TableHeader,
     unpack_header,
 )
+from .slot_records import slot_of
 from .slots import SlotTable
 
 __all__ = [
@@ -271,17 +272,20 @@ class SsdSegment:
         return self.table.record(slot, epoch, seq)
 
     def place(self, records: list[bytes]) -> None:
-        """Write finished slot records, and flush: they survive a power cut when this returns.
+        """Write finished slot records; they survive a power cut once the device was flushed.
 
         Their payloads must have been flushed before. Raises OSError; then none of them counts.
         """
         slots = [self.table.place(record) for record in records]
         try:
             self.write_pages(self._pages_of(slots))
-            self.disk.flush()
         except OSError:
             self.table.unplace(slots)
             raise
+
+    def take_back(self, records: list[bytes]) -> None:
+        """These were placed, and could not be flushed: they don't count."""
+        self.table.unplace([slot_of(record) for record in records])
 
     def clear(self, refs: NDArray[np.void]) -> int:
         """`SlotTable.clear`. What the device has of it is behind until the page is written next:

@@ -147,6 +147,27 @@ def test_a_payload_is_flushed_before_its_slot(tmp_path: Path) -> None:
         assert all(seen)
 
 
+def test_a_slot_whose_flush_fails_does_not_count(tmp_path: Path) -> None:
+    with SsdNode(tmp_path) as node:
+        node.put(0, payload_of(1, MIB), [(0, MIB)])
+        table_end = node.ssd.plan.data_at
+
+        def on_write(offset: int, length: int) -> OSError | None:
+            if offset < table_end:  # the payload is flushed: from now on nothing is
+                node.device.flush_error = OSError(errno.EIO, "injected")
+            return None
+
+        node.device.on_write = on_write
+        first = node.copy([0], 0, 0, MIB)
+        assert node.results(1) == {first: CopyStatus.FAILED}
+        assert not node.table_slots
+        assert node.ssd.table.sealed == 0
+        node.device.on_write, node.device.flush_error = no_fault, None
+        again = node.copy([0], 0, 0, MIB)
+        assert node.results(1) == {again: CopyStatus.DONE}
+        assert node.table_slots == [0]
+
+
 @pytest.mark.parametrize("torn_bytes", [0, 512, 1000])
 def test_a_torn_slot_is_no_slot_and_harms_no_other(tmp_path: Path, torn_bytes: int) -> None:
     with SsdNode(tmp_path) as node:
@@ -166,14 +187,15 @@ def test_a_torn_slot_is_no_slot_and_harms_no_other(tmp_path: Path, torn_bytes: i
         assert set(again.table_slots) - {93} == set(before)
 
 
-def test_a_device_that_fails_makes_no_copy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_a_device_that_fails_makes_no_copy(tmp_path: Path, number: int) -> None:
     with SsdNode(tmp_path) as node:
         node.put(0, payload_of(1, MIB), [(0, MIB)])
-        node.device.on_write = io_error
+        node.device.on_write = lambda offset, length: OSError(number, "injected")
         first = node.copy([0], 0, 0, MIB)
         assert node.results(1) == {first: CopyStatus.FAILED}
         node.device.on_write = no_fault
-        node.device.flush_error = OSError(errno.EIO, "injected")
+        node.device.flush_error = OSError(number, "injected")
         second = node.copy([0], 0, 0, MIB)
         assert node.results(1) == {second: CopyStatus.FAILED}
         assert not node.table_slots
