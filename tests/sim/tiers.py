@@ -219,6 +219,10 @@ class Tiers:
         threads, clock = SimThreading(loop), SimTime(loop)
         store = cenote.store
         no_priorities = SimpleNamespace(PRIO_PROCESS=0, setpriority=lambda *_: None)
+        # Staging memory is nobody else's here, and so no file.
+        no_files = SimpleNamespace(
+            MFD_CLOEXEC=0, memfd_create=lambda *_: -1, posix_fallocate=lambda *_: None
+        )
         queues = SimpleNamespace(SimpleQueue=lambda: SimQueue(loop), Empty=Empty)
         found: list[tuple[Any, str, Any]] = [
             (module, "threading", threads)
@@ -240,10 +244,10 @@ class Tiers:
         return [
             *found,
             (store.demoter, "time", clock),
-            (store.demoter, "os", no_priorities),
             (store.puller, "os", no_priorities),
             (store.puller, "ReplicaSource", partial(SimSource, self._world)),
             (store.disk_io, "queue", queues),
+            (store.disk_io, "os", no_files),
             (store.ssd, "secrets", SimSecrets(loop)),
             (store.ssd, "FAILURES_MAX", self.failures_max),
         ]
