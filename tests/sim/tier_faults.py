@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["TierFaults"]
 
 _SLOW_S: Final = (0.003, 0.03, 0.3, 3.0)
-_STRIKES: Final = {"read": 1.0, "write": 0.2, "flush": 0.5}
+_STRIKES: Final = {"read": 0.3, "write": 0.1, "flush": 0.2}
 """Copies that come back are fewer; and before a flush is what a power cut takes."""
 _ERRORS: Final = (0.0, 0.2, 1.0)
 
@@ -69,7 +69,7 @@ class TierFaults:
         """Its key is another's before it has ended, or its master is."""
         world, faults = self._world, self._faults
         dice = world.loop.dice
-        if dice.random() > 2 * faults._malice:
+        if dice.random() > faults._malice:
             return
         delay_s = dice.expovariate(1 / dice.choice((0.005, 0.05)))
         if dice.random() < 0.5 and "master-crash" in faults._kinds:

@@ -69,7 +69,7 @@ class Tiers:
         """Whether a device takes bytes from where they are, or they go through staging memory. (It
         must not depend on where memory happens to be.)"""
         self.write_limit = dice.choice((0, 0, 200_000))
-        self._latency_s = dice.choice((QUICK_S, 1e-3, 20e-3, 0.1))
+        self._latency_s = dice.choice((QUICK_S, QUICK_S, 1e-3, 20e-3, 0.1))
         self._errors = dice.choice((0.0, 0.0, 0.03))
         self.source_pause_s = dice.choice((0.0, 0.02, 0.2))
         """Between what a source says of its slots, and its bytes."""
