@@ -36,8 +36,8 @@ RARE = {
     "pulls outlive tenures",
     "versions are not compared",
 }
-"""Not looked for here: no seed is known that notices them, of the few (4 to 9 each) tried on
-the simulator as it is now. As it was before, seed 1 noticed the pins and seed 9 the failed writes."""
+"""Not looked for here: no seed is known that notices them on the simulator as it is now, of the few
+that were tried (4 to 9 each). As it was before, seed 1 noticed the pins, and 9 failed writes."""
 
 
 @pytest.mark.parametrize("first", range(0, CLEAN_SEEDS, PER_TEST))
