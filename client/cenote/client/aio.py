@@ -31,6 +31,7 @@ from .buffers import AnyBuffer, Buffer, Buffers, new_bytes, writable_memory
 from .calls import Calls, PutKeywords
 from .client import Client, ClientKeywords, Registration
 from .config import ClientConfig
+from .device_buffers import DeviceMemory
 from .driver import BlockingDriver
 from .locations import LOCATION_STRUCT
 from .master_stub import METHODS, LaneMaster, decoded
@@ -39,14 +40,20 @@ from .plan.steps import (
     Ask,
     AskMany,
     AskRaw,
+    CopyBegin,
+    CopyWait,
     Hash,
+    HashWide,
     Move,
     MoveOne,
     Pause,
     Plan,
+    Proofs,
     RefreshView,
     Reopen,
     Seals,
+    Settle,
+    TakeAreas,
 )
 from .results import GetResults, PutResults
 from .session import Session
@@ -57,6 +64,18 @@ T = TypeVar("T")
 
 _INLINE_BYTES_MAX: Final = 256 << 10
 _CANCEL_PATIENCE_S: Final = 0.2
+_LONG_STEPS: Final = (
+    Seals
+    | Proofs
+    | Hash
+    | HashWide
+    | RefreshView
+    | Reopen
+    | TakeAreas
+    | CopyBegin
+    | CopyWait
+    | Settle
+)
 
 
 class AsyncDriver:
@@ -118,7 +137,7 @@ class AsyncDriver:
             size_bytes = sum(part.size_bytes for part in step.parts)
             nodes = [part.node_id for part in step.parts]
         else:
-            return not isinstance(step, Seals | Hash | RefreshView | Reopen)
+            return not isinstance(step, _LONG_STEPS)
         return size_bytes <= _INLINE_BYTES_MAX and all(
             node in session.channels and node in session.state.lease_proven for node in nodes
         )
@@ -198,7 +217,7 @@ class AsyncDriver:
 def _nodes_of(step: Any) -> list[int]:
     if type(step) is MoveOne:
         return [step.node_id]
-    if type(step) is Move or type(step) is Seals:
+    if type(step) is Move or type(step) is Seals or type(step) is Proofs:
         return [part.node_id for part in step.parts]
     return []
 
@@ -277,6 +296,8 @@ class AsyncNamespace:
             return await self._run(self._calls.get_scattered(key, buffer, deadline_s))
         one = encode_key(key)
         address, length, keeper = writable_memory(buffer)
+        if type(keeper) is DeviceMemory:
+            return await self._run(self._calls.get_scattered(key, buffer, deadline_s))
         if self._calls.session.cache is not None:
             self._calls.session.cache.note(buffer)
         call = self._calls.begin(deadline_s)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from cenote.api.errors import CenoteError, DeadlineExceeded, InvalidArgument, InvalidBuffer
 from cenote.api.keys import Key, KeySequence, digest_key, digest_keys, encode_key, encode_keys
 from cenote.api.types import AcquiredLease, MatchResult, PutResult, PutStatus, Sameness
+from cenote.runtime.gpu_copies import NO_STREAM
 
 from .buffers import (
     AnyBuffer,
@@ -25,9 +26,12 @@ from .buffers import (
     readable_memory,
 )
 from .config import ClientConfig
+from .device_buffers import DeviceMemory
 from .plan import lookups
 from .plan.asking import reopening
 from .plan.counters import CALL_KINDS, PUT, STORE
+from .plan.device_rows import ON_HOST, Devices
+from .plan.device_turns import get_to_devices, put_from_devices
 from .plan.options import PutOptions
 from .plan.outcomes import PutOutcome
 from .plan.pieces import Pieces
@@ -82,6 +86,9 @@ class PutKeywords(TypedDict, total=False):
     """The keys are consecutive blocks of one prefix: of two, the later is evicted first."""
     prefix: KeySequence
     """The keys before these in their chain: touched, so that they are evicted after these."""
+    dedup: bool
+    """Where the namespace holds the same bytes already, refer to them: nothing is moved, and they
+    take no space again. Costs each put a digest of its bytes."""
     local_first: bool
     """Prefer this host."""
     ttl_s: float
@@ -117,13 +124,14 @@ class Calls:
         if self.session.cache is not None:
             self.session.cache.note(data)
         if type(data) is list or type(data) is tuple or "prefix" in options:
-            encoded = [encode_key(key)]
-            pieces = pieces_of([data], 1, writable=False)
-            call, many = self._put(encoded, pieces, options)
-            return call, _only(many)
+            return self._put_first([encode_key(key)], pieces_of([data], 1, writable=False), options)
+        made = put_options_of(self.config, options) if options else self._put_options
+        if made.dedup:
+            return self._put_first([encode_key(key)], pieces_of([data], 1, writable=False), options)
         one = encode_key(key)
         address, size, keeper = readable_memory(data)
-        made = put_options_of(self.config, options) if options else self._put_options
+        if type(keeper) is DeviceMemory:
+            return self._put_first([one], pieces_of([data], 1, writable=False), options)
         call = self.begin(options.get("deadline_s"), _PUT)
         space = self.space
 
@@ -137,6 +145,12 @@ class Calls:
             return _PUT_RESULTS[result]
 
         return call, reopening(call, start)
+
+    def _put_first(
+        self, encoded: list[bytes], pieces: Pieces, options: PutKeywords
+    ) -> Planned[PutResult]:
+        call, many = self._put(encoded, pieces, options)
+        return call, _only(many)
 
     def put_batch(
         self, keys: KeySequence, values: Buffers, options: PutKeywords
@@ -155,7 +169,7 @@ class Calls:
         encoded = encode_keys(keys)
         if self.session.cache is not None and buffers is not None:
             self.session.cache.note(buffers)
-        pieces = _pieces(buffers, addresses, lengths, len(encoded), writable=False)
+        pieces = self._pieces(buffers, addresses, lengths, len(encoded), writable=False)
         return self._put(encoded, pieces, options)
 
     def _put(
@@ -173,9 +187,15 @@ class Calls:
             prefix = digest_keys(before, space.seed)
             counters = space.counters
             try:
-                outcome = yield from put_objects(
-                    call, encoded, digests, pieces, made, prefix=prefix
-                )
+                if pieces.devices is None:
+                    outcome = yield from put_objects(
+                        call, encoded, digests, pieces, made, prefix=prefix
+                    )
+                else:
+                    area_bytes = self.session.staging.area_bytes
+                    outcome = yield from put_from_devices(
+                        call, encoded, digests, pieces, made, area_bytes, prefix=prefix
+                    )
             except CenoteError as error:
                 counters.fail(PUT, STORE, error, len(encoded))
                 raise
@@ -202,7 +222,7 @@ class Calls:
         self, key: Key, buffers: AnyBuffer, deadline_s: float | None
     ) -> Planned[int | None]:
         encoded = [encode_key(key)]
-        pieces = pieces_of([buffers], 1, writable=True)
+        pieces = self._pieces([buffers], None, None, 1, writable=True)
         call, plan = self._read(encoded, pieces, ReadOptions(), deadline_s)
 
         def sizes() -> Plan[int | None]:
@@ -238,7 +258,7 @@ class Calls:
         encoded = encode_keys(keys)
         if self.session.cache is not None and buffers is not None:
             self.session.cache.note(buffers)
-        pieces = _pieces(buffers, addresses, lengths, len(encoded), writable=True)
+        pieces = self._pieces(buffers, addresses, lengths, len(encoded), writable=True)
         options = ReadOptions(chain=chain)
         if lease is not None:
             options.lease = self._usable(lease)
@@ -265,9 +285,34 @@ class Calls:
             if not encoded:
                 return ReadOutcome.blank(0, values=pieces is None)
             digests = digest_keys(encoded, self.space.seed)
-            return (yield from read_objects(call, digests, pieces, options))
+            if pieces is None or pieces.devices is None:
+                return (yield from read_objects(call, digests, pieces, options))
+            area_bytes = self.session.staging.area_bytes
+            return (yield from get_to_devices(call, digests, pieces, options, area_bytes))
 
         return call, reopening(call, start)
+
+    def _pieces(
+        self, buffers: Buffers | None, addresses: Any, lengths: Any, count: int, *, writable: bool
+    ) -> Pieces:
+        """The memory of a batch, and what of it is on GPUs. Raises InvalidBuffer."""
+        if (buffers is None) == (addresses is None):
+            raise InvalidBuffer(
+                "give either buffers or addresses",
+                remedy="pass buffers=, or addresses= and lengths=",
+            )
+        staging = self.session.staging
+        if buffers is not None:
+            pieces = pieces_of(buffers, count, writable=writable)
+            if pieces.devices is not None and staging.knows_memory:
+                _, pieces.devices.direct = staging.find(pieces.addresses, pieces.lengths)
+            return pieces
+        pieces = column_pieces(addresses, lengths, count)
+        if staging.knows_memory:
+            numbers, direct = staging.find(pieces.addresses, pieces.lengths)
+            if (numbers != ON_HOST).any():
+                pieces.devices = Devices(numbers, np.full(len(numbers), NO_STREAM), direct)
+        return pieces
 
     # ---- looking -----------------------------------------------------------------------------
 
@@ -383,23 +428,6 @@ def _deadline_s(value: float) -> float:
     return duration_s(value, "deadline_s")
 
 
-def _pieces(
-    buffers: Buffers | None,
-    addresses: Any,
-    lengths: Any,
-    count: int,
-    *,
-    writable: bool,
-) -> Pieces:
-    if (buffers is None) == (addresses is None):
-        raise InvalidBuffer(
-            "give either buffers or addresses", remedy="pass buffers=, or addresses= and lengths="
-        )
-    if buffers is not None:
-        return pieces_of(buffers, count, writable=writable)
-    return column_pieces(addresses, lengths, count)
-
-
 def _check_copies(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 8:
         raise InvalidArgument(f"{name} is an int of 1 to 8, not {value!r}")
@@ -429,6 +457,7 @@ def put_options_of(config: ClientConfig, options: PutKeywords) -> PutOptions:
         replicas=replicas,
         min_replicas=min_replicas,
         durability=DURABILITIES[durability],
+        dedup=options.get("dedup", config.dedup),
         local_first=options.get("local_first", config.local_first),
         chain=options.get("chain", "prefix" in options),
         ttl_ms=0 if ttl_s is None else max(1, int(duration_s(ttl_s, "ttl_s") * 1000)),

@@ -67,6 +67,10 @@ class ClientConfig:
     durability: DurabilityName = field(
         default="default", metadata=option(help="default: what the namespace was created with")
     )
+    dedup: bool = field(
+        default=False,
+        metadata=option(help="put no bytes that the namespace holds already: a reference instead"),
+    )
     local_first: bool = field(default=False, metadata=option(help="place on this host if it can"))
     tenant: str = field(default="", metadata=option(help="credentials: who this is"))
     token: str = field(default="", repr=False, metadata=option(help="credentials: the proof"))
@@ -82,6 +86,22 @@ class ClientConfig:
     location_cache_entries: int = field(
         default=65536,
         metadata=option(minimum=0, maximum=1 << 22, help="per namespace, about 250 bytes each"),
+    )
+    device_staging_bytes: int = field(
+        default=256 << 20,
+        metadata=option(
+            unit="size",
+            minimum=1 << 16,
+            maximum=1 << 40,
+            help="host memory for what lies on GPUs, in four parts; an object fits into one",
+        ),
+    )
+    gives_way: bool = field(
+        default=False,
+        metadata=option(
+            help="give up the GIL around every copy, and never spin: for processes whose main work "
+            "is Python, such as engines; counts for the whole process"
+        ),
     )
     transfer_threads: int = field(
         default=4, metadata=option(minimum=1, maximum=64, help="for several nodes at once")

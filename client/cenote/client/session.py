@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -34,13 +35,14 @@ from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
 
 from .config import ClientConfig
+from .devices import DeviceStaging
 from .housekeeping import Housekeeper
 from .master_stub import LaneMaster
 from .plan.grants import Grant
 from .plan.peers import Peers
 from .plan.space import Space
 from .plan.state import ClientState
-from .registering import RegistrationCache
+from .registering import RegistrationCache, register_everywhere
 from .tally import TALLY
 from .turns import Turn
 from .ways import Ways
@@ -123,6 +125,10 @@ class Session:
         self._greetable = False
         self.running: set[object] = set()
         """Calls under way."""
+        self.staging = DeviceStaging(
+            config.device_staging_bytes, partial(register_everywhere, self._transports)
+        )
+        """For what lies on GPUs."""
         self.cache: RegistrationCache | None = None
         """Registers what is used again and again; None where no transport gains by it."""
         self.exports = 0
@@ -186,6 +192,7 @@ class Session:
                     self.master.close()
                 if self._pool is not None:
                     self._pool.shutdown(wait=True, cancel_futures=True)
+                self.staging.close()
             self._closed = True
             TALLY.closed(self)
 

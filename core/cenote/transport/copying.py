@@ -26,13 +26,13 @@ from cenote.api.errors import DeadlineExceeded
 
 from .base import U64Array
 from .memory_access import (
-    HASH_STEP_BYTES,
     MEMORY,
     SLICE_COPY_BYTES_MAX,
     breaks_between,
     copy,
     copy_hashed,
     groups_of,
+    hash_step_bytes,
     lay_side_by_side,
 )
 
@@ -135,7 +135,7 @@ class _HashedCopies(_Work):
     ) -> None:
         breaks = breaks_between(targets, lengths) | breaks_between(sources, lengths)
         seams: list[int] = [0, *np.cumsum(breaks).tolist()]
-        firsts = groups_of(lengths, HASH_STEP_BYTES)
+        firsts = groups_of(lengths, hash_step_bytes())
         groups = zip(firsts, [*firsts[1:], len(lengths)], strict=True)
         super().__init__(deque((a, z, seams[a] == seams[z - 1]) for a, z in groups), deadline)
         self._targets: list[int] = targets.tolist()

@@ -37,6 +37,12 @@ class Counters:
     """Another writer was first."""
     commit_not_granted: int = 0
     aborted: int = 0
+    dedup_puts: int = 0
+    """Objects that were stored as references to bytes that were there."""
+    dedup_bytes: int = 0
+    """Of these: what was neither moved nor stored again."""
+    dedup_unproven: int = 0
+    """References that were refused, for their writers did not show that they have the bytes."""
     evicted: int = 0
     evicted_bytes: int = 0
     evictions_on_demand: int = 0

@@ -21,7 +21,7 @@ from .sessions import Session
 from .spans import SEGMENT_MASK, Spans
 from .tenure import check_tenure
 from .tier_reads import lease_hot, single_extents, told_of
-from .tiers import note_chain, note_touches
+from .tiers import is_tiered, note_cached_reads, note_chain, note_reuse
 
 __all__ = [
     "acquire",
@@ -138,6 +138,7 @@ def _acquire(pool: Pool, command: Acquire, session: Session, now_s: float) -> Ac
         pool.objects.link_chain(rows)
     note(pool, digests if len(at) == n else digests[at], incarnation)
     pool.note_heat(rows)
+    note_reuse(pool, rows)
     last = records[:, 4] & _COUNTS_MASK
     if pool.segments.has_ssd:
         last, extents, (status, lease_id, ttl_ms) = _tiered(
@@ -213,7 +214,7 @@ def _acquire_one(
     heat.left -= 1
     if not heat.left:
         heat.note_one(row, seq)
-    if pool.segments.has_ssd and (extent_count > 1 or pool.segments.on_ssd[pool.extent_of(row)[0]]):
+    if pool.segments.has_ssd and is_tiered(pool, row, extent_count):
         return _acquire_tiered(pool, command, session, row, now_s)
     status = lease_id = ttl_ms = 0
     if not command.lease:
@@ -451,10 +452,7 @@ def touch_digests(pool: Pool, incarnation: int, digests: Digests, chain: bool) -
             pool.objects.link_chain(rows)
         pool.note_heat(rows)
         pool.counters.touched_keys += len(rows)
-        if pool.segments.has_ssd:
-            cold = rows[pool.segments.on_ssd[pool.extent_words.take(rows * 4) & SEGMENT_MASK]]
-            if len(cold):
-                note_touches(pool, cold)
+        note_cached_reads(pool, rows)
 
 
 def _order_chain(pool: Pool, incarnation: int, digests: Digests) -> None:

@@ -186,6 +186,21 @@ class Namespaces:
         self._ids_max = max(self._ids_max, opened.namespace_id)
         return namespace
 
+    def delete(self, namespace_id: int) -> Namespace | None:
+        """A namespace is no more; what it held is swept. None where it is not known."""
+        self._ids_max = max(self._ids_max, namespace_id)
+        namespace = self.by_id.pop(namespace_id, None)
+        if namespace is not None:
+            del self.by_name[namespace.name]
+            self.alive[namespace.incarnation] = False
+            self.version += 1
+        return namespace
+
+    @property
+    def highest_deleted(self) -> int:
+        """The highest number that was ever given, if it is nobody's now; else 0."""
+        return 0 if self._ids_max in self.by_id else self._ids_max
+
     def _new_incarnation(self, namespace_id: int) -> int:
         idle = np.flatnonzero(~self.alive[1 : self.count] & (self.objects[1 : self.count] == 0))
         if len(idle):

@@ -19,7 +19,6 @@ counts and emit the durable effects; which rows they are called for is decided e
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,9 @@ from cenote.policy.base import EvictionPolicy
 from cenote.policy.names import AUTO, new_policy
 
 from .adoption import AdoptionLog
+from .blobs import BlobTable
 from .counters import Counters
+from .decisions import DecisionLog
 from .effects import (
     Effect,
     Gone,
@@ -66,7 +67,8 @@ from .spans import (
     to_placed,
     units_of,
 )
-from .state_config import StateConfig
+from .stamp_times import StampTimes
+from .state_config import StateConfig, with_overrides
 from .tier_tables import Copies, Tiers
 from .timers import ObjectTimers
 
@@ -74,7 +76,6 @@ __all__ = ["RECORD_WORDS", "Pool", "Rows"]
 
 NO_SEGMENT = 0
 """No segment has this number: extents there are forgotten when they are freed."""
-_STAMP_TIMES_MAX = 4096
 NO_SAMPLES = (1 << 64) - 1
 
 
@@ -83,7 +84,8 @@ class Pool(ObjectRows):
 
     def __init__(self, config: StateConfig, epoch: int, policy: EvictionPolicy | None) -> None:
         super().__init__(ObjectTable(config.objects_max), Segments())
-        self.config = config
+        self.config = self.started_with = config
+        self.overrides: dict[str, float] = {}  # see `dynamic_config`
         self.last_seq = 0
         self.started = False
         self.gathering_until_s = 0.0
@@ -116,11 +118,13 @@ class Pool(ObjectRows):
         self.tiers = Tiers()
         self.moves = Moves()
         self.adoption = AdoptionLog(config.tombstones_max)
+        self.blobs = BlobTable(self.are_there)
         self.expiries = ObjectTimers()
         self.unix_offset_s = 0.0
         """From monotonic time to the wall clock's, since the epoch started; see `lifetimes`."""
         self.unpins = ObjectTimers()
         self.counters = Counters()
+        self.decisions = DecisionLog(config.decisions_max)
         self.effects: list[Effect] = []
         self.view_counter = 0
         self.links = 0
@@ -134,8 +138,7 @@ class Pool(ObjectRows):
         self.leased_bytes = 0
         self.ahead_units = 0
         """To be kept free ahead of need, where that is more than the configured reserve."""
-        self.condemned_units = 0
-        self.condemned_rows = 0
+        self.condemned_units = self.condemned_rows = 0
         self.placement = Placement()
         self.placement_dirty = True
         self.victim_queues: dict[int, Any] = {}  # by rank; the business of `victims`
@@ -146,11 +149,12 @@ class Pool(ObjectRows):
         self.adoption_until_s = 0.0
         self.pin_tag = 1
         self.now_s = 0.0
-        self._stamp_times: list[tuple[int, float]] = []
+        self._stamp_times = StampTimes()
 
     def take_up(self, config: StateConfig, epoch: int) -> None:
         """What was replayed so far was followed as a standby: this epoch is to begin upon it."""
-        self.config = config
+        self.started_with = config
+        self.config = with_overrides(config, self.overrides)
         self._begin(epoch)
 
     def _begin(self, epoch: int) -> None:
@@ -179,18 +183,12 @@ class Pool(ObjectRows):
 
     def idle_s(self, stamp: int, now_s: float) -> float:
         """About how long ago this stamp was given."""
-        at = bisect_right(self._stamp_times, (stamp, float("inf")))
-        return max(0.0, now_s - self._stamp_times[at - 1][1]) if at else 0.0
+        return self._stamp_times.idle_s(stamp, now_s)
 
     def note_time(self, now_s: float) -> None:
-        """Remember when stamps were given, more coarsely the longer ago it is."""
+        """Remember when stamps were given."""
         self.now_s = now_s
-        times = self._stamp_times
-        if times and now_s - times[-1][1] < 1.0:
-            return
-        times.append((self.policy.clock, now_s))
-        if len(times) > _STAMP_TIMES_MAX:
-            del times[: _STAMP_TIMES_MAX // 2 : 2]
+        self._stamp_times.note(self.policy.clock, now_s)
 
     def take_policy(self, policy: EvictionPolicy) -> None:
         """Another policy goes on from where the one in force is."""
@@ -277,7 +275,7 @@ class Pool(ObjectRows):
             self.namespaces.ssd_units[namespace.incarnation] += units_of(spans[on_ssd])
         return rows
 
-    def unlink(self, rows: Rows, reason: GoneReason, *, quiet: bool = False) -> int:
+    def unlink(self, rows: Rows, reason: GoneReason, why: int = 0, *, quiet: bool = False) -> int:
         """LIVE -> REMOVED, and on to free where no lease runs. Emits Gone unless `quiet`.
 
         Returns the units that became free.
@@ -286,7 +284,7 @@ class Pool(ObjectRows):
             return 0
         incarnations = self.incarnations_of(rows)
         if not quiet:
-            self._emit_gone(rows, incarnations, reason)
+            self._emit_gone(rows, incarnations, reason, why)
         counts, spans = self.spans_of(rows)
         ends = np.cumsum(counts)
         sums = np.add.reduceat(spans[:, 3].astype(np.int64), ends - counts)
@@ -305,14 +303,17 @@ class Pool(ObjectRows):
             self.condemned_units += int(sums[leased].sum())
             spans = spans[np.repeat(~leased, counts)]
             rows = rows[~leased]
+        kept_units = self.segments.kept_units
         self.segments.give(spans)
         self.objects.free(rows)
-        return units_of(spans)
+        return units_of(spans) - (self.segments.kept_units - kept_units)
 
-    def _emit_gone(self, rows: Rows, incarnations: NDArray[np.int64], reason: GoneReason) -> None:
+    def _emit_gone(
+        self, rows: Rows, incarnations: NDArray[np.int64], reason: GoneReason, why: int
+    ) -> None:
         digests, seqs = self.digests_of(rows), self.seqs_of(rows)
-        owner = self.namespaces.owner
-        first = int(incarnations[0])
+        owner, first = self.namespaces.owner, int(incarnations[0])
+        self.decisions.note(reason, why, digests, self.now_s, self.stamp.take(rows), seqs)
         if len(rows) == 1 or (incarnations == first).all():
             self.effects.append(Gone(int(owner[first]), digests, seqs, reason))
             return

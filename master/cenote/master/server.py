@@ -176,7 +176,7 @@ class MasterServer:
             )
             self._grpc.add_service(
                 admin_pb2_grpc.add_AdminServiceServicer_to_server,
-                AdminGrpc(front, version=self._version, cluster_name=config.cluster_name),
+                AdminGrpc(front, config, version=self._version),
                 ADMIN_SERVICE,
             )
             grpc_host, _ = host_and_port(config.grpc, "grpc")

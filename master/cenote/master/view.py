@@ -30,6 +30,7 @@ __all__ = [
     "PoolStatus",
     "SegmentStatus",
     "curves",
+    "facts",
     "namespace_uses",
     "namespaces",
     "node_states",
@@ -50,6 +51,8 @@ class PoolStatus:
     objects: int
     capacity_bytes: int
     used_bytes: int
+    logical_bytes: int
+    """What would be used, had each object bytes of its own (content dedup)."""
     """In memory, as the capacity is."""
     ssd_capacity_bytes: int
     ssd_used_bytes: int
@@ -85,6 +88,9 @@ class PoolStatus:
     policy_wanted: str
     policy: str
     policy_switches: int
+    ssd_write_budget_bytes: int
+    """Of all SSDs that have one: for any 24 hours."""
+    ssd_written_day_bytes: int
     rdma_trouble: str
     """Of a node whose memory goes over TCP though it has RDMA, why; empty where there is none."""
     notice: str
@@ -119,6 +125,10 @@ class NodeStatus:
     rdma_received_bytes: int
     rdma_sent_bytes: int
     rdma_trouble: str
+    ssd_write_budget_bytes: int
+    ssd_write_allowance_bytes: int
+    ssd_written_day_bytes: int
+    ssd_written_total_bytes: int
     quarantined_session_ids: list[bytes]
 
 
@@ -217,13 +227,18 @@ def status(pool: Pool, now_s: float) -> PoolStatus:
     namespaces_ = pool.namespaces
     copying = sum(c.units for c in pool.copies.by_id.values() if not c.is_promotion)
     on_ssd = max(0, sum(s.used_units for s in segments_ if s.tier != DRAM) - copying)
+    logical = int(namespaces_.units.sum()) - on_ssd
+    # What is granted of others' extents is no object yet.
+    granted = sum(g.units for g in pool.grants.by_id.values() if g.checksums is not None)
+    saved = sum(s.shared_units for s in segments_) - granted
     return PoolStatus(
         epoch=pool.epoch,
         last_seq=pool.last_seq,
         view_version=pool.view_version,
         objects=pool.objects.live_count,
         capacity_bytes=pool.segments.memory_units * UNIT_BYTES,
-        used_bytes=(int(namespaces_.units.sum()) - on_ssd) * UNIT_BYTES,
+        used_bytes=max(0, logical - saved) * UNIT_BYTES,
+        logical_bytes=logical * UNIT_BYTES,
         ssd_capacity_bytes=sum(s.capacity_units for s in segments_ if s.tier != DRAM) * UNIT_BYTES,
         ssd_used_bytes=on_ssd * UNIT_BYTES,
         copying_bytes=pool.copies.units * UNIT_BYTES,
@@ -250,6 +265,8 @@ def status(pool: Pool, now_s: float) -> PoolStatus:
         policy_wanted=pool.config.policy,
         policy=pool.policy.name,
         policy_switches=pool.advisor.switches,
+        ssd_write_budget_bytes=sum(node.counters.ssd_write_budget_bytes for node in nodes_),
+        ssd_written_day_bytes=sum(node.counters.ssd_written_day_bytes for node in nodes_),
         rdma_trouble=_rdma_trouble(nodes_),
         notice=notice(pool),
         counters=pool.counters,
@@ -290,6 +307,10 @@ def _node(node: Node, parts: list[Segment], now_s: float) -> NodeStatus:
         rdma_received_bytes=node.counters.rdma_received_bytes,
         rdma_sent_bytes=node.counters.rdma_sent_bytes,
         rdma_trouble=node.counters.rdma_trouble,
+        ssd_write_budget_bytes=node.counters.ssd_write_budget_bytes,
+        ssd_write_allowance_bytes=node.counters.ssd_write_allowance_bytes,
+        ssd_written_day_bytes=node.counters.ssd_written_day_bytes,
+        ssd_written_total_bytes=node.counters.ssd_written_total_bytes,
         quarantined_session_ids=list(node.quarantined_session_ids),
     )
 
@@ -367,6 +388,38 @@ def namespaces(pool: Pool) -> list[NamespaceStatus]:
         )
         for namespace in sorted(columns.by_id.values(), key=lambda n: n.namespace_id)
     ]
+
+
+def facts(pool: Pool, now_s: float) -> dict[str, object]:
+    """Counters, and how much there is of everything."""
+    table = pool.objects
+    return {
+        "counters": {name: getattr(pool.counters, name) for name in Counters.__slots__},
+        "objects": table.live_count,
+        "rows": table.used_rows,
+        "high_water": table.high_water,
+        "table_bytes": table.memory_bytes(),
+        "sessions": len(pool.sessions.by_id),
+        "leases": len(pool.leases),
+        "grants": len(pool.grants),
+        "orphans": len(pool.orphans),
+        "incarnations": pool.namespaces.count,
+        "stale_objects": pool.namespaces.stale_objects,
+        "segments": [
+            {
+                "segment_id": s.segment_id,
+                "node": s.node.name,
+                "free_units": s.free_units,
+                "largest_free_units": s.largest_free_units,
+                "free_runs": s.free_runs,
+                "usable": s.is_usable,
+            }
+            for s in pool.segments.by_id.values()
+        ],
+        "decisions": {"keys": len(pool.decisions), "batches": pool.decisions.batches},
+        "adoption_open": pool.adoption_open,
+        "tenure_left_s": pool.tenure_end_s - now_s,
+    }
 
 
 def namespace_uses(pool: Pool) -> list[NamespaceUse]:

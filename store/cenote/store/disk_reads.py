@@ -26,6 +26,7 @@ __all__ = ["Group", "plan_groups", "send_items"]
 WINDOW_BUFFERS: Final = 16
 """That one connection has at most."""
 GROUP_BYTES_MIN: Final = 128 << 10
+ROUNDS: Final = 4
 _VIEWS_MAX: Final = 512
 
 
@@ -61,7 +62,8 @@ def plan_groups(
     groups: list[Group] = []
     current: Group | None = None
     used = 0  # of the current group's buffer
-    pieces_max = max(1, -(-len(addresses) // threads))
+    # Several for each thread: or all would end at the same time, with nothing sent before.
+    pieces_max = max(1, -(-len(addresses) // (threads * ROUNDS)))
     for address, length in zip(addresses, lengths, strict=True):
         if address < DISK_ADDRESS:
             groups.append(Group(memory=(address, length)))

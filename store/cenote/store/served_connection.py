@@ -32,18 +32,19 @@ from cenote.api.errors import (
     Unauthenticated,
     Unavailable,
 )
-from cenote.api.rows import EXTENT, SEAL
+from cenote.api.rows import EXTENT, PROOF, SEAL
 from cenote.runtime.log import get_logger
 from cenote.runtime.metrics import Histogram
 from cenote.transport import wire
-from cenote.transport.base import U8Array, U64Array
+from cenote.transport.base import U64Array
 from cenote.transport.item_stream import move_items
-from cenote.transport.memory_access import MEMORY, locate
+from cenote.transport.memory_access import MEMORY
 from cenote.transport.opening import close_all
 from cenote.v1 import store_pb2
 
 from .claims import ClaimFile
 from .disk_reads import send_items
+from .proofs import prove_rows
 from .rdma_host import HostedLane, RdmaHost
 from .segment import Segment, SegmentSet, seal_rows
 from .served_socket import STEP_BYTES, Gone, ServedSocket
@@ -51,22 +52,24 @@ from .serving import (
     TIMED_MASK,
     ConnectionCounters,
     ServingLimits,
+    check_count,
     epoch_error,
     grant_error,
     introduction,
     judged,
+    located,
 )
 from .sessions import SessionTable, open_marked
 from .slot_reads import records_of
 from .ssd import DISK_ADDRESS
+from .staged_reads import offer_staging, send_staged
 
 __all__ = ["ServedConnection"]
 
 _INVALID: Final = InvalidArgument.code
 _VOID: Final = GrantRevoked.code
 _NO_EPOCH: Final = 1 << 32
-_STALE_DRAIN_BYTES_MAX: Final = 8 << 20
-_MSG_MORE: Final = socket.MSG_MORE
+_STALE_BYTES_MAX: Final = 8 << 20
 _FIRST: Final = np.zeros(1, np.int64)
 
 _log = get_logger("cenote.store.data")
@@ -102,8 +105,7 @@ class ServedConnection:
         self._on_end = on_end
         self._session_id = b""
         self._head = memoryview(bytearray(wire.HEAD_BYTES))
-        self._op = 0
-        self._call_id = 0
+        self._op = self._call_id = 0
         self._changing = threading.Lock()
         """Held while bytes of this connection may reach a segment."""
         self._changing_epoch = _NO_EPOCH
@@ -213,17 +215,8 @@ class ServedConnection:
                         open_marked(segment, self._session_id, writable=hello.writer)
                     )
                 self._claims.offer(self._session_id, hello, greeting, descriptors)
-                answer = wire.encode_hello_reply(greeting)
-                chunk = descriptors[: wire.DESCRIPTORS_PER_MESSAGE]
-                sent = socket.send_fds(self._io.sock, [answer], chunk)
-                for first in range(len(chunk), len(descriptors), wire.DESCRIPTORS_PER_MESSAGE):
-                    if sent < len(answer):
-                        self._io.send_bytes(answer[sent:])
-                        sent = len(answer)
-                    chunk = descriptors[first : first + wire.DESCRIPTORS_PER_MESSAGE]
-                    socket.send_fds(self._io.sock, [b"\x00"], chunk)
-                if sent < len(answer):
-                    self._io.send_bytes(answer[sent:])
+                offer_staging(self._segments.disk, hello, greeting, descriptors)
+                self._io.send_descriptors(wire.encode_hello_reply(greeting), descriptors)
             finally:
                 close_all(descriptors)
 
@@ -245,18 +238,17 @@ class ServedConnection:
             self._times[self._op].observe(time.perf_counter() - began_s)
 
     def _serve(self, head: memoryview) -> None:
-        (op, _, _, count, call_id, epoch, grant_id, body, segment, _, offset, length) = (
-            wire.REQUEST_ONE.unpack(head)
-        )
+        request = wire.REQUEST_ONE.unpack(head)
+        (op, _, _, count, call_id, epoch, grant_id, body, segment, _, offset, length) = request
         self._op, self._call_id = op, call_id
         if op == wire.OP_READ:
             if count == 1 and body == wire.EXTENT_BYTES:
                 self._read_one(segment, offset, length)
                 return
-            self._check(count, body == count * wire.EXTENT_BYTES)
+            check_count(count, body == count * wire.EXTENT_BYTES)
             self._read(self._receive_rows(count))
         elif op == wire.OP_WRITE:
-            self._check(count, body >= count * wire.EXTENT_BYTES)
+            check_count(count, body >= count * wire.EXTENT_BYTES)
             if not self._writer:
                 raise PermissionDenied("this connection said in its hello that it does not write")
             payload = body - count * wire.EXTENT_BYTES
@@ -266,27 +258,27 @@ class ServedConnection:
                 self._write(self._receive_rows(count), payload, epoch, grant_id)
         elif op == wire.OP_SEAL:
             least = wire.SEAL_PREFIX.size + count * wire.SEAL_ROW_BYTES
-            self._check(count, least <= body <= wire.SEAL_BYTES_MAX)
+            check_count(count, least <= body <= wire.SEAL_BYTES_MAX)
             self._seal(count, body, epoch)
+        elif op == wire.OP_PROVE:
+            check_count(count, body == count * wire.PROOF_ROW_BYTES)
+            self._prove(count, body, grant_id)
         elif op == wire.OP_PING:
-            self._check(1, body == wire.BODY_BYTES_MIN)
+            check_count(1, body == wire.BODY_BYTES_MIN)
             self._answer_one(0)
         elif op == wire.OP_SLOTS:
-            self._check(count, body == count * wire.SLOT_WANTED_BYTES)
+            check_count(count, body == count * wire.SLOT_WANTED_BYTES)
             statuses, records = records_of(self._segments, self._receive_body(body))
             size = len(statuses) + len(records)
             self._io.send_bytes(self._reply(0, count, size) + statuses + records)
+        elif op == wire.OP_STAGED:
+            check_count(count, body == count * wire.EXTENT_BYTES)
+            self._read_staged(self._receive_rows(count), grant_id)
         elif op == wire.OP_RDMA:
-            self._check(count, count == 1 and body <= wire.RDMA_BYTES_MAX)
+            check_count(count, count == 1 and body <= wire.RDMA_BYTES_MAX)
             self._serve_lane(body)
         else:
             raise ProtocolError(f"operation {op} is unknown")
-
-    def _check(self, count: int, body_fits: bool) -> None:
-        if not 0 < count <= wire.ITEMS_MAX or not body_fits:
-            raise ProtocolError(
-                f"a request of {count} items (1 to {wire.ITEMS_MAX}) whose length does not fit"
-            )
 
     def _reply(self, code: int, count: int, length: int) -> bytes:
         return wire.REPLY.pack(
@@ -301,14 +293,6 @@ class ServedConnection:
             self._io.receive_view(raw[wire.EXTENT_BYTES :])
         return rows
 
-    def _locate(self, rows: NDArray[np.void]) -> tuple[U8Array, U64Array, U64Array]:
-        """Judge each row: statuses, addresses (of good ones), lengths."""
-        return locate(rows, self._find)
-
-    def _find(self, segment_id: int) -> tuple[int, int] | None:
-        segment = self._segments.by_id(segment_id)
-        return None if segment is None else (segment.address, segment.ready_bytes)
-
     def _answer_one(self, status: int) -> None:
         self._io.sock.send(
             wire.REPLY_ONE.pack(self._op, 0, 0, 1, self._call_id, self._segments.epoch, 1, status)
@@ -322,8 +306,7 @@ class ServedConnection:
             self._answer_one(status)
             return
         if segment.disk is not None:
-            row = (segment_id, 0, offset, length)
-            self._read(np.array([row], EXTENT))
+            self._read(np.array([(segment_id, 0, offset, length)], EXTENT))
             return
         head = wire.REPLY_ONE.pack(
             wire.OP_READ, 0, 0, 1, self._call_id, self._segments.epoch, length + 1, 0
@@ -338,7 +321,7 @@ class ServedConnection:
         self.counters.read_bytes += length
 
     def _read(self, rows: NDArray[np.void]) -> None:
-        statuses, addresses, lengths = self._locate(rows)
+        statuses, addresses, lengths = located(self._segments, rows)
         good = statuses == 0
         if not good.all():
             addresses, lengths = addresses[good], lengths[good]
@@ -347,13 +330,29 @@ class ServedConnection:
         if not total:
             self._io.send_bytes(head)
             return
-        self._io.send_bytes(head, _MSG_MORE)
+        self._io.send_bytes(head, socket.MSG_MORE)
         disk = self._segments.disk
         if disk is None or int(addresses.max()) < DISK_ADDRESS:
             move_items(self._io.send, self._io.send_views, addresses, lengths, None, STEP_BYTES)
         else:
             stall_s = self._limits.stall_timeout_s
             send_items(disk, self._io, addresses.tolist(), lengths.tolist(), stall_s)
+        self.counters.read_bytes += total
+
+    def _read_staged(self, rows: NDArray[np.void], staging_id: int) -> None:
+        statuses, addresses, lengths = located(self._segments, rows)
+        statuses[(statuses == 0) & (addresses < DISK_ADDRESS)] = _INVALID
+        disk, good = self._segments.disk, statuses == 0
+        total = int(lengths[good].sum())
+        head = self._reply(0, len(rows), len(rows) + total) + statuses.tobytes()
+        if not total:
+            self._io.send_bytes(head)
+            return
+        if disk is None or disk.staging.staging_id != staging_id:
+            self._answer_error(StaleLocation("this staging memory is gone: the daemon began anew"))
+            return
+        places = addresses[good].tolist(), lengths[good].tolist()
+        send_staged(disk, self._io, head, *places, self._limits.stall_timeout_s)
         self.counters.read_bytes += total
 
     # ---- changes ----------------------------------------------------------------------------
@@ -387,12 +386,10 @@ class ServedConnection:
             self._io.stop_if_revoked()
             stale = epoch < self._segments.epoch
             if stale:
-                self._drain(
-                    payload, epoch_error(epoch, self._segments.epoch), _STALE_DRAIN_BYTES_MAX
-                )
+                self._drain(payload, epoch_error(epoch, self._segments.epoch), _STALE_BYTES_MAX)
             elif grant_id < self._segments.first_grant_id:
                 status = _VOID
-                self._drain(payload, grant_error(grant_id), _STALE_DRAIN_BYTES_MAX)
+                self._drain(payload, grant_error(grant_id), _STALE_BYTES_MAX)
             elif segment is None:
                 self._drain(payload, StaleLocation(f"there is no segment {segment_id}"))
             elif status:
@@ -406,7 +403,7 @@ class ServedConnection:
             self._answer_one(status)
 
     def _write(self, rows: NDArray[np.void], payload: int, epoch: int, grant_id: int) -> None:
-        statuses, addresses, lengths = self._locate(rows)
+        statuses, addresses, lengths = located(self._segments, rows)
         if int(lengths.max()) > wire.ITEM_BYTES_MAX or int(lengths.sum()) != payload:
             raise ProtocolError(f"a write whose payload of {payload} bytes is not that of its rows")
         statuses[addresses >= DISK_ADDRESS] = _INVALID  # nobody writes there but the daemon
@@ -415,12 +412,10 @@ class ServedConnection:
             self._io.stop_if_revoked()
             stale = epoch < self._segments.epoch
             if stale:
-                self._drain(
-                    payload, epoch_error(epoch, self._segments.epoch), _STALE_DRAIN_BYTES_MAX
-                )
+                self._drain(payload, epoch_error(epoch, self._segments.epoch), _STALE_BYTES_MAX)
             elif grant_id < self._segments.first_grant_id:
                 statuses[:] = _VOID
-                self._drain(payload, grant_error(grant_id), _STALE_DRAIN_BYTES_MAX)
+                self._drain(payload, grant_error(grant_id), _STALE_BYTES_MAX)
             elif not statuses.any():
                 move_items(
                     self._io.receive, self._io.receive_views, addresses, lengths, None, STEP_BYTES
@@ -496,3 +491,10 @@ class ServedConnection:
             return
         self.counters.seals += count
         self._io.send_bytes(self._reply(0, count, count) + statuses.tobytes())
+
+    def _prove(self, count: int, body: int, grant_id: int) -> None:
+        rows = np.frombuffer(self._receive_body(body), PROOF, count)
+        self._io.stop_if_revoked()
+        statuses, tickets = prove_rows(self._segments, grant_id, rows)
+        size = len(statuses) + len(tickets)
+        self._io.send_bytes(self._reply(0, count, size) + statuses + tickets)

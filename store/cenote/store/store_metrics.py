@@ -20,6 +20,7 @@ from cenote.v1 import master_pb2 as pb
 from .agent_core import Stage
 from .copy_outcomes import CopierCounters
 from .dram import DramSegment
+from .endurance import Endurance
 from .puller import PullerCounters
 from .rdma_serving import RdmaServing
 from .segments import LocalSegments
@@ -29,7 +30,13 @@ from .sessions import SessionTable
 from .ssd import SsdSegment
 from .verifying import Verifier
 
-__all__ = ["register_copies", "register_metrics", "register_rdma", "register_verifier"]
+__all__ = [
+    "register_copies",
+    "register_endurance",
+    "register_metrics",
+    "register_rdma",
+    "register_verifier",
+]
 
 _TIERS: Final[dict[int, str]] = {common_pb2.TIER_DRAM: "dram", common_pb2.TIER_SSD: "ssd"}
 
@@ -183,6 +190,26 @@ def register_copies(
         "Copies that came to nothing, for whatever reason.",
         lambda: sum(one.failed for one in (copier, puller) if one is not None),
     )
+
+
+def register_endurance(metrics: Metrics, endurance: Endurance) -> None:
+    """What the SSD may be written, and was, where its writes have a budget."""
+
+    def told(name: str) -> Callable[[], float]:
+        def ask() -> float:
+            stats = pb.NodeStats()
+            endurance.tell(stats)
+            return float(getattr(stats, name))
+
+        return ask
+
+    for name, text in (
+        ("ssd_write_budget_bytes", "For any 24 hours (--ssd-daily-writes)."),
+        ("ssd_write_allowance_bytes", "What of the budget may be written now."),
+        ("ssd_written_day_bytes", "In this hour and the 23 before it."),
+        ("ssd_written_total_bytes", "Since the device was given a budget first."),
+    ):
+        metrics.gauge(f"cenote_store_{name}", text, told(name))
 
 
 def register_rdma(metrics: Metrics, rdma: RdmaServing) -> None:

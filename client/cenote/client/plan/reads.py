@@ -38,14 +38,15 @@ from .alike import CACHED_BYTES_MAX, Alike
 from .asking import ask_master
 from .budgets import LEASE_SHARE, READ_ATTEMPTS_MAX, backoff_s, lease_ttl_ms
 from .counters import FETCH, LOOKUP, READ, VERIFY
+from .device_rows import Devices
 from .fetches import Fetch, Located
 from .grants import LeaseHold
 from .misreads import Misreads
 from .pieces import Pieces, ranges
 from .state import Call, pick_digests
-from .steps import Move, Pause, Plan
+from .steps import Move, Pause, Plan, Settle
 
-__all__ = ["ReadOptions", "ReadOutcome", "acquire", "read_objects"]
+__all__ = ["ReadOptions", "ReadOutcome", "acquire", "read_direct", "read_objects"]
 
 I64 = NDArray[np.int64]
 _HIT: Final = int(GetStatus.HIT)
@@ -131,6 +132,25 @@ def read_objects(
     return outcome
 
 
+def read_direct(
+    call: Call, digests: bytes, pieces: Pieces, options: ReadOptions
+) -> Plan[ReadOutcome | None]:
+    """Read a batch into memory of GPUs that NICs reach, without the processor; None where not all
+    of it can be had in this way: nothing is said of any key then."""
+    count = len(digests) // DIGEST_BYTES
+    devices = pieces.devices
+    if devices is None or count > call.state.limits.batch_keys_max:
+        return None
+    outcome = ReadOutcome.blank(count, values=False)
+    reader = _Reader(call, digests, pieces, options, outcome)
+    reader.todo = np.arange(count, dtype=np.int64)
+    yield Settle(devices, max(0.001, call.remaining_s()))
+    if not (yield from reader.read_direct(devices)):
+        return None
+    _count(call, outcome)
+    return outcome
+
+
 def _count(call: Call, outcome: ReadOutcome) -> None:
     counters = call.space.counters
     hits, misses, failed = np.bincount(outcome.statuses, minlength=3).tolist()
@@ -193,14 +213,27 @@ class _Reader:
             )
             self.outcome.fail(self.todo, lost, VERIFY)
 
-    def _fetch_alike(self, located: Located) -> Plan[bool]:
+    def read_direct(self, devices: Devices) -> Plan[bool]:
+        """Have a NIC put all of it on GPUs, proven by the lease; False: it is to be staged."""
+        lease = self.options.lease
+        if lease is not None:
+            return (yield from self._fetch_alike(self._under_lease(lease), devices))
+        located = yield from self._acquired()
+        try:
+            return (yield from self._fetch_alike(located, devices))
+        finally:
+            if located.hold is not None:
+                self.call.state.release(located.hold.lease_id)
+                self.call.state.holds.pop(located.hold.lease_id, None)
+
+    def _fetch_alike(self, located: Located, direct: Devices | None = None) -> Plan[bool]:
         """Read a whole batch of objects that lie in one piece each, on one node, and are all there:
         the usual case, in a tenth of the steps. False: not that, or it did not go smoothly."""
         call, todo = self.call, self.todo
         alike = Alike.of(call, located, self.pieces) if not call.avoid else None
         if alike is None or call.remaining_s() <= 0:
             return False
-        part = alike.part(call, self.options.verify)
+        part = alike.part(call, self.options.verify, direct)
         yield Move([part])
         if not alike.arrived(call, part):
             return False

@@ -122,6 +122,7 @@ class PoolLink:
             deadline_s=_CONNECT_S,
             transports=self._options.transports,
             replicas=self._options.replicas,
+            gives_way=self._options.gives_way,
         )
 
 
