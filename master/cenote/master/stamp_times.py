@@ -29,6 +29,8 @@ class StampTimes:
             del times[: _TIMES_MAX // 2 : 2]
 
     def idle_s(self, stamp: int, now_s: float) -> float:
-        """About how long ago this stamp was given."""
-        at = bisect_right(self._times, (stamp, float("inf")))
-        return max(0.0, now_s - self._times[at - 1][1]) if at else 0.0
+        """About how long ago this stamp was given; of one from before the first that is known, as
+        after a restart, at least how long."""
+        times = self._times
+        at = bisect_right(times, (stamp, float("inf")))
+        return max(0.0, now_s - times[max(0, at - 1)][1]) if times else 0.0
