@@ -25,11 +25,19 @@ from sim.loop import Killed, Violation
 if TYPE_CHECKING:
     from sim.loop import Loop
 
-__all__ = ["SECTOR_BYTES", "DiskFile", "DiskWeather", "SimDisk", "plan_disk"]
+__all__ = [
+    "QUICK_S",
+    "SECTOR_BYTES",
+    "DiskFile",
+    "DiskWeather",
+    "SimDisk",
+    "plan_disk",
+    "versions_in",
+]
 
 SECTOR_BYTES: Final = 512
 _SLOTS_AT: Final = 64 << 10
-_QUICK_S: Final = 100e-6
+QUICK_S: Final = 100e-6
 _STOPS: Final = (0, 0, 1, 2)
 """How often others get on while one write lands."""
 _KEPT: Final = (0.0, 0.3, 0.7, 1.0)
@@ -97,9 +105,9 @@ class DiskFile:
 class DiskWeather:
     """What is the matter with a device at present."""
 
-    def __init__(self) -> None:
-        self.latency_s = _QUICK_S
-        self.read_errors = self.write_errors = self.flush_errors = 0.0
+    def __init__(self, latency_s: float = QUICK_S, errors: float = 0.0) -> None:
+        self.latency_s = latency_s
+        self.read_errors = self.write_errors = self.flush_errors = errors
         """The share of requests that fail."""
 
 

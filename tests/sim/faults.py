@@ -59,7 +59,6 @@ WITH_POWER: Final = ALL_FAULTS | {"power"}
 """The master's machine fails, too, and the journal's unsynced end is lost."""
 WITH_METADATA_LOSS: Final = ALL_FAULTS | {"metadata-loss"}
 """The master's directory is lost at times."""
-
 WITH_QUOTAS: Final = ALL_FAULTS | {"quotas"}
 """An administrator changes the namespace's quota at times: no fault, but it changes what goes."""
 

@@ -50,9 +50,10 @@ class TierFaults:
         """The daemon dies in the middle of a copy, or its host, or the master does."""
         world, faults = self._world, self._faults
         dice = world.loop.dice
-        if dice.random() > faults._malice / 5:
+        share = 1.0 if what == "read" else 0.2  # copies that come back are fewer
+        if dice.random() > faults._malice * share:
             return
-        act = dice.choice(("kill", "kill", "power", "master"))
+        act = dice.choice(("kill", "power", "master", "master"))
         delay_s = dice.expovariate(1 / dice.choice((0.0002, 0.002)))
         if act == "kill":
             faults._restart_soon(host, delay_s)
@@ -67,17 +68,21 @@ class TierFaults:
         disks = [host.disk for host in self._world.hosts.values() if host.disk is not None]
         return self._world.loop.dice.choice(disks) if disks else None
 
+    def _usual(self) -> DiskWeather:
+        assert self._world.tiers is not None
+        return self._world.tiers.usual_weather()
+
     def _with_weather(
         self, disk: SimDisk, what: str, change: Callable[[DiskWeather], None]
     ) -> None:
-        weather = disk.weather = DiskWeather()
+        weather = disk.weather = self._usual()
         change(weather)
         seconds = self._faults._span_s(2.0)
         self._world.loop.note(disk.host, f"its SSD is {what} for {seconds:.3f} s")
 
         def over() -> None:
             if disk.weather is weather:
-                disk.weather = DiskWeather()
+                disk.weather = self._usual()
 
         self._world.loop.after(seconds, over)
 

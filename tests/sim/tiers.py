@@ -36,7 +36,7 @@ from cenote.store.ssd import SsdSegment, find_survivors, open_ssd
 from cenote.transport.base import ExtentArray, SessionIdentity, U8Array, U64Array
 from cenote.v1 import common_pb2
 from sim.data_path import TcpChannel
-from sim.disk import SimDisk, versions_in
+from sim.disk import QUICK_S, DiskWeather, SimDisk, versions_in
 from sim.loop import Violation
 from sim.machine import SimQueue, SimSecrets, SimThreading, SimTime
 from sim.stores import SimSegment
@@ -69,6 +69,10 @@ class Tiers:
         """Whether a device takes bytes from where they are, or they go through staging memory. (It
         must not depend on where memory happens to be.)"""
         self.write_limit = dice.choice((0, 0, 200_000))
+        self._latency_s = dice.choice((QUICK_S, 1e-3, 20e-3))
+        self._errors = dice.choice((0.0, 0.0, 0.03))
+        self.source_pause_s = dice.choice((0.0, 0.02, 0.2))
+        """Between what a source says of its slots, and its bytes."""
         self.failures_max = dice.choice(_REQUESTS_IN_A_ROW)
         hosts = list(world.hosts.values())
         without = dice.randrange(len(hosts)) if dice.random() < 0.2 and len(hosts) > 1 else -1
@@ -80,8 +84,15 @@ class Tiers:
 
     def new_disk(self, host: StoreHost) -> SimDisk:
         disk = SimDisk(self._world.loop, host.name, self.blocks, self.memory_align)
+        disk.weather = self.usual_weather()
         disk.on_request = partial(self._on_request, host)
         return disk
+
+    def usual_weather(self) -> DiskWeather:
+        """Of devices with which nothing special is the matter."""
+        if self._world.calm:
+            return DiskWeather()
+        return DiskWeather(self._latency_s, self._errors)
 
     def _on_request(self, host: StoreHost, what: str) -> None:
         self._world.faults.strike_device(host, what)
@@ -242,6 +253,7 @@ class SimSource:
     def __init__(self, world: World, address: str, name: str, identity: SessionIdentity) -> None:
         node = common_pb2.NodeView(name=address.partition(":")[0])
         party = world.loop.present_party()
+        self._world = world
         self._channel = TcpChannel(world, party, node, identity, epoch=0)
 
     def records(self, wanted: NDArray[np.void], deadline_s: float) -> list[bytes | None]:
@@ -256,6 +268,9 @@ class SimSource:
         return [None if status else next(found) for status in statuses]
 
     def read(self, extents: ExtentArray, addresses: U64Array, deadline_s: float) -> U8Array:
+        tiers = self._world.tiers
+        if tiers is not None and tiers.source_pause_s and not self._world.calm:
+            self._world.loop.sleep(self._world.loop.dice.expovariate(1 / tiers.source_pause_s))
         return self._channel.read(extents, addresses, deadline_s)
 
     def close(self) -> None:

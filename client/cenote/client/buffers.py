@@ -21,6 +21,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128
 
 from cenote.api.errors import InvalidArgument, InvalidBuffer, ResourceUnavailable
 from cenote.api.types import RawBuffer
+from cenote.runtime.gpu_copies import NO_STREAM
 from cenote.runtime.memory import PAGE_BYTES, address_of, populate
 from cenote.runtime.units import format_size
 
@@ -240,7 +241,12 @@ def _raw_memory(buffer: RawBuffer, position: int | None) -> Memory:
         raise InvalidBuffer(
             f"{_name(position)}: no {buffer.length} bytes can lie at {buffer.address:#x}"
         )
-    return buffer.address, buffer.length, buffer.keeper
+    if buffer.device is None:
+        return buffer.address, buffer.length, buffer.keeper
+    if type(buffer.device) is not int or not 0 <= buffer.device < 1 << 16:
+        raise InvalidBuffer(f"{_name(position)}: there is no device {buffer.device!r}")
+    place = DeviceMemory(buffer.address, buffer.length, buffer.device, NO_STREAM, buffer.keeper)
+    return buffer.address, buffer.length, place
 
 
 def _tensor_memory(tensor: Any, position: int | None) -> Memory:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import threading
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic, sleep
@@ -131,7 +132,10 @@ class Areas:
             pause_s = min(2 * pause_s, _LOOK_MAX_S)
 
     def __del__(self) -> None:
-        self.close()  # of a coroutine that was cancelled before it had them
+        # Of a coroutine that was cancelled before it had them. A finalizer may run in the middle of
+        # anything, so it takes no lock.
+        if self._areas:
+            self._staging.dropped.append(self._areas)
 
     def close(self) -> None:
         """Give them back; what is still under way is waited for a moment, and kept."""
@@ -165,6 +169,8 @@ class DeviceStaging:
         self._changed = threading.Condition(self._lock)
         self._copies: GpuCopies | None = None
         self._idle: list[Area] = []
+        self.dropped: deque[list[Area]] = deque()
+        """Of calls that ended before they could give them back."""
         self._busy: list[Area] = []
         """Given back while a copy was under way."""
         self._made = 0
@@ -243,7 +249,7 @@ class DeviceStaging:
                 left_s = end_s - monotonic()
                 if left_s <= 0:
                     raise DeadlineExceeded("all staging memory for GPUs was in use")
-                self._changed.wait(min(left_s, 0.01 if self._busy else left_s))
+                self._changed.wait(min(left_s, 0.01 if self._busy else 0.1))
             if self._closed:
                 raise ClientClosed("the client was closed")
             lanes = range(self._made, min(AREAS, self._made + count - len(taken)))
@@ -265,6 +271,8 @@ class DeviceStaging:
 
     def _reclaim(self) -> None:
         """Under the lock."""
+        while self.dropped:
+            self._busy += self.dropped.popleft()
         still = [area for area in self._busy if not _is_settled(area)]
         if len(still) < len(self._busy):
             self._idle += [area for area in self._busy if area not in still]

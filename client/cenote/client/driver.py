@@ -363,6 +363,7 @@ class BlockingDriver:
         staging = self._session.staging
         staging.flush(devices.numbers)
         staging.direct_bytes += part.size_bytes
+        self._session.state.moved[part.node_id][0] += part.size_bytes
         return statuses
 
     def move_one(self, call: Call, step: MoveOne) -> tuple[int, int, bool]:

@@ -95,6 +95,8 @@ class RawBuffer:
     address: int
     length: int
     keeper: object = None
+    device: int | None = None
+    """The number of the GPU on which it lies; nothing there may be about to change it."""
 
 
 @dataclass(frozen=True, slots=True)

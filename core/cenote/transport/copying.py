@@ -25,6 +25,7 @@ import xxhash
 from cenote.api.errors import DeadlineExceeded
 
 from .base import U64Array
+from .gil import RELEASES
 from .memory_access import (
     MEMORY,
     SLICE_COPY_BYTES_MAX,
@@ -256,8 +257,8 @@ class CopyTeam:
 
     def begin(self, size: int, hashed: bool) -> tuple[_Choice | None, bool]:
         """Whether to use the helpers for a copy of this size; they are taken until `end`."""
-        if size < SHARED_BYTES_MIN or not self._helpers_wanted:
-            return None, False
+        if size < SHARED_BYTES_MIN or not self._helpers_wanted or RELEASES.gives_way:
+            return None, False  # helpers would want the GIL for each piece
         choice = self._choices[2 * hashed + (size >= _LONG_BYTES)]
         if not choice.prefers_helpers():
             return choice, False

@@ -68,6 +68,11 @@ class _Releases:
         self._keep_until = 0.0
         self._gives_way = False
 
+    @property
+    def gives_way(self) -> bool:
+        """Whether no step of this process keeps the GIL."""
+        return self._gives_way
+
     def give_way(self, always: bool = True) -> None:
         """From now on no step of this process keeps the GIL, whatever giving it up costs."""
         self._gives_way = always

@@ -14,6 +14,7 @@ from cenote.v1 import admin_pb2 as pb
 from cenote.v1 import master_pb2
 
 from .admin_more import AdminMore
+from .audit import audit
 from .commands import ResetNamespace
 from .front import LEADER, STANDBY
 from .grpc_service import deadline_of
@@ -164,6 +165,7 @@ class AdminGrpc(AdminMore):
         assert isinstance(opened, master_pb2.OpenNamespaceResponse)
         if not opened.created:
             raise AlreadyExists(f"namespace {request.name!r} exists, with this fingerprint")
+        audit(context, "namespace created", namespace=request.name)
         return pb.CreateNamespaceResponse(namespace=self._namespace(request.name))
 
     async def ResetNamespace(
@@ -176,6 +178,7 @@ class AdminGrpc(AdminMore):
             ResetNamespace(check_text(request.name, "name"), secrets.randbits(64))
         )
         await self._service.make_durable(deadline_of(context))
+        audit(context, "namespace reset", namespace=request.name, generation=reply.generation)
         return pb.ResetNamespaceResponse(generation=reply.generation)
 
     async def SetNamespaceQuota(
@@ -186,6 +189,12 @@ class AdminGrpc(AdminMore):
         decider.refuse_unless_writable()
         decider.apply(quota_command(request))
         await self._service.make_durable(deadline_of(context))
+        audit(
+            context,
+            "quota set",
+            namespace=request.name,
+            quota=str(quota_command(request)).removeprefix("SetQuota"),
+        )
         return pb.SetNamespaceQuotaResponse(namespace=self._namespace(request.name))
 
     async def ListTasks(self, request: pb.ListTasksRequest, context: Any) -> pb.ListTasksResponse:
@@ -197,6 +206,7 @@ class AdminGrpc(AdminMore):
         decider = self._service.decider
         decider.refuse_unless_writable()
         decider.apply(Rebalance(request.cancel, request.bandwidth))
+        audit(context, "rebalance", cancel=request.cancel, bandwidth=request.bandwidth)
         return pb.RebalanceResponse()
 
     async def GetMissRatioCurves(

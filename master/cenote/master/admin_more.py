@@ -14,6 +14,7 @@ from cenote.v1 import admin_pb2 as pb
 from cenote.v1 import common_pb2
 
 from .admin_commands import Configure, DeleteNamespace, Evict
+from .audit import audit
 from .config import MasterConfig
 from .config_values import config_values, parse_values
 from .debug_dump import debug_dump
@@ -64,6 +65,7 @@ class AdminMore:
         name = check_text(request.name, "name")
         objects = decider.apply(DeleteNamespace(name, secrets.randbits(64)))
         await self._service.make_durable(deadline_of(context))
+        audit(context, "namespace deleted", namespace=name, objects=objects)
         return pb.DeleteNamespaceResponse(objects=objects)
 
     # ---- looking closer ---------------------------------------------------------------------
@@ -128,6 +130,7 @@ class AdminMore:
             command.rows_max = len(keys)
         reply = decider.apply(command)
         await self._service.make_durable(deadline_of(context))
+        audit(context, "objects evicted", namespace=request.namespace, objects=reply.objects)
         return pb.EvictObjectsResponse(
             objects=reply.objects,
             size_bytes=reply.size_bytes,
@@ -153,6 +156,7 @@ class AdminMore:
             raise InvalidArgument("the request changes nothing", remedy="name values, or unset")
         decider.apply(Configure(parse_values(dict(request.values)), list(request.unset)))
         await self._service.make_durable(deadline_of(context))
+        audit(context, "limits changed", **request.values, unset=",".join(request.unset))
         return pb.SetConfigResponse(values=self._config_values())
 
     async def TakeSnapshot(
@@ -164,6 +168,7 @@ class AdminMore:
         if not request.only_look:
             service.flush()
             wanted = backend.request_snapshot()
+            audit(context, "snapshot asked for", through_entry=wanted)
         return pb.TakeSnapshotResponse(
             wanted_entry=wanted,
             covered_entry=backend.snapshot_entry,

@@ -7,6 +7,7 @@ not journaled, and nothing is decided by it: it is for people, who ask why a key
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, final
@@ -16,15 +17,6 @@ from numpy.typing import NDArray
 
 __all__ = ["Decision", "DecisionLog", "Fate", "Why"]
 
-_BATCH: Final = np.dtype(
-    [
-        ("first", "<u8"),
-        ("at_s", "<f8"),
-        ("count", "<u4"),
-        ("fate", "u1"),
-        ("why", "u1"),
-    ]
-)
 _KEYS_A_BATCH: Final = 4
 """Room is for so many fewer batches than keys."""
 _BATCHES_MIN: Final = 64
@@ -77,7 +69,10 @@ class Decision:
 class DecisionLog:
     """The last `keys_max` objects about which something was decided; 32 bytes each."""
 
-    __slots__ = ("_batches", "_digests", "_end", "_seqs", "_stamps", "batches", "keys_max")
+    __slots__ = (
+        *("_at_s", "_counts", "_digests", "_end", "_firsts", "_kinds", "_rows", "_seqs"),
+        *("_stamps", "batches", "keys_max"),
+    )
 
     def __init__(self, keys_max: int) -> None:
         self.keys_max = keys_max
@@ -85,11 +80,17 @@ class DecisionLog:
         self._digests = np.zeros((keys_max, 2), np.uint64)
         self._stamps = np.zeros(keys_max, np.uint64)
         self._seqs = np.zeros(keys_max, np.uint64)
-        self._batches = np.zeros(max(_BATCHES_MIN, keys_max // _KEYS_A_BATCH), _BATCH)
         self._end = 0
         """Keys since the start of the tenure."""
         self.batches = 0
         """Likewise."""
+        # Of batches, a ring, too; `array` because one value at a time is written.
+        self._rows = max(_BATCHES_MIN, keys_max // _KEYS_A_BATCH)
+        self._firsts = array("q", bytes(8 * self._rows))
+        self._at_s = array("d", bytes(8 * self._rows))
+        self._counts = array("L", bytes(array("L").itemsize * self._rows))
+        self._kinds = array("H", bytes(2 * self._rows))
+        """Fate, and why."""
 
     def note(
         self,
@@ -104,50 +105,50 @@ class DecisionLog:
         count, room = len(digests), self.keys_max
         if not count or not room:
             return
-        first = self._end
-        for start in range(0, count, room):  # once, but for a batch that is larger than the log
-            part = slice(start, min(count, start + room))
-            self._write(
-                digests[part],
-                stamps if isinstance(stamps, int) else stamps[part],
-                seqs if isinstance(seqs, int) else seqs[part],
-            )
-        batches = self._batches
-        batches[self.batches % len(batches)] = (first, now_s, count, fate, why)
+        row = self.batches % self._rows
+        self._firsts[row], self._at_s[row], self._counts[row] = self._end, now_s, count
+        self._kinds[row] = fate << 8 | why
         self.batches += 1
+        at = self._end % room
+        if at + count <= room:
+            end = at + count
+            self._digests[at:end] = digests
+            self._stamps[at:end] = stamps
+            self._seqs[at:end] = seqs
+            self._end += count
+        else:
+            self._write_around(digests, stamps, seqs)
 
-    def _write(
+    def _write_around(
         self,
         digests: NDArray[np.uint64],
         stamps: NDArray[np.uint64] | int,
         seqs: NDArray[np.uint64] | int,
     ) -> None:
+        """Over the end of the ring."""
         count, room = len(digests), self.keys_max
-        at = self._end % room
+        kept = slice(max(0, count - room), count)
+        where = np.arange(self._end + kept.start, self._end + count) % room
+        self._digests[where] = digests[kept]
+        self._stamps[where] = stamps if isinstance(stamps, int) else stamps[kept]
+        self._seqs[where] = seqs if isinstance(seqs, int) else seqs[kept]
         self._end += count
-        where: slice | NDArray[np.int64] = slice(at, at + count)
-        if at + count > room:
-            where = np.arange(at, at + count) % room
-        self._digests[where] = digests
-        self._stamps[where] = stamps
-        self._seqs[where] = seqs
 
     def __len__(self) -> int:
         """Keys that it holds."""
         return min(self._end, self.keys_max)
 
-    def _kept(self) -> NDArray[np.void]:
-        """Batches, oldest first."""
-        size = len(self._batches)
-        if self.batches <= size:
-            return self._batches[: self.batches]
-        return np.roll(self._batches, -(self.batches % size))
+    def _kept(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Rows of the batches that are kept, oldest first, and where each of them begins."""
+        oldest = max(0, self.batches - self._rows)
+        rows = np.arange(oldest, self.batches) % self._rows
+        return rows, np.frombuffer(self._firsts, np.int64)[rows]
 
     def oldest_s(self) -> float | None:
         """When the oldest decision was taken that it holds as a whole; None where it has none."""
-        kept = self._kept()
-        whole = kept[kept["first"].astype(np.int64) >= self._end - self.keys_max]
-        return float(whole["at_s"][0]) if len(whole) else None
+        rows, firsts = self._kept()
+        whole = rows[firsts >= self._end - self.keys_max]
+        return self._at_s[int(whole[0])] if len(whole) else None
 
     def find(self, digest: NDArray[np.uint64]) -> list[Decision]:
         """What was decided about one key (uint64[2]), newest first, the last few."""
@@ -155,8 +156,9 @@ class DecisionLog:
         at = np.flatnonzero(
             (self._digests[:held, 0] == digest[0]) & (self._digests[:held, 1] == digest[1])
         )
-        kept = self._kept()
-        firsts = kept["first"].astype(np.int64)
+        if not len(at):
+            return []
+        rows, firsts = self._kept()
         # Where in the order of all keys each place of the ring stands.
         places = at + (self._end - 1 - at) // self.keys_max * self.keys_max
         found = []
@@ -164,13 +166,14 @@ class DecisionLog:
             number = int(np.searchsorted(firsts, place, "right")) - 1
             if number < 0:
                 break  # its batch is forgotten
-            batch, index = kept[number], place % self.keys_max
+            row, index = int(rows[number]), place % self.keys_max
+            kind = self._kinds[row]
             found.append(
                 Decision(
-                    Fate(int(batch["fate"])),
-                    Why(int(batch["why"])),
-                    float(batch["at_s"]),
-                    int(batch["count"]),
+                    Fate(kind >> 8),
+                    Why(kind & 0xFF),
+                    self._at_s[row],
+                    self._counts[row],
                     int(self._stamps[index]),
                     int(self._seqs[index]),
                 )

@@ -6,11 +6,13 @@
 While some become slots the next ones are being written. Whatever was written by the time the other
 thread is free again is flushed together, and with it the slots of those before: the slower flushes
 are, the more of them share one.
+
+Neither thread has a lower priority: one that waits for a processor while it holds the interpreter's
+lock keeps all others of this daemon waiting.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -27,23 +29,14 @@ from .disk_io import DiskIo
 from .segments import LocalSegments
 from .ssd import SsdSegment
 
-__all__ = ["NICENESS", "Demoter", "lower_priority"]
+__all__ = ["Demoter"]
 
 PLACED_MAX: Final = 1024
 """Copies that become slots between two flushes, at most."""
 PAUSE_S_MIN: Final = 0.02
-NICENESS: Final = 10
 _JOIN_S: Final = 1.0
 
 _log = get_logger(__name__)
-
-
-def lower_priority() -> None:
-    """This thread goes after those that clients wait for."""
-    try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-    except OSError as error:  # already lower, and raising it is not for everybody
-        _log.debug("can't lower a thread's priority", error=error.strerror)
 
 
 @final
@@ -91,7 +84,6 @@ class Demoter:
     # ---- writes -------------------------------------------------------------------------------
 
     def _write_all(self) -> None:
-        lower_priority()
         writer: PayloadWriter | None = None
         disk: DiskIo | None = None
         while not self._stopping.is_set():
@@ -148,7 +140,6 @@ class Demoter:
                 self._to_place.notify()
 
     def _place_all(self) -> None:
-        lower_priority()
         placed: list[Copy] = []
         while not self._stopping.is_set():
             with self._placing:

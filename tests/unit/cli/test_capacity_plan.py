@@ -81,7 +81,7 @@ def test_what_is_kept_agrees_with_a_simulated_load() -> None:
             uses += warm_s < at
         resident_s += max(0.0, min(until, horizon_s) - max(resident_from, warm_s))
     assert hits / uses == pytest.approx(0.5, abs=0.03)
-    rate = uses / (horizon_s - warm_s) / touches_s
+    rate = uses / (horizon_s - warm_s) / LOAD["requests_per_s"]
     residents = resident_s / (horizon_s - warm_s) / rate
     assert residents == pytest.approx(found.kept_tokens, rel=0.05)
 

@@ -8,7 +8,8 @@ import pytest
 
 from cenote.cli.cmd_explain import verdict_of
 from cenote.v1 import admin_pb2 as pb
-from cenote.v1 import common_pb2
+from cenote.v1.common_pb2 import NODE_STATE_ALIVE as ALIVE
+from cenote.v1.common_pb2 import NODE_STATE_DEAD as DEAD
 
 
 def absent(*decisions: pb.KeyDecision, **fields: Any) -> pb.ExplainResponse:
@@ -51,8 +52,8 @@ def test_a_key_of_another_namespace_and_an_unknown_one() -> None:
 
 def test_nodes_that_are_not_there_are_named() -> None:
     places = [
-        pb.ObjectPlace(node_name="n1", node_state=common_pb2.NODE_STATE_DEAD, attached=True),
-        pb.ObjectPlace(node_name="n2", node_state=common_pb2.NODE_STATE_ALIVE, attached=False),
+        pb.ObjectPlace(node_name="n1", node_state=DEAD, attached=True),
+        pb.ObjectPlace(node_name="n2", node_state=ALIVE, attached=False),
     ]
     verdict, remedy = verdict_of(pb.ExplainResponse(state="unreachable", places=places))
     assert "n1, n2" in verdict

@@ -311,6 +311,14 @@ def test_tensors_on_a_gpu() -> None:
     assert pieces_of([bytearray(5)], 1, writable=True).devices is None
 
 
+def test_raw_memory_of_a_gpu() -> None:
+    keeper = writable_memory(RawBuffer(0x7000, 5, None, 3))[2]
+    assert keeper == DeviceMemory(0x7000, 5, 3, NO_STREAM, None)
+    for device in (-1, 1 << 16, True, "0"):
+        with pytest.raises(InvalidBuffer, match="there is no device"):
+            writable_memory(RawBuffer(0x7000, 5, None, device))  # type: ignore[arg-type]
+
+
 def test_the_cuda_array_interface() -> None:
     assert writable_memory(Told())[:2] == (0x7000, 48)
     assert writable_memory(Told(strides=(12, 4)))[:2] == (0x7000, 48)

@@ -124,8 +124,11 @@ def test_misses_leave_the_rest(client: Client, gpu: FakeGpu) -> None:
     for i in range(9):
         block = data[i * BLOCK :][:BLOCK] if i % 2 == 0 else bytes(BLOCK)
         assert found[i * BLOCK :][:BLOCK] == block
+    before = client.stats()
     chain = client.get_into_batch(keys, target.rows(9), chain=True)
     assert [chain[i] for i in range(9)] == [BLOCK] + [None] * 8
+    after = client.stats()
+    assert (after.hits - before.hits, after.misses - before.misses) == (1, 8)
 
 
 def test_under_a_lease(client: Client, gpu: FakeGpu) -> None:
@@ -247,6 +250,7 @@ def test_a_pool_that_refuses(client: Client, master: FakeMaster, gpu: FakeGpu) -
     master.hooks["put_start"] = hook
     results = client.put_from_batch(keys, source.rows(9))
     assert [results[i].stored for i in range(9)] == [True] * 3 + [False] * 6
+    assert client.stats().failed == 6
     assert not gpu.under_way
 
 

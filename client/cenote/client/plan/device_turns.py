@@ -27,7 +27,7 @@ from cenote.api.errors import (
 from cenote.api.rows import DIGEST_BYTES
 from cenote.api.types import GetStatus
 
-from .counters import FETCH
+from .counters import LOOKUP, READ
 from .device_rows import Devices, rows_of, staged_pieces, turns_of
 from .options import PutOptions
 from .outcomes import PutOutcome
@@ -84,6 +84,7 @@ def put_from_devices(
                 if not first:
                     raise
                 outcome.fail(np.arange(first, count), error)
+                call.space.counters.failed += count - first
                 break
             outcome.statuses[first:last] = part.statuses
             outcome.sameness[first:last] = part.sameness
@@ -121,7 +122,9 @@ def get_to_devices(
             except CenoteError as error:
                 if not first:
                     raise
-                outcome.fail(np.arange(first, count), error, FETCH)
+                outcome.fail(np.arange(first, count), error, LOOKUP)
+                call.space.counters.failed += count - first
+                call.space.counters.fail(READ, LOOKUP, error, count - last)  # others are counted
                 break
             outcome.statuses[first:last] = part.statuses
             outcome.sizes[first:last] = part.sizes
@@ -132,6 +135,7 @@ def get_to_devices(
             if len(rows):
                 yield CopyBegin(areas, turn, rows, pieces.keepers, to_host=False)
             if options.chain and (part.statuses == GetStatus.MISS).any():
+                call.space.counters.misses += count - last
                 break
         yield from _all_copied(call, areas)
         return outcome

@@ -94,7 +94,7 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
                 len(self._shards),
                 block_bytes_of(self._grouping, kv_cache_config),
                 space_maker(options, vllm_config, kv_cache_config, self._grouping),
-                PoolLink(options, "vllm-scheduler"),
+                PoolLink(options, "vllm-scheduler", gives_way=True),
                 self._counters,
             )
             self._scheduler.start()

@@ -71,10 +71,6 @@ class ConnectorOptions:
         metadata=option(unit="duration", minimum=0.1, maximum=600, help="of what is being loaded"),
     )
     replicas: int = field(default=1, metadata=option(minimum=1, maximum=8, help="copies to place"))
-    gives_way: bool = field(
-        default=True,
-        metadata=option(help="the engine's Python goes before transfers, which take longer then"),
-    )
     transports: tuple[str, ...] = field(
         default=("shm", "rdma", "tcp"), metadata=option(help="in order of preference")
     )
