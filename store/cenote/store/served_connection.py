@@ -36,9 +36,8 @@ from cenote.api.rows import EXTENT, PROOF, SEAL
 from cenote.runtime.log import get_logger
 from cenote.runtime.metrics import Histogram
 from cenote.transport import wire
-from cenote.transport.base import U8Array, U64Array
 from cenote.transport.item_stream import move_items
-from cenote.transport.memory_access import MEMORY, locate
+from cenote.transport.memory_access import MEMORY
 from cenote.transport.opening import close_all
 from cenote.v1 import store_pb2
 
@@ -53,10 +52,12 @@ from .serving import (
     TIMED_MASK,
     ConnectionCounters,
     ServingLimits,
+    check_count,
     epoch_error,
     grant_error,
     introduction,
     judged,
+    located,
 )
 from .sessions import SessionTable, open_marked
 from .slot_reads import records_of
@@ -104,8 +105,7 @@ class ServedConnection:
         self._on_end = on_end
         self._session_id = b""
         self._head = memoryview(bytearray(wire.HEAD_BYTES))
-        self._op = 0
-        self._call_id = 0
+        self._op = self._call_id = 0
         self._changing = threading.Lock()
         """Held while bytes of this connection may reach a segment."""
         self._changing_epoch = _NO_EPOCH
@@ -238,18 +238,17 @@ class ServedConnection:
             self._times[self._op].observe(time.perf_counter() - began_s)
 
     def _serve(self, head: memoryview) -> None:
-        (op, _, _, count, call_id, epoch, grant_id, body, segment, _, offset, length) = (
-            wire.REQUEST_ONE.unpack(head)
-        )
+        request = wire.REQUEST_ONE.unpack(head)
+        (op, _, _, count, call_id, epoch, grant_id, body, segment, _, offset, length) = request
         self._op, self._call_id = op, call_id
         if op == wire.OP_READ:
             if count == 1 and body == wire.EXTENT_BYTES:
                 self._read_one(segment, offset, length)
                 return
-            self._check(count, body == count * wire.EXTENT_BYTES)
+            check_count(count, body == count * wire.EXTENT_BYTES)
             self._read(self._receive_rows(count))
         elif op == wire.OP_WRITE:
-            self._check(count, body >= count * wire.EXTENT_BYTES)
+            check_count(count, body >= count * wire.EXTENT_BYTES)
             if not self._writer:
                 raise PermissionDenied("this connection said in its hello that it does not write")
             payload = body - count * wire.EXTENT_BYTES
@@ -259,33 +258,27 @@ class ServedConnection:
                 self._write(self._receive_rows(count), payload, epoch, grant_id)
         elif op == wire.OP_SEAL:
             least = wire.SEAL_PREFIX.size + count * wire.SEAL_ROW_BYTES
-            self._check(count, least <= body <= wire.SEAL_BYTES_MAX)
+            check_count(count, least <= body <= wire.SEAL_BYTES_MAX)
             self._seal(count, body, epoch)
         elif op == wire.OP_PROVE:
-            self._check(count, body == count * wire.PROOF_ROW_BYTES)
+            check_count(count, body == count * wire.PROOF_ROW_BYTES)
             self._prove(count, body, grant_id)
         elif op == wire.OP_PING:
-            self._check(1, body == wire.BODY_BYTES_MIN)
+            check_count(1, body == wire.BODY_BYTES_MIN)
             self._answer_one(0)
         elif op == wire.OP_SLOTS:
-            self._check(count, body == count * wire.SLOT_WANTED_BYTES)
+            check_count(count, body == count * wire.SLOT_WANTED_BYTES)
             statuses, records = records_of(self._segments, self._receive_body(body))
             size = len(statuses) + len(records)
             self._io.send_bytes(self._reply(0, count, size) + statuses + records)
         elif op == wire.OP_STAGED:
-            self._check(count, body == count * wire.EXTENT_BYTES)
+            check_count(count, body == count * wire.EXTENT_BYTES)
             self._read_staged(self._receive_rows(count), grant_id)
         elif op == wire.OP_RDMA:
-            self._check(count, count == 1 and body <= wire.RDMA_BYTES_MAX)
+            check_count(count, count == 1 and body <= wire.RDMA_BYTES_MAX)
             self._serve_lane(body)
         else:
             raise ProtocolError(f"operation {op} is unknown")
-
-    def _check(self, count: int, body_fits: bool) -> None:
-        if not 0 < count <= wire.ITEMS_MAX or not body_fits:
-            raise ProtocolError(
-                f"a request of {count} items (1 to {wire.ITEMS_MAX}) whose length does not fit"
-            )
 
     def _reply(self, code: int, count: int, length: int) -> bytes:
         return wire.REPLY.pack(
@@ -300,14 +293,6 @@ class ServedConnection:
             self._io.receive_view(raw[wire.EXTENT_BYTES :])
         return rows
 
-    def _locate(self, rows: NDArray[np.void]) -> tuple[U8Array, U64Array, U64Array]:
-        """Judge each row: statuses, addresses (of good ones), lengths."""
-        return locate(rows, self._find)
-
-    def _find(self, segment_id: int) -> tuple[int, int] | None:
-        segment = self._segments.by_id(segment_id)
-        return None if segment is None else (segment.address, segment.ready_bytes)
-
     def _answer_one(self, status: int) -> None:
         self._io.sock.send(
             wire.REPLY_ONE.pack(self._op, 0, 0, 1, self._call_id, self._segments.epoch, 1, status)
@@ -321,8 +306,7 @@ class ServedConnection:
             self._answer_one(status)
             return
         if segment.disk is not None:
-            row = (segment_id, 0, offset, length)
-            self._read(np.array([row], EXTENT))
+            self._read(np.array([(segment_id, 0, offset, length)], EXTENT))
             return
         head = wire.REPLY_ONE.pack(
             wire.OP_READ, 0, 0, 1, self._call_id, self._segments.epoch, length + 1, 0
@@ -337,7 +321,7 @@ class ServedConnection:
         self.counters.read_bytes += length
 
     def _read(self, rows: NDArray[np.void]) -> None:
-        statuses, addresses, lengths = self._locate(rows)
+        statuses, addresses, lengths = located(self._segments, rows)
         good = statuses == 0
         if not good.all():
             addresses, lengths = addresses[good], lengths[good]
@@ -346,7 +330,7 @@ class ServedConnection:
         if not total:
             self._io.send_bytes(head)
             return
-        self._io.send_bytes(head, _MSG_MORE)
+        self._io.send_bytes(head, socket.MSG_MORE)
         disk = self._segments.disk
         if disk is None or int(addresses.max()) < DISK_ADDRESS:
             move_items(self._io.send, self._io.send_views, addresses, lengths, None, STEP_BYTES)
@@ -356,7 +340,7 @@ class ServedConnection:
         self.counters.read_bytes += total
 
     def _read_staged(self, rows: NDArray[np.void], staging_id: int) -> None:
-        statuses, addresses, lengths = self._locate(rows)
+        statuses, addresses, lengths = located(self._segments, rows)
         statuses[(statuses == 0) & (addresses < DISK_ADDRESS)] = _INVALID
         disk, good = self._segments.disk, statuses == 0
         total = int(lengths[good].sum())
@@ -413,7 +397,7 @@ class ServedConnection:
             self._answer_one(status)
 
     def _write(self, rows: NDArray[np.void], payload: int, epoch: int, grant_id: int) -> None:
-        statuses, addresses, lengths = self._locate(rows)
+        statuses, addresses, lengths = located(self._segments, rows)
         if int(lengths.max()) > wire.ITEM_BYTES_MAX or int(lengths.sum()) != payload:
             raise ProtocolError(f"a write whose payload of {payload} bytes is not that of its rows")
         statuses[addresses >= DISK_ADDRESS] = _INVALID  # nobody writes there but the daemon
