@@ -8,7 +8,7 @@ import math
 
 import torch
 
-from cenote.connectors.vllm.blocks import BlockMemory
+from cenote.connectors.vllm.blocks import BlockMemory, stack_pieces
 
 LAYERS, BLOCKS, HEADS, TOKENS, CONTENT = 3, 10, 2, 4, 6
 AXES = {"L": LAYERS, "B": BLOCKS, "H": HEADS, "N": TOKENS, "C": CONTENT}
@@ -38,6 +38,7 @@ def check_layout(layout: str) -> int:
         for there, here in ((7, 1), (2, 4), (9, 0)):
             expected[here] = source[name][there]
         assert torch.equal(cache, expected), (layout, name)
+    assert len(stack_pieces(one.pieces[0])) == 1, (layout, "takes one call for each layer")
     return len(one.pieces[0])
 
 
