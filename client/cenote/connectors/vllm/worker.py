@@ -87,6 +87,7 @@ class StoreWorker:
         self._memory: BlockMemory | None = None
         self._rows: torch.Tensor | None = None
         self._slot_bytes = 0
+        self._copies_here = False
         self._slots = Slots(0)
         self._lock = threading.Lock()
         """Of slots, what is staged, and what is to be reported."""
@@ -106,6 +107,7 @@ class StoreWorker:
     def start(self, memory: BlockMemory) -> None:
         """`memory`: the KV cache."""
         self._memory = memory
+        self._copies_here = memory.device.type == "cpu"
         self._slot_bytes = -(-max(memory.block_bytes.values()) // 4096) * 4096
         self._start_mover()
         self._stager = _JobThread("cenote-stage")
@@ -168,7 +170,12 @@ class StoreWorker:
             ):
                 self._report(stage, {}, 0)
         for load in orders.loads:
-            if not self._loader.submit(lambda load=load: self._load(load)):  # type: ignore[misc]
+            # On CPUs in this thread: a thread of ours that called torch would have a team of OpenMP
+            # threads of its own, and with more threads than cores nobody's team spins any more,
+            # which made the engine's steps four times as long.
+            if self._copies_here or not self._loader.submit(
+                lambda load=load: self._load(load)  # type: ignore[misc]
+            ):
                 self._load(load)
 
     def save(self, orders: Orders) -> None:
