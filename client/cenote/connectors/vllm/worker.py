@@ -19,6 +19,7 @@ import torch
 
 from cenote.api.errors import BufferInUse, CenoteError
 from cenote.runtime.log import get_logger
+from cenote.runtime.memory import populate
 
 from .blocks import BlockMemory
 from .breaker import CircuitBreaker
@@ -146,6 +147,7 @@ class StoreWorker:
         assert memory is not None
         count = len(mover.array) // self._slot_bytes
         rows = torch.from_numpy(mover.array).view(count, self._slot_bytes)
+        populate(mover.address, len(mover.array), write=True)  # else a step would pay for it
         memory.pin(mover.address, len(mover.array))
         with self._lock:
             self._rows, self._slots = rows, Slots(count)
