@@ -67,6 +67,10 @@ class ClientConfig:
     durability: DurabilityName = field(
         default="default", metadata=option(help="default: what the namespace was created with")
     )
+    dedup: bool = field(
+        default=False,
+        metadata=option(help="put no bytes that the namespace holds already: a reference instead"),
+    )
     local_first: bool = field(default=False, metadata=option(help="place on this host if it can"))
     tenant: str = field(default="", metadata=option(help="credentials: who this is"))
     token: str = field(default="", repr=False, metadata=option(help="credentials: the proof"))
@@ -83,6 +87,15 @@ class ClientConfig:
         default=65536,
         metadata=option(minimum=0, maximum=1 << 22, help="per namespace, about 250 bytes each"),
     )
+    device_staging_bytes: int = field(
+        default=256 << 20,
+        metadata=option(
+            unit="size",
+            minimum=1 << 16,
+            maximum=1 << 40,
+            help="host memory for what lies on GPUs, in four parts; an object fits into one",
+        ),
+    )
     gives_way: bool = field(
         default=False,
         metadata=option(
@@ -92,6 +105,17 @@ class ClientConfig:
     )
     transfer_threads: int = field(
         default=4, metadata=option(minimum=1, maximum=64, help="for several nodes at once")
+    )
+
+    metrics_listen: str = field(
+        default="",
+        metadata=option(
+            help="host:port where this process shows Prometheus what its clients count; '' for none"
+        ),
+    )
+    tracing: bool = field(
+        default=False,
+        metadata=option(help="an OpenTelemetry span for each call; needs cenote[otel]"),
     )
 
     def __post_init__(self) -> None:

@@ -176,7 +176,7 @@ class MasterServer:
             )
             self._grpc.add_service(
                 admin_pb2_grpc.add_AdminServiceServicer_to_server,
-                AdminGrpc(front, version=self._version, cluster_name=config.cluster_name),
+                AdminGrpc(front, config, version=self._version),
                 ADMIN_SERVICE,
             )
             grpc_host, _ = host_and_port(config.grpc, "grpc")
@@ -184,7 +184,7 @@ class MasterServer:
             await self._grpc.start()
         if config.metrics_listen:
             metrics = Metrics()
-            register_metrics(metrics, front, self.lane.stats, self._ticks)
+            register_metrics(metrics, front, self.lane.stats, self._ticks, version=self._version)
             metrics_host, metrics_port = host_and_port(config.metrics_listen, "metrics-listen")
             self._metrics_server = MetricsServer(metrics, metrics_port, metrics_host)
             fields["metrics"] = f"http://{_joined(metrics_host, self._metrics_server.port)}/metrics"

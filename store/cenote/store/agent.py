@@ -7,6 +7,7 @@ long as it lives. `stop` ends the thread wherever it is and takes leave of the m
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import threading
 import time
@@ -138,6 +139,8 @@ class StoreAgent:
         self._attacher = Attacher(identity, segments, self._stopping, slots_per_block)
         self._settled = threading.Event()
         self._logged_s = -_LOG_INTERVAL_S
+        self.beaten_s = math.nan
+        """When a heartbeat was answered last, on the monotonic clock."""
         self._thread = threading.Thread(target=self._run, name="cenote-agent", daemon=True)
 
     @property
@@ -339,6 +342,7 @@ class StoreAgent:
             endpoints=() if endpoints == self._attacher.told_endpoints else endpoints,
         )
         response = self._current_link().heartbeat(request, beat.wait_s + self._beat_margin_s)
+        self.beaten_s = time.monotonic()
         self._attacher.told_endpoints = endpoints
         for one, told in zip(self._copying, copied, strict=True):
             one.told(told)

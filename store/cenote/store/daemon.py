@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, TypeVar, final
 
 from cenote.api.errors import CenoteError, ResourceUnavailable
+from cenote.kv.calls import register_calls
 from cenote.rpc.grpc_util import GrpcServer
 from cenote.runtime.log import get_logger
 from cenote.runtime.memory import is_in_memory
@@ -26,6 +27,7 @@ from .agent import AgentIdentity, StoreAgent
 from .agent_core import Stage
 from .config import ANY_HOST, StoreConfig, advertised_address, host_and_port, joined, socket_path
 from .copier import Copier
+from .endurance import Endurance
 from .grpc_service import STORE_SERVICE, StoreGrpc
 from .master_link import LaneMasterLink
 from .node_files import NodeFiles, control_directory_for, stale_nodes
@@ -39,7 +41,13 @@ from .server import DataServer
 from .sessions import SessionTable
 from .slot_format import boot_id_bytes
 from .ssd import SsdFile
-from .store_metrics import register_metrics, register_rdma, register_verifier
+from .store_metrics import (
+    register_copies,
+    register_endurance,
+    register_metrics,
+    register_rdma,
+    register_verifier,
+)
 from .verifying import Verifier
 
 __all__ = ["StoreDaemon", "read_boot_id"]
@@ -86,6 +94,7 @@ class StoreDaemon:
         self._verifier: Verifier | None = None
         self._ssd: SsdFile | None = None
         self._copier: Copier | None = None
+        self._endurance: Endurance | None = None
         self._puller: Puller | None = None
         self._grpc: GrpcServer | None = None
         self._metrics_server: MetricsServer | None = None
@@ -283,11 +292,19 @@ class StoreDaemon:
         )
         if self._rdma is not None:
             self._rdma.tell(stats)
+        if self._endurance is not None:
+            self._endurance.tell(stats)
         return stats
 
     def _start_copies(self, segments: LocalSegments) -> None:
         if segments.disk is not None:
-            self._copier = Copier(segments, write_limit=self._config.ssd_write_limit)
+            config = self._config
+            if config.ssd_daily_writes:
+                device = segments.disk.device
+                self._endurance = Endurance(device, config.ssd_daily_writes)
+            self._copier = Copier(
+                segments, write_limit=config.ssd_write_limit, endurance=self._endurance
+            )
             self._copier.start()
         self._puller = Puller(
             segments,
@@ -318,13 +335,20 @@ class StoreDaemon:
     ) -> str:
         metrics, agent = Metrics(), self.agent
         assert agent is not None
-        register_metrics(
-            metrics, segments, server.counters, sessions.session_count, lambda: agent.stage
-        )
+        metrics.build_info("store", self._version)
+        register_metrics(metrics, segments, server, sessions, agent)
         assert self._verifier is not None
         register_verifier(metrics, self._verifier)
+        register_copies(
+            metrics,
+            None if self._copier is None else self._copier.counters,
+            None if self._puller is None else self._puller.counters,
+        )
+        register_calls(metrics)
         if self._rdma is not None:
             register_rdma(metrics, self._rdma)
+        if self._endurance is not None:
+            register_endurance(metrics, self._endurance)
         host, port = host_and_port(self._config.metrics_listen, "metrics-listen")
         self._metrics_server = MetricsServer(metrics, port, host)
         return f"http://{joined(host, self._metrics_server.port)}/metrics"
@@ -426,6 +450,8 @@ class StoreDaemon:
                 self._rdma.close(_RDMA_STOP_S)
             if self.segments is not None:
                 self.segments.close()
+            if self._endurance is not None:
+                self._endurance.save()
             if self._ssd is not None:
                 self._ssd.close()
             if self._files is not None:

@@ -12,7 +12,8 @@ import contextlib
 import hmac
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from typing import Final, final
 
 import numpy as np
@@ -31,8 +32,9 @@ from cenote.api.errors import (
     Unauthenticated,
     Unavailable,
 )
-from cenote.api.rows import EXTENT, SEAL
+from cenote.api.rows import EXTENT, PROOF, SEAL
 from cenote.runtime.log import get_logger
+from cenote.runtime.metrics import Histogram
 from cenote.transport import wire
 from cenote.transport.base import U8Array, U64Array
 from cenote.transport.item_stream import move_items
@@ -42,17 +44,26 @@ from cenote.v1 import store_pb2
 
 from .claims import ClaimFile
 from .disk_reads import send_items
+from .proofs import prove_rows
 from .rdma_host import HostedLane, RdmaHost
 from .segment import Segment, SegmentSet, seal_rows
 from .served_socket import STEP_BYTES, Gone, ServedSocket
-from .serving import ConnectionCounters, ServingLimits, epoch_error, grant_error, introduction
+from .serving import (
+    TIMED_MASK,
+    ConnectionCounters,
+    ServingLimits,
+    epoch_error,
+    grant_error,
+    introduction,
+    judged,
+)
 from .sessions import SessionTable, open_marked
 from .slot_reads import records_of
 from .ssd import DISK_ADDRESS
+from .staged_reads import offer_staging, send_staged
 
 __all__ = ["ServedConnection"]
 
-_STALE: Final = StaleLocation.code
 _INVALID: Final = InvalidArgument.code
 _VOID: Final = GrantRevoked.code
 _NO_EPOCH: Final = 1 << 32
@@ -78,10 +89,12 @@ class ServedConnection:
         server_version: str,
         on_end: Callable[[ServedConnection], None],
         rdma: RdmaHost | None = None,
+        times: Mapping[int, Histogram] | None = None,
     ) -> None:
         self.counters = ConnectionCounters()
+        self._times = times or {}
         self._io = ServedSocket(sock, limits.spin_s)
-        self._is_unix = sock.family == socket.AF_UNIX
+        self.is_unix = sock.family == socket.AF_UNIX
         self._segments = segments
         self._sessions = sessions
         self._claims = claims
@@ -154,6 +167,7 @@ class ServedConnection:
 
     def _refuse(self, error: CenoteError, greeted: bool) -> None:
         """Say why; the caller closes."""
+        self.counters.errors += 1
         if greeted:
             text = wire.encode_error(error)
             self._io.send_last(self._reply(error.code, 0, len(text)) + text)
@@ -172,7 +186,7 @@ class ServedConnection:
         hello = wire.decode_hello(body)
         if self._token and not hmac.compare_digest(hello.credentials.token, self._token):
             raise Unauthenticated("the data connection's token is missing or wrong")
-        if hello.want_descriptors and not self._is_unix:
+        if hello.want_descriptors and not self.is_unix:
             raise InvalidArgument("descriptors are passed over the Unix socket only")
         self._sessions.admit(hello.session_id, self)
         self._session_id = hello.session_id
@@ -201,17 +215,8 @@ class ServedConnection:
                         open_marked(segment, self._session_id, writable=hello.writer)
                     )
                 self._claims.offer(self._session_id, hello, greeting, descriptors)
-                answer = wire.encode_hello_reply(greeting)
-                chunk = descriptors[: wire.DESCRIPTORS_PER_MESSAGE]
-                sent = socket.send_fds(self._io.sock, [answer], chunk)
-                for first in range(len(chunk), len(descriptors), wire.DESCRIPTORS_PER_MESSAGE):
-                    if sent < len(answer):
-                        self._io.send_bytes(answer[sent:])
-                        sent = len(answer)
-                    chunk = descriptors[first : first + wire.DESCRIPTORS_PER_MESSAGE]
-                    socket.send_fds(self._io.sock, [b"\x00"], chunk)
-                if sent < len(answer):
-                    self._io.send_bytes(answer[sent:])
+                offer_staging(self._segments.disk, hello, greeting, descriptors)
+                self._io.send_descriptors(wire.encode_hello_reply(greeting), descriptors)
             finally:
                 close_all(descriptors)
 
@@ -223,6 +228,16 @@ class ServedConnection:
         self._op = self._call_id = 0
         if not self._io.await_request(head):
             return
+        self.counters.requests += 1
+        if self.counters.requests & TIMED_MASK:
+            self._serve(head)
+            return
+        began_s = time.perf_counter()
+        self._serve(head)
+        if self._op in self._times:
+            self._times[self._op].observe(time.perf_counter() - began_s)
+
+    def _serve(self, head: memoryview) -> None:
         (op, _, _, count, call_id, epoch, grant_id, body, segment, _, offset, length) = (
             wire.REQUEST_ONE.unpack(head)
         )
@@ -246,6 +261,9 @@ class ServedConnection:
             least = wire.SEAL_PREFIX.size + count * wire.SEAL_ROW_BYTES
             self._check(count, least <= body <= wire.SEAL_BYTES_MAX)
             self._seal(count, body, epoch)
+        elif op == wire.OP_PROVE:
+            self._check(count, body == count * wire.PROOF_ROW_BYTES)
+            self._prove(count, body, grant_id)
         elif op == wire.OP_PING:
             self._check(1, body == wire.BODY_BYTES_MIN)
             self._answer_one(0)
@@ -254,6 +272,9 @@ class ServedConnection:
             statuses, records = records_of(self._segments, self._receive_body(body))
             size = len(statuses) + len(records)
             self._io.send_bytes(self._reply(0, count, size) + statuses + records)
+        elif op == wire.OP_STAGED:
+            self._check(count, body == count * wire.EXTENT_BYTES)
+            self._read_staged(self._receive_rows(count), grant_id)
         elif op == wire.OP_RDMA:
             self._check(count, count == 1 and body <= wire.RDMA_BYTES_MAX)
             self._serve_lane(body)
@@ -287,15 +308,6 @@ class ServedConnection:
         segment = self._segments.by_id(segment_id)
         return None if segment is None else (segment.address, segment.ready_bytes)
 
-    def _judge(self, segment_id: int, offset: int, length: int) -> tuple[Segment | None, int]:
-        """As `_locate`, for one item."""
-        segment = self._segments.by_id(segment_id)
-        if segment is None:
-            return None, _STALE
-        if not length or offset + length > segment.ready_bytes:
-            return segment, _INVALID
-        return segment, 0
-
     def _answer_one(self, status: int) -> None:
         self._io.sock.send(
             wire.REPLY_ONE.pack(self._op, 0, 0, 1, self._call_id, self._segments.epoch, 1, status)
@@ -304,7 +316,7 @@ class ServedConnection:
     # ---- reads ------------------------------------------------------------------------------
 
     def _read_one(self, segment_id: int, offset: int, length: int) -> None:
-        segment, status = self._judge(segment_id, offset, length)
+        segment, status = judged(self._segments, segment_id, offset, length)
         if segment is None or status:
             self._answer_one(status)
             return
@@ -343,6 +355,22 @@ class ServedConnection:
             send_items(disk, self._io, addresses.tolist(), lengths.tolist(), stall_s)
         self.counters.read_bytes += total
 
+    def _read_staged(self, rows: NDArray[np.void], staging_id: int) -> None:
+        statuses, addresses, lengths = self._locate(rows)
+        statuses[(statuses == 0) & (addresses < DISK_ADDRESS)] = _INVALID
+        disk, good = self._segments.disk, statuses == 0
+        total = int(lengths[good].sum())
+        head = self._reply(0, len(rows), len(rows) + total) + statuses.tobytes()
+        if not total:
+            self._io.send_bytes(head)
+            return
+        if disk is None or disk.staging.staging_id != staging_id:
+            self._answer_error(StaleLocation("this staging memory is gone: the daemon began anew"))
+            return
+        places = addresses[good].tolist(), lengths[good].tolist()
+        send_staged(disk, self._io, head, *places, self._limits.stall_timeout_s)
+        self.counters.read_bytes += total
+
     # ---- changes ----------------------------------------------------------------------------
 
     def _drain(self, length: int, error: CenoteError, bytes_max: int = 1 << 30) -> None:
@@ -366,7 +394,7 @@ class ServedConnection:
     ) -> None:
         if length != payload:
             raise ProtocolError(f"a write of {length} bytes with a payload of {payload}")
-        segment, status = self._judge(segment_id, offset, length)
+        segment, status = judged(self._segments, segment_id, offset, length)
         if segment is not None and segment.disk is not None:
             status = _INVALID  # nobody writes there but the daemon
         self._changing_epoch = min(epoch, self._segments.epoch)
@@ -483,3 +511,10 @@ class ServedConnection:
             return
         self.counters.seals += count
         self._io.send_bytes(self._reply(0, count, count) + statuses.tobytes())
+
+    def _prove(self, count: int, body: int, grant_id: int) -> None:
+        rows = np.frombuffer(self._receive_body(body), PROOF, count)
+        self._io.stop_if_revoked()
+        statuses, tickets = prove_rows(self._segments, grant_id, rows)
+        size = len(statuses) + len(tickets)
+        self._io.send_bytes(self._reply(0, count, size) + statuses + tickets)

@@ -16,6 +16,7 @@ from typing import Final, final
 
 from cenote.api.errors import DeadlineExceeded, GrantRevoked, StaleEpoch
 from cenote.runtime.scheduling import CONTENTION, STEP_CONTENDED_S
+from cenote.transport import wire
 from cenote.transport.connection import timeval
 from cenote.transport.gil import step_aside
 from cenote.transport.memory_access import MEMORY
@@ -169,6 +170,17 @@ class ServedSocket:
             self._cut_short(got)
         self.stop_if_revoked()
 
+    def receive_some(self, most: int) -> int:
+        """How many of at most so many bytes came, one at least; what they are is of no account."""
+        try:
+            got = self.sock.recv_into(_WASTE, most)
+        except BlockingIOError:
+            got = -1
+        if got <= 0:
+            self._cut_short(got)
+        self.stop_if_revoked()
+        return got
+
     def drain(self, length: int) -> None:
         """Receive bytes that have no place."""
         for start in range(0, length, STEP_BYTES):
@@ -182,6 +194,15 @@ class ServedSocket:
         view = memoryview(data)
         while len(view):
             view = view[self.sock.send(view, flags) :]
+
+    def send_descriptors(self, data: bytes, descriptors: list[int]) -> None:
+        """All of the data, with descriptors beside it as `wire` says."""
+        chunk = descriptors[: wire.DESCRIPTORS_PER_MESSAGE]
+        sent = socket.send_fds(self.sock, [data], chunk)
+        self.send_bytes(data[sent:])
+        for first in range(len(chunk), len(descriptors), wire.DESCRIPTORS_PER_MESSAGE):
+            chunk = descriptors[first : first + wire.DESCRIPTORS_PER_MESSAGE]
+            socket.send_fds(self.sock, [b"\x00"], chunk)
 
     def send(self, address: int, length: int) -> None:
         """The bytes at an address."""

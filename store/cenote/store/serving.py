@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, cast
 
-from cenote.api.errors import StaleEpoch, StaleLocation
+from cenote.api.errors import InvalidArgument, StaleEpoch, StaleLocation
+from cenote.runtime.metrics import Histogram
+from cenote.transport import wire
 from cenote.v1 import common_pb2, store_pb2
 
 from .segment import Segment, SegmentSet
 
 __all__ = [
+    "SERVED",
+    "TIMED_MASK",
     "ConnectionCounters",
     "ServingLimits",
     "epoch_error",
     "grant_error",
     "introduction",
+    "judged",
+    "served_times",
 ]
 
 
@@ -31,6 +37,14 @@ class ServingLimits:
     """How long a thread looks for a hot connection's next request before it sleeps; 0: never."""
 
 
+_STALE: Final = StaleLocation.code
+_INVALID: Final = InvalidArgument.code
+SERVED: Final = {wire.OP_READ: "read", wire.OP_WRITE: "write", wire.OP_SEAL: "seal"}
+"""Operations whose time is taken."""
+TIMED_MASK: Final = 15
+"""Of one request of sixteen."""
+
+
 @dataclass(slots=True)
 class ConnectionCounters:
     """What went over a connection; written by its thread alone."""
@@ -38,6 +52,23 @@ class ConnectionCounters:
     read_bytes: int = 0
     written_bytes: int = 0
     seals: int = 0
+    requests: int = 0
+    errors: int = 0
+    """Connections ended by a refusal."""
+
+    def add(self, other: ConnectionCounters) -> None:
+        """Those of a connection that has ended."""
+        self.read_bytes += other.read_bytes
+        self.written_bytes += other.written_bytes
+        self.seals += other.seals
+        self.requests += other.requests
+        self.errors += other.errors
+
+
+def served_times() -> dict[int, Histogram]:
+    """By operation, how long a request was served, its bytes included. All connections of a server
+    write to the same ones: under the interpreter lock no count is lost."""
+    return {operation: Histogram() for operation in SERVED}
 
 
 def introduction(
@@ -61,6 +92,18 @@ def introduction(
             )
         )
     return reply
+
+
+def judged(
+    segments: SegmentSet, segment_id: int, offset: int, length: int
+) -> tuple[Segment | None, int]:
+    """(its segment, the status of one item as a request names it)."""
+    segment = segments.by_id(segment_id)
+    if segment is None:
+        return None, _STALE
+    if not length or offset + length > segment.ready_bytes:
+        return segment, _INVALID
+    return segment, 0
 
 
 def epoch_error(epoch: int, followed: int) -> StaleEpoch:
