@@ -166,7 +166,8 @@ def per_block_us(spins: list[Spun], batch: int) -> str:
 def alone() -> str:
     end_s = time.perf_counter() + 0.2
     spun = Spun(lambda: time.perf_counter() > end_s)
-    return f"{1e6 * spun.held_s / spun.wall_s:.0f} us a second"
+    share = 1e6 / spun.wall_s
+    return f"{share * spun.held_s:.0f} us lost, {share * spun.others_cpu_s:.0f} worked, a second"
 
 
 def main() -> None:
