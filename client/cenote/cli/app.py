@@ -23,6 +23,7 @@ from . import (
     cmd_tasks,
 )
 from .cmd_namespaces import namespaces_app
+from .cmd_token import token_app
 from .exits import EXIT_CODES_HELP
 
 __all__ = ["app"]
@@ -76,6 +77,7 @@ for _daemon in (cmd_pool.master, cmd_pool.store):
         _daemon
     )
 app.add_typer(namespaces_app, name="namespaces", rich_help_panel=_LOOK)
+app.add_typer(token_app, name="token", rich_help_panel=_POOL)
 
 
 @app.callback(invoke_without_command=True)

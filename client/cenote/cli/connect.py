@@ -78,6 +78,16 @@ def _channel(address: str) -> Any:
     return grpc.insecure_channel(address, options=channel_options())
 
 
+def _credentials() -> tuple[tuple[str, str], ...]:
+    """The token of the environment, as the SDK reads it. Raises ConfigError."""
+    from cenote.client.config import make_config
+    from cenote.rpc.grpc_auth import token_metadata
+    from cenote.security.tokens import read_token
+
+    config = make_config(None, {})
+    return token_metadata(read_token(config.token, config.token_file))
+
+
 @final
 class Admin:
     """The leader's AdminService. A context manager; every call ends within `deadline_s`.
@@ -111,10 +121,11 @@ class Admin:
         if channel is None:
             channel = self._channels[address] = _channel(address)
         make_stub: Any = admin_pb2_grpc.AdminServiceStub
-        if method == "Drain":
+        if method in ("Drain", "Hello"):
             make_stub = master_pb2_grpc.MasterServiceStub
         try:
-            return getattr(make_stub(channel), method)(request, timeout=deadline_s)
+            call = getattr(make_stub(channel), method)
+            return call(request, timeout=deadline_s, metadata=_credentials())
         except grpc.RpcError as error:
             raise _typed(error, f"the master's gRPC address {address}", _NO_MASTER) from error
 
@@ -192,6 +203,17 @@ class Admin:
 
         reply = self._call("ListSegments", admin_pb2.ListSegmentsRequest())
         return sorted(reply.segments, key=lambda s: (s.node_name, s.view.node_segment_index))
+
+    def ticket(self) -> bytes:
+        """For the daemons' gRPC; empty where the pool asks nobody who he is."""
+        from cenote.v1 import master_pb2
+
+        if not _credentials():
+            return b""
+        hello = master_pb2.HelloRequest(
+            session_id=os.urandom(16), client_name="cenote-cli", observer=True
+        )
+        return bytes(self._call("Hello", hello).ticket)
 
     def miss_ratios(self) -> admin_pb2.GetMissRatioCurvesResponse:
         """What other capacities and policies would hit."""
@@ -305,17 +327,25 @@ class Admin:
 
 
 def list_slots(
-    address: str, request: store_pb2.ListSlotsRequest, *, deadline_s: float
+    address: str,
+    request: store_pb2.ListSlotsRequest,
+    *,
+    deadline_s: float,
+    ticket: bytes = b"",
 ) -> Iterator[store_pb2.SlotEntry]:
     """Sealed slots of one store daemon, asked at its gRPC address."""
     import grpc
 
+    from cenote.rpc.grpc_auth import ticket_metadata
     from cenote.v1 import store_pb2_grpc
 
     with _channel(address) as channel:
         make_stub: Any = store_pb2_grpc.StoreServiceStub
         try:
-            for reply in make_stub(channel).ListSlots(request, timeout=deadline_s):
+            replies = make_stub(channel).ListSlots(
+                request, timeout=deadline_s, metadata=ticket_metadata(ticket)
+            )
+            for reply in replies:
                 yield from reply.entries
         except grpc.RpcError as error:
             raise _typed(error, f"the store daemon at {address}", "") from error

@@ -70,6 +70,7 @@ class ClientConfig:
     local_first: bool = field(default=False, metadata=option(help="place on this host if it can"))
     tenant: str = field(default="", metadata=option(help="credentials: who this is"))
     token: str = field(default="", repr=False, metadata=option(help="credentials: the proof"))
+    token_file: str = field(default="", metadata=option(help="a file that holds it"))
     etcd_ca: str = field(
         default="", metadata=option(help="file with the CA that signed etcd's certificate")
     )

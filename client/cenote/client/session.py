@@ -29,6 +29,7 @@ from cenote.api.errors import (
 )
 from cenote.api.master import MasterApi
 from cenote.rpc.fork import ForkGuard
+from cenote.security.tokens import read_token
 from cenote.transport.base import Channel, SessionIdentity, Transport
 from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
@@ -89,11 +90,14 @@ class Session:
             session_id=secrets.token_bytes(16),
             boot_id=boot_id(),
             process_id=os.getpid(),
-            credentials=common_pb2.Credentials(tenant=config.tenant, token=config.token.encode()),
+            credentials=common_pb2.Credentials(
+                tenant=config.tenant, token=read_token(config.token, config.token_file).encode()
+            ),
         )
         self.state = ClientState(
             self.identity.session_id, time.monotonic, self.identity.credentials
         )
+        self.state.access = self.identity.access
         self.spaces: dict[str, Space] = {}
         self.refusal: CenoteError | None = ClientClosed("the client is not open yet")
         """Why calls are refused; None while the session is open."""
@@ -267,6 +271,8 @@ class Session:
     def _greeted(self, reply: pb.HelloResponse) -> None:
         """Take over what a master says in its hello."""
         limits = self.state.limits
+        self.identity.access.ticket = reply.ticket
+        self.identity.access.no_mapping = reply.no_mapping
         with self._numbers_lock:
             if self._pool_id not in (None, reply.pool_id):
                 self._begin_pool(reply)

@@ -8,13 +8,15 @@ returned (or `BufferInUse` was resolved). All implementations pass `cenote.trans
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cenote.v1 import common_pb2
+
+from .access import Access
 
 U8Array = NDArray[np.uint8]
 U64Array = NDArray[np.uint64]
@@ -30,6 +32,9 @@ class SessionIdentity:
     boot_id: str
     process_id: int
     credentials: common_pb2.Credentials
+    """For the master alone."""
+    access: Access = field(default_factory=Access, compare=False)
+    """For daemons."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class RemoteSegments:
         spin_s: float,
     ) -> None:
         hello = hello_for(identity, epoch, writer=False)
-        pool = ConnectionPool(path, name, hello, CONNECTIONS, spin_s)
+        pool = ConnectionPool(path, name, hello, CONNECTIONS, spin_s, access=identity.access)
         self._channel = TcpChannel(pool, node_id, epoch)
         self.ids: frozenset[int] = frozenset()
         self.read_one = self._channel.read_one

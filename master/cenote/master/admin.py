@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from typing import Any, Final, final
+from typing import Any, final
 
 from cenote.api.codec import pack_u32
 from cenote.api.errors import AlreadyExists, InternalError
@@ -14,8 +14,9 @@ from cenote.v1 import admin_pb2 as pb
 from cenote.v1 import master_pb2
 
 from .commands import ResetNamespace
-from .front import LEADER, STANDBY, Front
+from .front import ADMIN_SERVICE, LEADER, STANDBY, Front
 from .grpc_service import deadline_of
+from .guard import GRPC_CALLER
 from .metadata import ALONE
 from .quota_requests import quota_command
 from .requests import check_text
@@ -25,8 +26,6 @@ from .task_view import moving_text
 from .views import namespace_message, node_message, segment_message, task_message
 
 __all__ = ["ADMIN_SERVICE", "AdminGrpc"]
-
-ADMIN_SERVICE: Final = "cenote.v1.AdminService"
 
 
 @final
@@ -153,7 +152,10 @@ class AdminGrpc:
         self, request: pb.ListNamespacesRequest, context: Any
     ) -> pb.ListNamespacesResponse:
         namespaces = self._service.state.namespaces()
-        return pb.ListNamespacesResponse(namespaces=map(namespace_message, namespaces))
+        reply = pb.ListNamespacesResponse(namespaces=map(namespace_message, namespaces))
+        if self._front.guard is not None:
+            self._front.guard.complete(GRPC_CALLER.get(), request, b"", reply)
+        return reply
 
     def _namespace(self, name: str) -> pb.NamespaceStatus:
         for namespace in self._service.state.namespaces():

@@ -8,12 +8,13 @@ from typing import Final
 
 from cenote.rpc.lane_limits import LaneStats
 from cenote.runtime.metrics import Histogram, Metrics
+from cenote.security.refusals import Refusals
 from cenote.v1 import master_pb2 as pb
 
 from .counters import Counters
 from .front import Front
 
-__all__ = ["TickStats", "register_metrics"]
+__all__ = ["TickStats", "register_metrics", "register_refusals"]
 
 TICK_BOUNDS_S: Final = (1e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.5)
 
@@ -118,3 +119,19 @@ def _register_roles(metrics: Metrics, front: Front) -> None:
         "Of the oldest decision that is not yet durable.",
         lambda: front.backend.backlog.age_s,
     )
+
+
+def register_refusals(metrics: Metrics, refusals: Refusals) -> None:
+    """Who was refused for want of credentials."""
+    for port, reason in refusals.counts:
+
+        def read(port: str = port, reason: str = reason) -> float:
+            return float(refusals.counts[port, reason])
+
+        metrics.gauge(
+            "cenote_master_refusals_total",
+            "For want of credentials.",
+            read,
+            port=port,
+            reason=reason,
+        )

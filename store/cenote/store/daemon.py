@@ -12,20 +12,33 @@ from pathlib import Path
 from typing import Final, TypeVar, final
 
 from cenote.api.errors import CenoteError, ResourceUnavailable
+from cenote.rpc.address import is_loopback
+from cenote.rpc.grpc_auth import CredentialsInterceptor
 from cenote.rpc.grpc_util import GrpcServer
 from cenote.runtime.log import get_logger
 from cenote.runtime.memory import is_in_memory
 from cenote.runtime.metrics import Metrics
 from cenote.runtime.metrics_http import MetricsServer
 from cenote.runtime.units import format_size
+from cenote.security.tokens import read_token
+from cenote.transport.access import Access
 from cenote.transport.base import SessionIdentity
 from cenote.v1 import common_pb2, store_pb2_grpc
 from cenote.v1 import master_pb2 as pb
 
 from .agent import AgentIdentity, StoreAgent
 from .agent_core import Stage
-from .config import ANY_HOST, StoreConfig, advertised_address, host_and_port, joined, socket_path
+from .config import (
+    ANY_HOST,
+    StoreConfig,
+    advertised_address,
+    host_and_port,
+    joined,
+    pool_path,
+    socket_path,
+)
 from .copier import Copier
+from .gate import Gate
 from .grpc_service import STORE_SERVICE, StoreGrpc
 from .master_link import LaneMasterLink
 from .node_files import NodeFiles, control_directory_for, stale_nodes
@@ -39,7 +52,12 @@ from .server import DataServer
 from .sessions import SessionTable
 from .slot_format import boot_id_bytes
 from .ssd import SsdFile
-from .store_metrics import register_metrics, register_rdma, register_verifier
+from .store_metrics import (
+    register_metrics,
+    register_rdma,
+    register_refusals,
+    register_verifier,
+)
 from .verifying import Verifier
 
 __all__ = ["StoreDaemon", "read_boot_id"]
@@ -70,7 +88,9 @@ class StoreDaemon:
         self._version = version
         self._boot_id = read_boot_id()
         self._session_id = secrets.token_bytes(16)
-        self._credentials = common_pb2.Credentials(token=config.token.encode())
+        self._credentials = common_pb2.Credentials()
+        self._access = Access()
+        self._gate: Gate | None = None
         self._stopping = threading.Event()
         self._opening: asyncio.Task[None] | None = None
         self._failed: asyncio.Future[None] | None = None
@@ -98,6 +118,7 @@ class StoreDaemon:
         Raises ResourceUnavailable, ConfigError, InvalidArgument.
         """
         config = self._config
+        self._credentials.token = read_token(config.token, config.token_file).encode()
         loop = asyncio.get_running_loop()
         self._failed = loop.create_future()
         # A task of its own: when this one is cancelled, `stop` waits for what it got to.
@@ -106,6 +127,11 @@ class StoreDaemon:
         segments = self.segments
         assert segments is not None
         sessions = SessionTable(segments)
+        if self._credentials.token:
+            self._gate = gate = Gate(segments)
+            sessions.on_cut = gate.holders.forget_session
+            await asyncio.to_thread(gate.take_up, segments)
+        self._warn_if_open()
         path = socket_path(config)
         self._rdma = rdma = RdmaServing(config, segments, self._serve_rdma)
         await asyncio.to_thread(rdma.open)
@@ -114,7 +140,7 @@ class StoreDaemon:
             sessions,
             tcp=host_and_port(config.listen, "listen"),
             unix_path=path,
-            token=config.token.encode(),
+            gate=self._gate,
             connections_max=config.connections_max,
             server_version=self._version,
             claims=segments.claim_file,
@@ -197,10 +223,10 @@ class StoreDaemon:
             allow_less=config.dram_allow_less,
             ssd=self._ssd,
         )
-        pool_path = _pool_path(config, files)
+        kept_at = pool_path(config, files)
         if not any(segment.reopened for segment in segments.all()):
-            pool_path.unlink(missing_ok=True)  # nothing is left of what it was about
-        segments.pool = PoolCopyFile(pool_path)
+            kept_at.unlink(missing_ok=True)  # nothing is left of what it was about
+        segments.pool = PoolCopyFile(kept_at)
         for segment in segments.all():
             sealed = segment.recover(self._stopping.is_set)
             if segment.reopened:
@@ -241,7 +267,7 @@ class StoreDaemon:
 
         def connect(master: str) -> LaneMasterLink:
             hello.pool_id, hello.last_epoch = segments.pool.pool_id, segments.epoch
-            return LaneMasterLink(master, hello)
+            return LaneMasterLink(master, hello, on_hello=self._greeted)
 
         self._start_copies(segments)
         directory = config.directory()
@@ -257,10 +283,23 @@ class StoreDaemon:
             on_end=self._fail,
             copier=self._copier,
             puller=self._puller,
+            on_keys=None if self._gate is None else self._gate.learn,
         )
         agent.start()
         verifier.start()
         return agent
+
+    def _greeted(self, response: pb.HelloResponse) -> None:
+        self._access.ticket = response.ticket
+
+    def _warn_if_open(self) -> None:
+        host, _ = host_and_port(self._config.listen, "listen")
+        if self._gate is None and not is_loopback(host):
+            _log.warning(
+                "the data server is open to the network, and asks nobody who he is: give"
+                " --token-file, and --tokens to the master",
+                host=host,
+            )
 
     def _stats(
         self,
@@ -291,7 +330,9 @@ class StoreDaemon:
             self._copier.start()
         self._puller = Puller(
             segments,
-            SessionIdentity(self._session_id, self._boot_id, os.getpid(), self._credentials),
+            SessionIdentity(
+                self._session_id, self._boot_id, os.getpid(), self._credentials, self._access
+            ),
         )
         self._puller.start()
 
@@ -299,7 +340,9 @@ class StoreDaemon:
         self, segments: LocalSegments, sessions: SessionTable, server: DataServer
     ) -> str:
         """Where it serves, as clients are told."""
-        self._grpc = GrpcServer()
+        gate = self._gate
+        asking = [CredentialsInterceptor(gate.admit_call, gate.enter_call)] if gate else []
+        self._grpc = GrpcServer(interceptors=asking)
         self._grpc.add_service(
             store_pb2_grpc.add_StoreServiceServicer_to_server,
             StoreGrpc(segments, server.counters, sessions.session_count),
@@ -323,6 +366,8 @@ class StoreDaemon:
         )
         assert self._verifier is not None
         register_verifier(metrics, self._verifier)
+        if self._gate is not None:
+            register_refusals(metrics, self._gate.refusals)
         if self._rdma is not None:
             register_rdma(metrics, self._rdma)
         host, port = host_and_port(self._config.metrics_listen, "metrics-listen")
@@ -440,15 +485,6 @@ class StoreDaemon:
                     files.remove(segment.index)
         if self._config.wipe_on_exit or not files.indexes():
             files.remove_all()
-
-
-def _pool_path(config: StoreConfig, files: NodeFiles) -> Path:
-    """Where the copy of the pool is kept: it must last as long as what it is about. (Beside a block
-    device nothing can be: there it lasts until the next boot.)"""
-    ssd = Path(config.ssd) if config.ssd else None
-    if ssd is None or ssd.is_block_device():
-        return files.pool_path
-    return ssd.with_name(ssd.name + ".pool")
 
 
 def _returning(value: T, function: Callable[[], None]) -> Callable[[], T]:

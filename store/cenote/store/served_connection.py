@@ -9,7 +9,6 @@ numbers are bounded, and so is every wait but the one for the next request.
 from __future__ import annotations
 
 import contextlib
-import hmac
 import socket
 import threading
 from collections.abc import Callable
@@ -28,10 +27,9 @@ from cenote.api.errors import (
     ResourceUnavailable,
     StaleEpoch,
     StaleLocation,
-    Unauthenticated,
     Unavailable,
 )
-from cenote.api.rows import EXTENT, SEAL
+from cenote.api.rows import EXTENT
 from cenote.runtime.log import get_logger
 from cenote.transport import wire
 from cenote.transport.base import U8Array, U64Array
@@ -40,12 +38,21 @@ from cenote.transport.memory_access import MEMORY, locate
 from cenote.transport.opening import close_all
 from cenote.v1 import store_pb2
 
+from .checkpoint import DENIED, Checkpoint
 from .claims import ClaimFile
 from .disk_reads import send_items
+from .gate import Gate
 from .rdma_host import HostedLane, RdmaHost
 from .segment import Segment, SegmentSet, seal_rows
 from .served_socket import STEP_BYTES, Gone, ServedSocket
-from .serving import ConnectionCounters, ServingLimits, epoch_error, grant_error, introduction
+from .serving import (
+    ConnectionCounters,
+    ServingLimits,
+    epoch_error,
+    grant_error,
+    introduction,
+    seals_in,
+)
 from .sessions import SessionTable, open_marked
 from .slot_reads import records_of
 from .ssd import DISK_ADDRESS
@@ -58,7 +65,6 @@ _VOID: Final = GrantRevoked.code
 _NO_EPOCH: Final = 1 << 32
 _STALE_DRAIN_BYTES_MAX: Final = 8 << 20
 _MSG_MORE: Final = socket.MSG_MORE
-_FIRST: Final = np.zeros(1, np.int64)
 
 _log = get_logger("cenote.store.data")
 
@@ -74,7 +80,7 @@ class ServedConnection:
         sessions: SessionTable,
         claims: ClaimFile,
         limits: ServingLimits,
-        token: bytes,
+        gate: Gate | None,
         server_version: str,
         on_end: Callable[[ServedConnection], None],
         rdma: RdmaHost | None = None,
@@ -86,7 +92,8 @@ class ServedConnection:
         self._sessions = sessions
         self._claims = claims
         self._limits = limits
-        self._token = token
+        self._checkpoint = None if gate is None else Checkpoint(gate, segments, sock)
+        """None where all may do all."""
         self._server_version = server_version
         self._on_end = on_end
         self._session_id = b""
@@ -139,6 +146,8 @@ class ServedConnection:
         except Gone:
             pass
         except CenoteError as error:
+            if self._checkpoint is not None:
+                self._checkpoint.note(error)
             self._refuse(error, greeted)
         except OSError as error:
             _log.debug("data connection broke", error=error)
@@ -170,13 +179,12 @@ class ServedConnection:
         if body:
             self._io.receive_view(memoryview(body))
         hello = wire.decode_hello(body)
-        if self._token and not hmac.compare_digest(hello.credentials.token, self._token):
-            raise Unauthenticated("the data connection's token is missing or wrong")
+        may_write = self._checkpoint is None or self._checkpoint.admit(hello)
         if hello.want_descriptors and not self._is_unix:
             raise InvalidArgument("descriptors are passed over the Unix socket only")
         self._sessions.admit(hello.session_id, self)
         self._session_id = hello.session_id
-        self._writer = hello.writer
+        self._writer = hello.writer and may_write
         self._io.set_timeouts(self._limits.stall_timeout_s)
         segments = list(self._segments.all())
         if hello.want_descriptors:
@@ -202,16 +210,7 @@ class ServedConnection:
                     )
                 self._claims.offer(self._session_id, hello, greeting, descriptors)
                 answer = wire.encode_hello_reply(greeting)
-                chunk = descriptors[: wire.DESCRIPTORS_PER_MESSAGE]
-                sent = socket.send_fds(self._io.sock, [answer], chunk)
-                for first in range(len(chunk), len(descriptors), wire.DESCRIPTORS_PER_MESSAGE):
-                    if sent < len(answer):
-                        self._io.send_bytes(answer[sent:])
-                        sent = len(answer)
-                    chunk = descriptors[first : first + wire.DESCRIPTORS_PER_MESSAGE]
-                    socket.send_fds(self._io.sock, [b"\x00"], chunk)
-                if sent < len(answer):
-                    self._io.send_bytes(answer[sent:])
+                self._io.send_with_descriptors(answer, descriptors)
             finally:
                 close_all(descriptors)
 
@@ -236,7 +235,7 @@ class ServedConnection:
         elif op == wire.OP_WRITE:
             self._check(count, body >= count * wire.EXTENT_BYTES)
             if not self._writer:
-                raise PermissionDenied("this connection said in its hello that it does not write")
+                raise PermissionDenied("this connection is not one that writes")
             payload = body - count * wire.EXTENT_BYTES
             if count == 1:
                 self._write_one(segment, offset, length, payload, epoch, grant_id)
@@ -249,13 +248,23 @@ class ServedConnection:
         elif op == wire.OP_PING:
             self._check(1, body == wire.BODY_BYTES_MIN)
             self._answer_one(0)
+        elif op == wire.OP_GRANT:
+            self._check(count, body <= wire.GRANT_BYTES_MAX)
+            view = self._receive_body(body)
+            if self._checkpoint is not None:
+                self._checkpoint.show_grant(view, count, grant_id)
+            self._answer_one(0)
         elif op == wire.OP_SLOTS:
+            if self._checkpoint is not None:
+                self._checkpoint.need_store()
             self._check(count, body == count * wire.SLOT_WANTED_BYTES)
             statuses, records = records_of(self._segments, self._receive_body(body))
             size = len(statuses) + len(records)
             self._io.send_bytes(self._reply(0, count, size) + statuses + records)
         elif op == wire.OP_RDMA:
             self._check(count, count == 1 and body <= wire.RDMA_BYTES_MAX)
+            if self._checkpoint is not None:
+                self._checkpoint.need_mapping("RDMA")
             self._serve_lane(body)
         else:
             raise ProtocolError(f"operation {op} is unknown")
@@ -308,6 +317,10 @@ class ServedConnection:
         if segment is None or status:
             self._answer_one(status)
             return
+        checkpoint = self._checkpoint
+        if checkpoint is not None and not checkpoint.may_read(segment, offset, length):
+            self._answer_one(DENIED)
+            return
         if segment.disk is not None:
             row = (segment_id, 0, offset, length)
             self._read(np.array([row], EXTENT))
@@ -326,6 +339,8 @@ class ServedConnection:
 
     def _read(self, rows: NDArray[np.void]) -> None:
         statuses, addresses, lengths = self._locate(rows)
+        if self._checkpoint is not None:
+            self._checkpoint.deny_reads(rows, statuses)
         good = statuses == 0
         if not good.all():
             addresses, lengths = addresses[good], lengths[good]
@@ -384,6 +399,11 @@ class ServedConnection:
                 self._drain(payload, StaleLocation(f"there is no segment {segment_id}"))
             elif status:
                 self._drain(payload, InvalidArgument("the extent lies outside of its segment"))
+            elif self._checkpoint is not None and not self._checkpoint.may_write_one(
+                grant_id, segment_id, offset, length
+            ):
+                status = DENIED
+                self._drain(payload, self._checkpoint.denied(f"a write under grant {grant_id}"))
             else:
                 self._io.receive(segment.address + offset, length)
                 self.counters.written_bytes += length
@@ -408,6 +428,11 @@ class ServedConnection:
             elif grant_id < self._segments.first_grant_id:
                 statuses[:] = _VOID
                 self._drain(payload, grant_error(grant_id), _STALE_DRAIN_BYTES_MAX)
+            elif self._checkpoint is not None and not self._checkpoint.may_write(
+                grant_id, rows[statuses == 0]
+            ):
+                statuses[statuses == 0] = DENIED
+                self._drain(payload, self._checkpoint.denied(f"writes under grant {grant_id}"))
             elif not statuses.any():
                 move_items(
                     self._io.receive, self._io.receive_views, addresses, lengths, None, STEP_BYTES
@@ -460,24 +485,17 @@ class ServedConnection:
 
     def _seal(self, count: int, body: int, epoch: int) -> None:
         view = self._receive_body(body)
-        namespace_id, generation = wire.SEAL_PREFIX.unpack_from(view)
-        rows = np.frombuffer(view, SEAL, count, wire.SEAL_PREFIX.size)
-        keys = view[wire.SEAL_PREFIX.size + count * wire.SEAL_ROW_BYTES :]
-        key_lengths = rows["key_length"]
-        if count == 1:
-            keys_bytes, key_starts = int(key_lengths[0]), _FIRST
-        else:
-            key_ends = np.cumsum(key_lengths, dtype=np.int64)
-            keys_bytes, key_starts = int(key_ends[-1]), key_ends - key_lengths
-        if keys_bytes != len(keys):
-            raise ProtocolError(f"{len(keys)} bytes of keys for {keys_bytes}")
+        namespace_id, generation, rows, keys, key_starts = seals_in(view, count)
         self._changing_epoch = epoch
         with self._changing:
             self._io.stop_if_revoked()
             stale = epoch < self._segments.epoch
             if not stale:
                 head = (epoch, namespace_id, generation)
-                statuses = seal_rows(self._segments, head, rows, keys, key_starts)
+                if self._checkpoint is None:
+                    statuses = seal_rows(self._segments, head, rows, keys, key_starts)
+                else:
+                    statuses = self._checkpoint.seal_rows(head, rows, keys, key_starts)
         if stale:
             self._answer_error(epoch_error(epoch, self._segments.epoch))
             return

@@ -11,11 +11,13 @@ import contextlib
 import select
 import socket
 import threading
+from collections.abc import Sequence
 from time import monotonic
 from typing import Final, final
 
 from cenote.api.errors import DeadlineExceeded, GrantRevoked, StaleEpoch
 from cenote.runtime.scheduling import CONTENTION, STEP_CONTENDED_S
+from cenote.transport import wire
 from cenote.transport.connection import timeval
 from cenote.transport.gil import step_aside
 from cenote.transport.memory_access import MEMORY
@@ -198,6 +200,19 @@ class ServedSocket:
                 sent = 0
             else:
                 sent -= len(view)
+
+    def send_with_descriptors(self, answer: bytes, descriptors: Sequence[int]) -> None:
+        """The answer to a hello, with the first chunk of descriptors; then the others."""
+        chunk = descriptors[: wire.DESCRIPTORS_PER_MESSAGE]
+        sent = socket.send_fds(self.sock, [answer], list(chunk))
+        for first in range(len(chunk), len(descriptors), wire.DESCRIPTORS_PER_MESSAGE):
+            if sent < len(answer):
+                self.send_bytes(answer[sent:])
+                sent = len(answer)
+            chunk = descriptors[first : first + wire.DESCRIPTORS_PER_MESSAGE]
+            socket.send_fds(self.sock, [b"\x00"], list(chunk))
+        if sent < len(answer):
+            self.send_bytes(answer[sent:])
 
     def send_last(self, data: bytes) -> None:
         """Say something before closing, in a way that lets the client read it.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import fields
 
 from cenote.runtime.metrics import Metrics
+from cenote.security.refusals import Refusals
 from cenote.v1 import master_pb2 as pb
 
 from .agent_core import Stage
@@ -16,7 +17,7 @@ from .server import DataCounters
 from .ssd import SsdSegment
 from .verifying import Verifier
 
-__all__ = ["register_metrics", "register_rdma", "register_verifier"]
+__all__ = ["register_metrics", "register_rdma", "register_refusals", "register_verifier"]
 
 
 def register_metrics(
@@ -44,6 +45,22 @@ def register_metrics(
     )
     for segment in segments.all():
         _register_segment(metrics, segment)
+
+
+def register_refusals(metrics: Metrics, refusals: Refusals) -> None:
+    """Who was refused for want of credentials."""
+    for port, reason in refusals.counts:
+
+        def read(port: str = port, reason: str = reason) -> float:
+            return float(refusals.counts[port, reason])
+
+        metrics.gauge(
+            "cenote_store_refusals_total",
+            "For want of credentials.",
+            read,
+            port=port,
+            reason=reason,
+        )
 
 
 def register_verifier(metrics: Metrics, verifier: Verifier) -> None:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from cenote.api.errors import CenoteError, DeadlineExceeded
 from cenote.api.rows import DIGEST_BYTES
+from cenote.transport.access import Access
 from cenote.v1 import common_pb2, master_pb2
 
 from .budgets import OVERSLEPT_S, PROBE_WAIT_S, attempt_budget_s
@@ -71,6 +72,8 @@ class ClientState:
         self.session_id = session_id
         self.now = now
         self.credentials = credentials or common_pb2.Credentials()
+        self.access = Access()
+        """What the master gave, for daemons to see."""
         self.limits = Limits()
         self.peers = Peers(common_pb2.ClusterView())
         self.counters = Counters()
@@ -356,6 +359,15 @@ class Call:
 
     def remaining_s(self) -> float:
         return self.end_s - self.now()
+
+    def started(self, reply: master_pb2.PutStartResponse) -> None:
+        """What each answer to a PutStart tells: which view is the newest, and what proves its
+        grants to daemons."""
+        self.state.see_view(reply.view_version)
+        if reply.grant_proofs or reply.spare_proofs:
+            keep, space = self.state.access.keep, self.namespace_id
+            keep(reply.grant_id, space, reply.extents, reply.grant_proofs)
+            keep(reply.spare_grant_id, space, reply.spare_extents, reply.spare_proofs)
 
     def keep_spares(
         self, reply: master_pb2.PutStartResponse, session_id: bytes, count: int
