@@ -7,12 +7,20 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final, final
 
-from cenote.api.errors import CenoteError, GrantRevoked, PermissionDenied, Unauthenticated
+from cenote.api.errors import (
+    CenoteError,
+    GrantRevoked,
+    PermissionDenied,
+    Unauthenticated,
+    Unavailable,
+)
 from cenote.runtime.log import StructuredLogger
 
 __all__ = ["REASONS", "Refusals", "is_refusal"]
 
 REASONS: Final = (Unauthenticated.__name__, PermissionDenied.__name__, GrantRevoked.__name__)
+NO_KEY: Final = Unavailable.__name__
+"""For a ticket whose key is not known: forged, of before, or of a leader that is to be met yet."""
 LINES_PER_S: Final = 5.0
 LINES_AT_ONCE: Final = 20.0
 
@@ -35,7 +43,7 @@ class Refusals:
         self._log = log
         self._clock = clock
         self._lock = threading.Lock()
-        self.counts = {(port, reason): 0 for port in ports for reason in REASONS}
+        self.counts = {(port, reason): 0 for port in ports for reason in (*REASONS, NO_KEY)}
         self._allowance = LINES_AT_ONCE
         self._since_s = clock()
         self._unsaid = 0

@@ -40,6 +40,7 @@ _TAG_BYTES: Final = 16
 _PROOF: Final = Struct(f"<I{_TAG_BYTES}s")
 PROOF_BYTES: Final = _PROOF.size
 _TICKET_MAC_BYTES: Final = 32
+_SESSION_ID_BYTES: Final = 16
 _TICKET_BYTES_MAX: Final = 32 << 10
 # What is signed for one purpose is worth nothing for another.
 _FOR_TICKETS: Final = b"cenote ticket\x00"
@@ -111,6 +112,8 @@ def open_ticket(data: bytes, keys: Mapping[int, bytes]) -> store_pb2.AccessTicke
         ticket = store_pb2.AccessTicket.FromString(body)
     except DecodeError:
         raise Unauthenticated("what was shown is no ticket") from None
+    if len(ticket.session_id) != _SESSION_ID_BYTES or not ticket.holder:
+        raise Unauthenticated("what was shown is no ticket")
     key = keys.get(ticket.key_id)
     if key is None:
         raise Unavailable(

@@ -237,6 +237,8 @@ class TokenFile:
         head, _, rest = token[:_TOKEN_BYTES_MAX].decode("ascii", "replace").partition("_")
         token_id, _, secret = rest.partition("_")
         entry = self.entries.get(token_id) if head == _PREFIX else None
+        if entry is None and self.refresh():  # it was made just now
+            entry = self.entries.get(token_id)
         digest = hashlib.sha256(secret.encode()).hexdigest()
         if entry is None or not hmac.compare_digest(digest, entry.sha256):
             raise Unauthenticated("the token is not one of this pool's")

@@ -8,7 +8,7 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from cenote.api.errors import CenoteError, PermissionDenied, ProtocolError
+from cenote.api.errors import CenoteError, PermissionDenied, ProtocolError, Unavailable
 from cenote.api.rows import EXTENT
 from cenote.security.refusals import is_refusal
 from cenote.transport import wire
@@ -42,7 +42,11 @@ class Checkpoint:
     def admit(self, hello: store_pb2.DataHelloRequest) -> bool:
         """Whether the connection may write. Raises Unauthenticated, PermissionDenied, and
         Unavailable where it can't be told yet."""
-        session = self._pass = self._gate.admit(hello.ticket, hello.session_id)
+        try:
+            session = self._pass = self._gate.admit(hello.ticket, hello.session_id)
+        except Unavailable as error:
+            self._gate.refusals.note(self._port, error, peer_name(self._sock))
+            raise
         if hello.want_descriptors:
             self.need_mapping("mapping memory")
             if hello.writer and not session.may_write:

@@ -23,7 +23,7 @@ from cenote.api.errors import CenoteError, PermissionDenied, Unauthenticated, Un
 from cenote.api.rows import EXTENT
 from cenote.rpc.grpc_auth import TICKET_METADATA_KEY
 from cenote.runtime.log import get_logger
-from cenote.security.refusals import Refusals, is_refusal
+from cenote.security.refusals import Refusals
 from cenote.security.tickets import check_proof, keys_of, open_ticket, proofs_of
 from cenote.security.tokens import Role, covers
 from cenote.v1 import store_pb2
@@ -97,8 +97,7 @@ class Gate:
         try:
             return self.admit(ticket)
         except CenoteError as error:
-            if is_refusal(error):
-                self.refusals.note("grpc", error, peer)
+            self.refusals.note("grpc", error, peer)
             raise
 
     def enter_call(self, caller: Pass, _method: str, request: Any) -> None:
