@@ -13,7 +13,6 @@ from typing import Final, TypeVar, final
 
 from cenote.api.errors import CenoteError, ResourceUnavailable
 from cenote.rpc.address import is_loopback
-from cenote.rpc.grpc_auth import CredentialsInterceptor
 from cenote.rpc.grpc_util import GrpcServer
 from cenote.runtime.log import get_logger
 from cenote.runtime.memory import is_in_memory
@@ -341,8 +340,7 @@ class StoreDaemon:
     ) -> str:
         """Where it serves, as clients are told."""
         gate = self._gate
-        asking = [CredentialsInterceptor(gate.admit_call, gate.enter_call)] if gate else []
-        self._grpc = GrpcServer(interceptors=asking)
+        self._grpc = GrpcServer(interceptors=() if gate is None else gate.interceptors())
         self._grpc.add_service(
             store_pb2_grpc.add_StoreServiceServicer_to_server,
             StoreGrpc(segments, server.counters, sessions.session_count),

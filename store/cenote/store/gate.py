@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from cenote.api.errors import CenoteError, PermissionDenied, Unauthenticated, Unavailable
 from cenote.api.rows import EXTENT
-from cenote.rpc.grpc_auth import TICKET_METADATA_KEY
+from cenote.rpc.grpc_auth import TICKET_METADATA_KEY, CredentialsInterceptor
 from cenote.runtime.log import get_logger
 from cenote.security.refusals import Refusals
 from cenote.security.tickets import check_proof, keys_of, open_ticket, proofs_of
@@ -90,6 +90,10 @@ class Gate:
         if session_id is not None and opened.session_id != session_id:
             raise Unauthenticated("the ticket is another session's")
         return Pass(self, opened)
+
+    def interceptors(self) -> tuple[CredentialsInterceptor]:
+        """For the daemon's gRPC server."""
+        return (CredentialsInterceptor(self.admit_call, self.enter_call),)
 
     def admit_call(self, _method: str, metadata: Sequence[tuple[str, Any]], peer: str) -> Pass:
         """Who makes a gRPC call. Raises Unauthenticated and Unavailable."""

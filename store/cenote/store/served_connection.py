@@ -205,12 +205,10 @@ class ServedConnection:
             self._io.stop_if_revoked()
             try:
                 for segment in segments:
-                    descriptors.append(
-                        open_marked(segment, self._session_id, writable=hello.writer)
-                    )
+                    marked = open_marked(segment, self._session_id, writable=hello.writer)
+                    descriptors.append(marked)
                 self._claims.offer(self._session_id, hello, greeting, descriptors)
-                answer = wire.encode_hello_reply(greeting)
-                self._io.send_with_descriptors(answer, descriptors)
+                self._io.send_with_descriptors(wire.encode_hello_reply(greeting), descriptors)
             finally:
                 close_all(descriptors)
 
