@@ -141,6 +141,30 @@ class Bench:
             self.evict_memory()
         yield from keys
 
+    def drain(self, number: int, size: int) -> None:
+        """Fill memory at once, then watch how fast what is cold of it is copied, with nobody
+        putting meanwhile: what the daemon makes of the device."""
+        count = DRAM * 9 // 10 // size
+        keys = [f"drain-{size}-{number}-{i}" for i in range(count)]
+        daemon, per_call = self.pool.stores[0].pid, max(1, 16 * MIB // size)
+        with open_admin(self.pool.lane, self.pool.grpc, 10.0) as admin:
+            for first in range(0, count, per_call):
+                self.put(keys[first : first + per_call], size)
+            began_s = changed_s = time.monotonic()
+            before = last = admin.status().demoted_bytes
+            cpu = cpu_s(daemon)
+            while time.monotonic() < changed_s + 0.5:
+                copied = admin.status().demoted_bytes
+                if copied != last:
+                    changed_s, last = time.monotonic(), copied
+                time.sleep(0.002)
+        spent = cpu_s(daemon) - cpu
+        other = fio(self.path.with_name("fio"), "randwrite", size, 16)
+        written, took_s = last - before, changed_s - began_s
+        assert written > DRAM // 8, f"{written} bytes were left to copy"
+        name = f"write-back {size >> 10} KiB, alone"
+        self.note(name, written / took_s / 1e9, other, spent / written * 1e9)
+
     def evict_memory(self) -> None:
         """Fill memory with something else, so that what was put is on the SSD alone."""
         for number in range(2 * DRAM // (8 * BLOCK)):
@@ -184,6 +208,8 @@ def run(directory: Path, rounds: int, transports: list[str]) -> None:
             with Client(pool.lane, transports=(kind,), deadline_s=60.0) as client:
                 bench = Bench(pool, client, path)
                 for number in range(rounds):
+                    bench.drain(number, BLOCK)
+                    bench.drain(number, SMALL)
                     keys = list(bench.write(number, 6 * BATCH, BLOCK))
                     bench.read(f"{kind}, 2.5 MiB x 64", keys[: 2 * BATCH], BLOCK, BATCH, 16)
                     bench.read(

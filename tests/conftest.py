@@ -23,7 +23,8 @@ _PROFILE = os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI")
 settings.load_profile(_PROFILE)
 
 SEED_VARIABLE = "CENOTE_TEST_SEED"
-_SEED = int(os.environ.get(SEED_VARIABLE) or random.SystemRandom().randrange(2**32))
+# In the environment, too: processes that run a share of the tests (pytest -n 2) have the same seed.
+_SEED = int(os.environ.setdefault(SEED_VARIABLE, str(random.SystemRandom().randrange(2**32))))
 
 
 def pytest_report_header() -> str:

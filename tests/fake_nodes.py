@@ -14,6 +14,7 @@ from cenote.api.errors import CenoteError, GrantRevoked, Unavailable
 from cenote.api.rows import EXTENT, SEAL
 from cenote.runtime.memory import address_of
 from cenote.transport.base import ExtentArray, Region, SealBatch, Seen, SessionIdentity
+from cenote.transport.proofs import ProofBatch, refused
 from cenote.v1 import common_pb2
 
 __all__ = ["FakeChannel", "FakeNode", "FakeTransport"]
@@ -152,6 +153,9 @@ class FakeChannel:
         sums = np.zeros(1, np.uint64) if checksum else None
         statuses = self._copy(extents, np.array([address], np.uint64), sums, read=read)
         return int(statuses[0]), 0 if sums is None else int(sums[0])
+
+    def prove(self, batch: ProofBatch, deadline_s: float) -> Any:
+        return refused(batch)
 
     def seal(self, batch: SealBatch, deadline_s: float) -> np.ndarray[Any, np.dtype[np.uint8]]:
         node = self._node

@@ -16,6 +16,7 @@ from cenote.api.rows import COPIED, COPY
 from cenote.store.copier import Copier
 from cenote.store.device import Device, open_device
 from cenote.store.dram import DramSegment
+from cenote.store.endurance import Endurance
 from cenote.store.node_files import NodeFiles
 from cenote.store.segments import LocalSegments, open_segments
 from cenote.store.server import DataServer
@@ -45,7 +46,14 @@ def payload_of(seed: int, size_bytes: int) -> bytes:
 class SsdNode:
     """One life of such a daemon, attached at epoch 3. `close` leaves its files."""
 
-    def __init__(self, directory: Path, *, ssd_bytes: int = 24 * MIB, start: bool = True) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        ssd_bytes: int = 24 * MIB,
+        start: bool = True,
+        daily_writes: int = 0,
+    ) -> None:
         self.path = directory / "ssd"
         inner: Device = open_device(self.path, ssd_bytes)
         self.device = FaultyDevice(inner)
@@ -69,7 +77,8 @@ class SsdNode:
             claims=self.segments.claim_file,
         )
         self.server.start()
-        self.copier = Copier(self.segments)
+        self.endurance = Endurance(self.device, daily_writes) if daily_writes else None
+        self.copier = Copier(self.segments, endurance=self.endurance)
         self.copier.fence(EPOCH)
         if start:
             self.copier.start()
@@ -94,6 +103,8 @@ class SsdNode:
         self.server.close(2.0)
         self.copier.stop()
         self.segments.close()
+        if self.endurance is not None:
+            self.endurance.save()
         self.ssd_file.close()
         self.files.close()
 

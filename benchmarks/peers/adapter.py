@@ -15,6 +15,7 @@ BIN = Path(sys.executable).parent
 
 class _Cenote(Daemons):
     node_as_worker = False
+    store_flags: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,6 +51,7 @@ class _Cenote(Daemons):
             "--grpc=127.0.0.1:0",
             f"--socket={self.sockets}/store.sock",
             "--wipe-on-exit",
+            *self.store_flags,
         )
 
     def stop(self) -> None:
@@ -121,6 +123,14 @@ class CenoteStore:
         results.raise_for_errors()
         if results.hit_count != len(keys):
             raise RuntimeError("a key is missing")
+
+    def batch_get_what_is_there(self, keys, addresses, sizes):
+        results = self.client.get_into_batch(keys, addresses=addresses, lengths=sizes)
+        results.raise_for_errors()
+        return results.hits.tolist()
+
+    def ssd_reads(self) -> int:
+        return self.client.stats().ssd_hits
 
     def exist(self, key):
         return self.client.exists(key)

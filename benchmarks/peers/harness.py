@@ -19,6 +19,7 @@ import threading
 import time
 
 import physical
+import ssd_section
 import worker
 import yardsticks
 from peers import GIB, HERE, KIB, MIB, load_adapter
@@ -367,6 +368,9 @@ class Bench:
             last = now
         return 100 * (last - before) / max(1, full)
 
+    def ssd(self):
+        ssd_section.run(self, Peer)
+
     # ---- the whole
 
     def start_peer(self, spec):
@@ -382,7 +386,8 @@ class Bench:
 
     def run(self):
         try:
-            for spec in self.args.peers.split(","):
+            only_ssd = self.args.sections == "ssd"  # which has pools of its own
+            for spec in [] if only_ssd else self.args.peers.split(","):
                 try:
                     self.start_peer(spec)
                 except (RuntimeError, OSError) as error:
@@ -418,7 +423,8 @@ class Bench:
         if self.args.json:
             with open(self.args.json, "w") as file:
                 json.dump({**result, "raw": self.raw}, file, indent=1)
-        yardsticks.print_report(result, [peer.label for peer in self.peers])
+        labels = [spec.partition("=")[0] for spec in self.args.peers.split(",")]
+        yardsticks.print_report(result, labels)
         return 1 if self.errors else 0
 
 
@@ -461,6 +467,7 @@ def parse_args():
     parser.add_argument("--segment", type=int, default=3 * GIB // 2, help="bytes of each pool")
     parser.add_argument("--keys", type=int, default=100_000, help="of the million section")
     parser.add_argument("--loop-secs", type=float, default=1.0)
+    parser.add_argument("--ssd-directory", default="/var/tmp", help="on the disk to measure")
     parser.add_argument("--yardsticks", action="store_true", help="only what they need")
     parser.add_argument("--verbose", "-v", action="store_true")
     parser.add_argument("--keep", action="store_true", help="keep the logs")

@@ -95,6 +95,7 @@ class MooncakeAdapter(Daemons):
 
     name = "mooncake"
     node_as_worker = True
+    master_flags: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +112,9 @@ class MooncakeAdapter(Daemons):
                 f"--rpc_port={self.rpc}",
                 "--metrics_host=127.0.0.1",
                 f"--metrics_port={self.metrics}",
+                *self.master_flags,
             ],
+            self.env(),
         )
         wait_port(self.rpc)
 
@@ -131,6 +134,7 @@ class MooncakeDaemonAdapter(MooncakeAdapter):
 
     name = "mooncake-daemon"
     node_as_worker = False
+    client_flags: tuple[str, ...] = ()
 
     def start(self, workdir: str, segment_bytes: int) -> None:
         super().start(workdir, segment_bytes)
@@ -146,7 +150,9 @@ class MooncakeDaemonAdapter(MooncakeAdapter):
                 "--metadata_server=P2PHANDSHAKE",
                 "--protocol=tcp",
                 "--threads=2",
+                *self.client_flags,
             ],
+            self.env(),
         )
         wait_port(self.client_port)
         time.sleep(1.0)  # it listens before its segment is mounted
@@ -175,9 +181,9 @@ class MooncakeStore:
         if role == "dummy":
             code = self.store.setup_dummy(buffer_bytes + 600 * MIB, buffer_bytes, cfg["daemon"])
         else:
-            code = self.store.setup(
-                "127.0.0.1", "P2PHANDSHAKE", segment_bytes, buffer_bytes, "tcp", "", cfg["master"]
-            )
+            where = "127.0.0.1", "P2PHANDSHAKE", segment_bytes, buffer_bytes, "tcp", ""
+            ssd = (None, role == "node", cfg["ssd"]) if "ssd" in cfg else ()
+            code = self.store.setup(*where, cfg["master"], *ssd)
         if code != 0:
             raise RuntimeError(f"setup code {code}")
 
@@ -212,6 +218,14 @@ class MooncakeStore:
 
     def batch_get_into(self, keys, addresses, sizes):
         _check(self.store.batch_get_into(keys, addresses, sizes), sizes)
+
+    def batch_get_what_is_there(self, keys, addresses, sizes):
+        """Of each whether it came."""
+        results = self.store.batch_get_into(keys, addresses, sizes)
+        return [got == size for got, size in zip(results, sizes, strict=True)]
+
+    def ssd_reads(self):
+        return getattr(self.store, "get_offload_rpc_read_count", lambda: -1)()
 
     def exist(self, key):
         return self.store.is_exist(key) == 1

@@ -178,6 +178,56 @@ class Worker:
                 raise RuntimeError("batch_exist: missing keys")
         return summarize(times, 0, batch)
 
+    # ---- more than there is memory for
+
+    def put_kept(self, c):
+        """As fast as the store takes it; what is refused is tried again."""
+        size, batch, times, refused = c["size"], c["batch"], [], 0
+        addresses, sizes = [self.src + i * size for i in range(batch)], [size] * batch
+        began = CLOCK()
+        for first in range(0, c["n"], batch):
+            keys = [make_key(c["base"], first + i) for i in range(batch)]
+            while True:
+                start = CLOCK()
+                try:
+                    self.store.batch_put_from(keys, addresses, sizes)
+                except RuntimeError:  # no room yet
+                    refused += 1
+                    if CLOCK() - began > 120e9:
+                        raise
+                    time.sleep(0.05)
+                    continue
+                times.append(CLOCK() - start)
+                break
+        seconds = (CLOCK() - began) / 1e9
+        found = summarize(times, size * batch, batch)
+        return {**found, "GBps": c["n"] * size / seconds / 1e9, "refused": refused}
+
+    def get_kept(self, c):
+        """Read back; times of calls that brought all they asked for, and how much was there."""
+        size, batch, times, there, left_out = c["size"], c["batch"], [], 0, 0
+        addresses, sizes = [self.dst + i * size for i in range(batch)], [size] * batch
+        getattr(self.store, "forget_locations", lambda: None)()
+        before = self.store.ssd_reads()
+        for first in range(c["first"], c["first"] + c["n"], batch):
+            keys = [make_key(c["base"], first + i) for i in range(batch)]
+            start = CLOCK()
+            came = self.store.batch_get_what_is_there(keys, addresses, sizes)
+            took = CLOCK() - start
+            for i, has_come in enumerate(came):
+                if has_come:
+                    source = self.src + ((first + i) % c.get("cycle", 16)) * size
+                    self.check(self.dst + i * size, source, size, "get_kept")
+            there += sum(came)
+            if all(came):
+                times.append(took)
+            else:
+                left_out += 1
+        found = summarize(times, size * batch, batch) if times else {"n": 0}
+        missing = c["n"] - there
+        reads = self.store.ssd_reads() - before
+        return {**found, "missing": missing, "ssd_reads": reads, "left_out": left_out}
+
     def fill(self, c):
         size, batch, n = c["size"], c["batch"], c["n"]
         start = CLOCK()

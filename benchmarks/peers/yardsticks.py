@@ -108,6 +108,8 @@ def _cell(row) -> str:
         return "ERR " + row["error"][:24]
     if "per_s" in row:
         return f"{row['per_s']:,.0f}/s"
+    if "missing" in row and not row["n"]:
+        return f"all of {row['missing']} missing"
     if "bytes_per_key" in row:
         return f"{row['bytes_per_key']:.0f} B/key, {row['left_all_pct']:.0f} % left"
     text = f"{row['p50_us']:.0f}({row['best_p50_us']:.0f})/{row['p99_us']:.0f}us"
@@ -115,6 +117,10 @@ def _cell(row) -> str:
         text += f" {row['GBps']:.2f}({row['best_GBps']:.2f})GB/s"
     else:
         text += f" {row['items_per_s']:,.0f}/s"
+    if "missing" in row:
+        return f"{text} {row['ssd_reads']} from SSD, {row['missing']} missing"
+    if "refused" in row:
+        return f"{text} {row['refused']} refused"
     return text + f" c{row.get('best_cpu_us_per_call', 0):.0f}"
 
 

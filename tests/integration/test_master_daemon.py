@@ -363,8 +363,8 @@ def test_metrics_are_served_where_asked_for() -> None:
             client.exists(b"a")
         url = cluster.master.ready["metrics"]
         text = urllib.request.urlopen(url, timeout=5).read().decode()
-        assert 'cenote_master_calls{method="exists"} 1.0' in text
-        assert "cenote_master_exists_keys 1.0" in text
+        assert 'cenote_master_calls_total{method="exists"} 1.0' in text
+        assert 'cenote_pool_exists_keys_total{result="absent"} 1.0' in text
 
 
 def test_it_listens_on_loopback_only(lasting: Cluster) -> None:

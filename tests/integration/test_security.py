@@ -317,7 +317,7 @@ def put_started(secured: Secured, holder: str, namespace: str) -> tuple[bytes, b
 
 def shown(started: Any, namespace_id: int, proofs: bytes | None = None) -> bytes:
     """The body of a GRANT request."""
-    proofs = started.grant_proofs if proofs is None else proofs
+    proofs = started.grant_signatures if proofs is None else proofs
     packed: bytes = proofs + started.extents
     return wire.GRANT_PREFIX.pack(namespace_id, len(proofs)) + packed
 
@@ -332,7 +332,7 @@ def test_grants(secured: Secured, where: str) -> None:
         raw.hello(session_id, ticket)
         # Not shown; forged; then shown; then by another number.
         assert raw.ask(wire.OP_WRITE, 1, write, **settings)[0] == [PermissionDenied.code]
-        raw_proofs = started.grant_proofs[:4] + bytes(16)
+        raw_proofs = started.grant_signatures[:4] + bytes(16)
         with pytest.raises(PermissionDenied, match="forged"):
             raw.ask(wire.OP_GRANT, 1, shown(started, namespace_id, raw_proofs), **settings)
     with DataSocket(address) as raw:

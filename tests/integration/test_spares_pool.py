@@ -49,7 +49,7 @@ def admin(cluster: Cluster) -> Iterator[Admin]:
 def calls(cluster: Cluster, method: str) -> int:
     """Of the master since its start."""
     text = urllib.request.urlopen(cluster.master.ready["metrics"], timeout=5).read().decode()
-    name = f'cenote_master_calls{{method="{method}"}} '
+    name = f'cenote_master_calls_total{{method="{method}"}} '
     (line,) = [line for line in text.splitlines() if line.startswith(name)]
     return int(float(line.removeprefix(name)))
 

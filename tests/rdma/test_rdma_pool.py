@@ -14,10 +14,12 @@ import pytest
 
 from cenote.api.errors import DeadlineExceeded, ReplicasUnavailable, Unavailable
 from cenote.client import Client
+from cenote.client.devices import DeviceStaging
 from cenote.transport.nics.sysfs import read_counters, read_ports
 from cenote.transport.rdma import RdmaTransport
 from cenote.transport.testing_support import payload
 from cluster import Cluster
+from fake_gpu import FakeGpu
 from rdma_daemon import rdma_nics
 from waiting import wait_until
 
@@ -85,12 +87,12 @@ def put_in_the_end(client: Client, key: str, data: np.ndarray[Any, Any]) -> None
 
 
 def seals_of(cluster: Cluster) -> int:
-    return int(scraped(cluster)["cenote_store_segment_seals"])
+    return int(scraped(cluster)["cenote_store_segment_seals_total"])
 
 
 def tcp_bytes_of(cluster: Cluster) -> int:
     found = scraped(cluster)
-    return int(found["cenote_store_read_bytes"] + found["cenote_store_written_bytes"])
+    return int(found["cenote_store_served_bytes_total"])
 
 
 def client_of(cluster: Cluster, *transports: str, **options: Any) -> Client:
@@ -119,6 +121,32 @@ def test_blocks_over_rdma(cluster: Cluster, library: str) -> None:
         moved = counters.read_bytes + counters.written_bytes
         assert moved >= 2 * BLOCKS * BLOCK_BYTES
     assert sent_packets() - before >= 2 * BLOCKS * BLOCK_BYTES / PACKET_BYTES_MAX
+
+
+@pytest.mark.parametrize("library", ["ibverbs", "pyverbs"])
+def test_what_lies_on_a_gpu(
+    cluster: Cluster, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through staging memory that the devices know: no copy but those of the GPU, for which memory
+    stands that no processor can touch."""
+    gpu = FakeGpu()
+    monkeypatch.setattr(DeviceStaging.__init__, "__defaults__", (gpu.open,))
+    data = payload(BLOCKS * BLOCK_BYTES, 9)
+    source, target = gpu.array(len(data), data), gpu.array(len(data))
+    keys = [f"{library} on a GPU {i}" for i in range(BLOCKS)]
+    with client_of(cluster, "rdma", verbs=library, device_staging_bytes=4 << 20) as client:
+        client.put_from_batch(keys, source.rows(BLOCKS)).raise_for_errors()
+        client.get_into_batch(keys, target.rows(BLOCKS)).raise_for_errors()
+        assert target.data == data
+        with client.register(target) as registration:  # no dma-buf can be had of it
+            assert not registration.is_direct
+            assert client.get_into(keys[3], target.part(0, BLOCK_BYTES)) == BLOCK_BYTES
+        assert target.data[:BLOCK_BYTES] == data[3 * BLOCK_BYTES :][:BLOCK_BYTES]
+        stats = client.stats()
+        assert stats.rdma_calls_over_tcp == stats.rdma_staged_bytes == 0
+        assert stats.device_staged_bytes == (2 * BLOCKS + 1) * BLOCK_BYTES
+        assert stats.rdma_read_bytes + stats.rdma_written_bytes >= stats.device_staged_bytes
+    assert not gpu.pinned
 
 
 def test_the_order_of_transports(cluster: Cluster) -> None:

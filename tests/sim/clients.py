@@ -15,6 +15,7 @@ from cenote.api.types import AcquiredLease, GetStatus
 from cenote.client.client import Client
 from cenote.client.config import ClientConfig, make_config
 from cenote.client.master_stub import LaneMaster
+from sim.contents import DEDUP
 from sim.lanes import SimMaster
 from sim.loop import Party, Violation
 from sim.one_sided import SimOneSided
@@ -42,8 +43,12 @@ def key_bytes(key: int) -> bytes:
 
 
 @cache
-def config_of(deadline_s: float) -> ClientConfig:
-    overrides: dict[str, object] = {"namespace": NAMESPACE, "deadline_s": deadline_s}
+def config_of(deadline_s: float, *, dedup: bool = False) -> ClientConfig:
+    overrides: dict[str, object] = {
+        "namespace": NAMESPACE,
+        "deadline_s": deadline_s,
+        "dedup": dedup,
+    }
     return make_config("master:1", overrides)
 
 
@@ -86,7 +91,8 @@ class ClientProcess:
 
     def _connect(self) -> Client:
         world, party = self.world, self.party
-        config = config_of(world.loop.dice.choice((0.4, 1.0, 3.0)))
+        dedup = DEDUP in world.options.faults
+        config = config_of(world.loop.dice.choice((0.4, 1.0, 3.0)), dedup=dedup)
         far = SimOneSided if world.loop.dice.random() < 0.4 else SimTcp
         transports: list[SimTransport] = [far(world, party, self._boot)]
         if world.loop.dice.random() < 0.8:
@@ -101,6 +107,8 @@ class ClientProcess:
             return LaneMaster([f"{name}:1" for name in names], hello, on_hello=greeted)
 
         client._start(config, FINGERPRINT, master, cast("Any", transports))
+        if dedup:
+            world.oracle.contents.set_out(client)
         party.on_death.append(lambda: self._abandon(client))
         world.loop.note(
             party.name, f"is open, session {client.session.identity.session_id.hex()[:6]}"
@@ -118,7 +126,7 @@ class ClientProcess:
         dice, loop = self.world.loop.dice, self.world.loop
         while not self.world.calm:
             loop.sleep(dice.expovariate(1 / 0.08))
-            self.do(dice.choice(ACTIONS))
+            self.do(dice.choice(ACTIONS if self.world.tiers is None else WITH_TIERS))
 
     def do(self, action: Callable[[ClientProcess], None]) -> bool:
         """One call of the user; False where it ended with a typed error."""
@@ -327,7 +335,12 @@ def pin(me: ClientProcess) -> None:
         me.sdk.unpin(keys)
 
 
+def prefetch(me: ClientProcess) -> None:
+    me.sdk.prefetch([key_bytes(k) for k in me.some_keys(6)])
+
+
 ACTIONS: Final = (
     *(put,) * 4, put_run, *(put_batch,) * 4, *(get,) * 4, get_into, *(get_batch,) * 3,
     lease, lease, view, exists, exists, remove, pin,
 )  # fmt: skip
+WITH_TIERS: Final = (*ACTIONS, prefetch, prefetch, pin, *(get,) * 4)

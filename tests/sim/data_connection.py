@@ -19,7 +19,9 @@ from cenote.api.errors import (
     StaleLocation,
     Unavailable,
 )
-from cenote.api.rows import EXTENT, SEAL
+from cenote.api.rows import EXTENT, PROOF, SEAL
+from cenote.store.proofs import prove_rows
+from cenote.store.segment import SegmentSet
 from cenote.transport.base import (
     ExtentArray,
     SealBatch,
@@ -28,7 +30,9 @@ from cenote.transport.base import (
     U8Array,
     U64Array,
 )
+from cenote.transport.proofs import ProofBatch
 from cenote.v1 import common_pb2
+from sim.disk_serving import serve
 from sim.loop import Party, Signal
 from sim.stores import SegmentFile, StoreProcess
 
@@ -42,6 +46,7 @@ __all__ = [
     "cut_pieces",
     "open_connection",
     "seal_at",
+    "spread",
     "sums",
 ]
 
@@ -325,6 +330,29 @@ class SimChannel:
         with self.world.sealing(self.host_name, batch):
             return cast("U8Array", self._call(make, deadline_s))
 
+    def _read_disk(self, extents: ExtentArray, addresses: U64Array, deadline_s: float) -> U8Array:
+        """What the daemon reads from its SSD, and sends."""
+
+        def make(connection: DataConnection) -> Any:
+            return lambda reply: serve(connection, extents, reply)
+
+        statuses, data = self._call(make, deadline_s)
+        spread(statuses, data, extents, addresses)
+        return cast("U8Array", statuses)
+
+    def prove(self, batch: ProofBatch, deadline_s: float) -> tuple[U8Array, bytes]:
+        def make(connection: DataConnection) -> Any:
+            def act(reply: Callable[[Any], None]) -> None:
+                rows = np.frombuffer(batch.rows, PROOF)
+                segments = cast("SegmentSet", connection.store.segments)
+                reply(prove_rows(segments, batch.grant_id, rows))
+
+            return act
+
+        self.world.faults.strike_daemon(self.world.hosts[self.host_name])
+        statuses, tickets = self._call(make, deadline_s)
+        return np.frombuffer(statuses, np.uint8), tickets
+
     def read_one(
         self,
         segment: int,
@@ -379,6 +407,15 @@ class SimChannel:
                 signal.set(ClientClosed("the channel was closed during the call"))
             connection.client_gone()
         self._idle.clear()
+
+
+def spread(statuses: U8Array, data: bytearray, extents: ExtentArray, addresses: U64Array) -> None:
+    """Bytes of the items that could be read to where these are wanted."""
+    at = 0
+    for i, length in enumerate(extents["length"].tolist()):
+        if not statuses[i]:
+            ctypes.memmove(int(addresses[i]), bytes(data[at : at + length]), length)
+            at += length
 
 
 def sums(addresses: U64Array, extents: ExtentArray, checksums: Any) -> None:

@@ -44,8 +44,10 @@ from sim.data_connection import (
     SimChannel,
     Write,
     cut_pieces,
+    spread,
     sums,
 )
+from sim.disk_serving import disk_ids, serve
 from sim.stores import SegmentFile, StoreProcess
 
 if TYPE_CHECKING:
@@ -55,6 +57,8 @@ __all__ = ["ShmChannel", "TcpChannel"]
 
 _STALE: Final = StaleLocation.code
 _INVALID: Final = InvalidArgument.code
+_ON_DISK: Final = 255
+"""Not for us to read: no status that anybody is told."""
 
 
 class TcpChannel(SimChannel):
@@ -84,6 +88,9 @@ class TcpChannel(SimChannel):
     ) -> U8Array:
         def make(connection: DataConnection) -> Any:
             def act(reply: Callable[[Any], None]) -> None:
+                if np.isin(extents["segment"], disk_ids(connection.store)).any():
+                    serve(connection, extents, reply)
+                    return
                 statuses, found = self._locate(connection.store, extents)
                 pieces = cut_pieces(self.world, [f for f in found if f is not None])
                 crawl_s = self.world.crawl_s()
@@ -94,11 +101,7 @@ class TcpChannel(SimChannel):
             return act
 
         statuses, data = self._call(make, deadline_s)
-        at = 0
-        for i, length in enumerate(extents["length"].tolist()):
-            if not statuses[i]:
-                ctypes.memmove(int(addresses[i]), bytes(data[at : at + length]), length)
-                at += length
+        spread(statuses, data, extents, addresses)
         sums(addresses, extents, checksums)
         return cast("U8Array", statuses)
 
@@ -220,6 +223,8 @@ class ShmChannel(SimChannel):
         self._maps: dict[int, SegmentFile] = {}
         self._ready: dict[int, int] = {}
         self._indexes: dict[int, int] = {}
+        self._disks: list[int] = []
+        """Segments that nobody can map."""
         self._held: dict[SegmentFile, None] = {}
         self._page: ClaimPage | None = None
         self._page_of: tuple[Counter[int], int] | None = None
@@ -246,10 +251,10 @@ class ShmChannel(SimChannel):
                     segment.file.mapped_by[self.identity.session_id] += 1
             if self._page_of is None:
                 self._take_page(connection.store)
-            reply(found)
+            reply((found, disk_ids(connection.store)))
 
         try:
-            found = connection.call(act, until_s)
+            found, disks = connection.call(act, until_s)
         except CenoteError:
             if not self._maps:
                 self._unmap()
@@ -257,6 +262,7 @@ class ShmChannel(SimChannel):
         if self._closed:
             self._unmap()
             raise ClientClosed("the channel is closed")
+        self._disks = disks
         self._maps = {i: file for i, (file, _, _) in found.items() if i}
         self._ready = {i: ready for i, (_, ready, _) in found.items()}
         self._indexes = {i: index for i, (_, _, index) in found.items()}
@@ -288,12 +294,14 @@ class ShmChannel(SimChannel):
             found: list[tuple[SegmentFile, int, int] | None] = []
             for i, (segment_id, _, offset, length) in enumerate(extents.tolist()):
                 file = self._maps.get(segment_id)
-                if file is None:
+                if segment_id in self._disks:
+                    statuses[i] = _ON_DISK
+                elif file is None:
                     statuses[i] = _STALE
                 elif not length or offset + length > self._ready[segment_id]:
                     statuses[i] = _INVALID
                 found.append(None if statuses[i] else (cast("Any", file), offset, length))
-            if again or not statuses.any():
+            if again or not ((statuses != 0) & (statuses != _ON_DISK)).any():
                 break
             connection = self._take(until_s)
             self._map(connection, until_s)
@@ -311,7 +319,7 @@ class ShmChannel(SimChannel):
     def proves(self, lease_id: int) -> bool:
         proven = self._is_of_tenure(lease_id)
         if proven:
-            self.world.oracle.read_proven(lease_id)
+            self.world.oracle.readings.proven(lease_id)
         return proven
 
     def _is_of_tenure(self, lease_id: int) -> bool:
@@ -329,11 +337,15 @@ class ShmChannel(SimChannel):
         self._users += 1
         try:
             statuses, found = self._locate(extents, until_s)
-            world.oracle.read_begun(found)
+            world.oracle.readings.begun(found)
             for place, address in zip(found, addresses.tolist(), strict=True):
                 self._copy_out(place, address, until_s)
                 if checksums is None:  # the lease alone is to prove it
                     world.faults.strike_read(self.party)
+            asked = statuses == _ON_DISK
+            if asked.any():
+                left_s = max(0.0, until_s - loop.now_s)
+                statuses[asked] = self._read_disk(extents[asked], addresses[asked], left_s)
         finally:
             self._leave()
         sums(addresses, extents, checksums)

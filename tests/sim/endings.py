@@ -9,9 +9,23 @@ from sim.clients import ClientProcess, key_bytes
 from sim.loop import Violation
 
 if TYPE_CHECKING:
+    from sim.oracle import Oracle
+    from sim.values import PutRecord
     from sim.world import World
 
-__all__ = ["check_contents", "check_liveness", "check_rest", "check_unused"]
+__all__ = ["check_contents", "check_liveness", "check_rest", "check_unused", "expected"]
+
+
+def expected(oracle: Oracle) -> dict[int, PutRecord]:
+    """By key: what was acknowledged and must be readable now."""
+    found: dict[int, PutRecord] = {}
+    best: dict[int, int] = {}
+    for put in oracle.puts.values():
+        for version in put.versions:
+            number = oracle.numbers[version]
+            if number > best.get(put.key, 0) and oracle.is_expected(put, version):
+                best[put.key], found[put.key] = number, put
+    return found
 
 
 def _in_task(world: World, client: ClientProcess, act: Any, seconds: float) -> None:
@@ -28,7 +42,7 @@ def check_contents(world: World) -> None:
     for client in world.living_clients():
 
         def look(client: ClientProcess = client) -> None:
-            for key in list(world.oracle.expected()):
+            for key in list(expected(world.oracle)):
                 _look(world, client, key)
 
         _in_task(world, client, look, 60.0)
@@ -38,8 +52,8 @@ def _look(world: World, client: ClientProcess, key: int) -> None:
     value: bytes | None = None
     began_s = world.loop.now_s
     for _ in range(3):
-        expected = world.oracle.expected().get(key)
-        if expected is None:
+        awaited = expected(world.oracle).get(key)
+        if awaited is None:
             return
         try:
             value = client.sdk.get(key_bytes(key))
@@ -51,9 +65,9 @@ def _look(world: World, client: ClientProcess, key: int) -> None:
         if value is not None:
             return
         world.loop.sleep(0.3)
-    if world.oracle.expected().get(key) is expected and expected is not None:
+    if expected(world.oracle).get(key) is awaited and awaited is not None:
         raise Violation(
-            f"put {expected.serial} of key {key} (versions {expected.versions}) was"
+            f"put {awaited.serial} of key {key} (versions {awaited.versions}) was"
             f" acknowledged, and {client.party.name} can't read it after all faults have ended"
         )
 
@@ -92,6 +106,8 @@ def check_liveness(world: World) -> None:
 
 def check_unused(world: World) -> None:
     """Where no call is under way, no session has anything that a call left behind."""
+    if world.tiers is not None:
+        world.tiers.note_under_way(world.leader())
     for client in world.living_clients():
         session_id = client.sdk.session.identity.session_id
         session = world.leader().service.state._pool.sessions.by_id.get(session_id)
@@ -110,6 +126,8 @@ def check_rest(world: World) -> None:
     master = world.leader()
     pool = master.service.state._pool
     world.oracle._check(master)
+    if world.tiers is not None:
+        world.tiers.check_ended(master)
     left = {
         "quarantined units": pool.orphans.units,
         "orphans": len(pool.orphans),

@@ -12,6 +12,7 @@ from sim.data_connection import Write, seal_at
 from sim.loop import Party
 from sim.masters import MASTER, SimLog
 from sim.network import Weather
+from sim.tier_faults import TierFaults
 
 if TYPE_CHECKING:
     from sim.data_connection import Write
@@ -59,7 +60,6 @@ WITH_POWER: Final = ALL_FAULTS | {"power"}
 """The master's machine fails, too, and the journal's unsynced end is lost."""
 WITH_METADATA_LOSS: Final = ALL_FAULTS | {"metadata-loss"}
 """The master's directory is lost at times."""
-
 WITH_QUOTAS: Final = ALL_FAULTS | {"quotas"}
 """An administrator changes the namespace's quota at times: no fault, but it changes what goes."""
 
@@ -96,6 +96,10 @@ class Faults:
             every["hidden-sockets"] = (4, self._hide_sockets)
         if "quotas" in kinds:
             every["quotas"] = (6, world.quotas.change)
+        self._tiers = TierFaults(world, self) if world.tiers is not None else None
+        if self._tiers is not None:
+            every |= self._tiers.kinds()
+            self._kinds = kinds = kinds | set(self._tiers.kinds())
         self._every = every
         # Each run has its own mixture: some faults often, some never. What is left out changes
         # nothing about the others.
@@ -112,6 +116,13 @@ class Faults:
 
     def end(self) -> None:
         self._over = True
+        if self._tiers is not None:
+            self._tiers.end()
+
+    def strike_device(self, host: StoreHost, what: str) -> None:
+        """A request is about to take effect on an SSD."""
+        if self._tiers is not None and not self._over:
+            self._tiers.strike_device(host, what)
 
     def _next_s(self) -> float:
         return self._world.loop.dice.expovariate(1 / self._interval_s)
@@ -349,10 +360,13 @@ class Faults:
         world.loop.spawn(process.party, "stop", stop)
 
     def _store_reboot(self) -> None:
+        host = self._some_host()
+        if host is not None:
+            self._reboot(host)
+
+    def _reboot(self, host: StoreHost) -> None:
         """The host goes down, with all that is on it."""
-        host, world = self._some_host(), self._world
-        if host is None:
-            return
+        world = self._world
         self._kill_store(host)
         world.loop.note(host.name, "reboots: its memory is lost")
         host.reboot()
@@ -467,7 +481,7 @@ class Faults:
             host = world.hosts[name]
             if host.party is not None:
                 world.loop.kill(host.party)
-            host.reboot()
+            host.wipe()
             world.start_store(host)
 
         world.loop.note(name, "is of a pool that is gone, and wiped")

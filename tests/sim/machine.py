@@ -10,7 +10,7 @@ import contextlib
 import gc
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from queue import Empty
 from typing import Any, Final
 
@@ -25,7 +25,16 @@ import cenote.store.agent
 import cenote.store.sessions
 from sim.loop import Loop, Signal, Task
 
-__all__ = ["SimEvent", "SimLock", "inhabited", "uncollected"]
+__all__ = [
+    "SimEvent",
+    "SimLock",
+    "SimQueue",
+    "SimSecrets",
+    "SimThreading",
+    "SimTime",
+    "inhabited",
+    "uncollected",
+]
 
 
 COLLECTIONS_MAX: Final = 5
@@ -64,6 +73,8 @@ class SimLock:
             signal = Signal(loop)
             self._waiting.append(signal)
             signal.wait(left_s)
+            if not signal.is_set:  # who gave up is not to be woken in another's place
+                self._waiting.remove(signal)
         self._owner = loop.task
         self._depth += 1
         return True
@@ -79,11 +90,49 @@ class SimLock:
     def locked(self) -> bool:
         return self._depth > 0
 
+    def give_up(self) -> int:
+        """However often it was acquired; for `take_back`."""
+        depth, self._depth = self._depth, 1
+        self.release()
+        return depth
+
+    def take_back(self, depth: int) -> None:
+        self.acquire()
+        self._depth = depth
+
     def __enter__(self) -> bool:
         return self.acquire()
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+class SimCondition:
+    """`threading.Condition` of a lock."""
+
+    def __init__(self, loop: Loop, lock: SimLock) -> None:
+        self._loop = loop
+        self._lock = lock
+        self._waiting: deque[Signal] = deque()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        signal = Signal(self._loop)
+        self._waiting.append(signal)
+        depth = self._lock.give_up()
+        try:
+            return signal.wait(timeout)
+        finally:
+            if not signal.is_set:
+                self._waiting.remove(signal)
+            self._lock.take_back(depth)
+
+    def notify(self) -> None:
+        if self._waiting:
+            self._waiting.popleft().set()
+
+    def notify_all(self) -> None:
+        while self._waiting:
+            self.notify()
 
 
 class SimEvent:
@@ -146,6 +195,12 @@ class SimThreading:
     def RLock(self) -> SimLock:
         return SimLock(self._loop, again=True)
 
+    def Condition(self, lock: SimLock) -> SimCondition:
+        return SimCondition(self._loop, lock)
+
+    def get_native_id(self) -> int:
+        return 0
+
     def Event(self) -> SimEvent:
         return SimEvent(self._loop)
 
@@ -172,13 +227,22 @@ class SimQueue:
         self._signal.set()
 
     def get(self, timeout: float | None = None) -> Any:
-        if not self._items:
+        until_s = self._loop.now_s + (float("inf") if timeout is None else timeout)
+        while not self._items:  # several may be woken by one item
             if self._signal.is_set:
                 self._signal = Signal(self._loop)
-            self._signal.wait(timeout)
+            left_s = None if timeout is None else max(0.0, until_s - self._loop.now_s)
+            if not self._signal.wait(left_s):
+                raise Empty
+        return self._items.popleft()
+
+    def get_nowait(self) -> Any:
         if not self._items:
             raise Empty
         return self._items.popleft()
+
+    def qsize(self) -> int:
+        return len(self._items)
 
 
 class SimFuture:
@@ -261,12 +325,13 @@ def inhabited(
     is_mapped: Callable[[Any, bytes], bool],
     lane_client: Callable[..., Any],
     lane_socket: object,
+    more: Sequence[tuple[Any, str, Any]] = (),
 ) -> Iterator[None]:
     """Production code lives in `loop` meanwhile.
 
     `boot_id()`: of the host that the present task runs on. `is_mapped(segment, session id)`: what
     the kernel would tell a daemon. `lane_client`, `lane_socket`: how clients connect to one of
-    several masters.
+    several masters. `more`: what else is replaced, as (module, name, by what).
     """
     clock, threads = SimTime(loop), SimThreading(loop)
     session, store_sessions = cenote.client.session, cenote.store.sessions
@@ -301,6 +366,7 @@ def inhabited(
         (session, "clock_id", boot_id),
         (store_sessions, "monotonic", clock.monotonic),
         (store_sessions, "is_mapped", is_mapped),
+        *more,
     ]
     before = [(module, name, getattr(module, name)) for module, name, _ in places]
     level = logging.root.manager.disable

@@ -31,7 +31,7 @@ from cenote.transport.claims import ClaimPage
 from sim.data_path import ShmChannel
 from sim.one_sided import QueuePair
 
-__all__ = ["MUTATIONS", "mutated", "replaced"]
+__all__ = ["MUTATIONS", "mutated", "replaced", "together"]
 
 
 @contextlib.contextmanager

@@ -40,6 +40,7 @@ from sim.data_connection import (
     open_connection,
     sums,
 )
+from sim.disk_serving import disk_ids
 from sim.loop import Signal
 from sim.stores import SegmentFile
 from sim.transports import SimTransport
@@ -199,6 +200,10 @@ class OneSidedChannel(SimChannel):
                     ctypes.memmove(mine.pop() if len(mine) > 1 else mine[0], data, length)
 
             self._post(pair, pieces, landing, self.world.crawl_s(), until_s)
+            asked = np.isin(extents["segment"], disk_ids(pair.store))
+            if asked.any():  # staged, and sent as over TCP
+                left_s = max(0.0, until_s - self.world.loop.now_s)
+                statuses[asked] = self._read_disk(extents[asked], addresses[asked], left_s)
             sums(addresses, extents, checksums)
             return statuses
 

@@ -7,11 +7,10 @@ segment, and what each call of a client was answered. It knows nothing of how th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from xxhash import xxh3_64_intdigest
 
 from cenote.api.errors import CenoteError
 from cenote.api.rows import EXTENT, PUT, UNIT_BYTES, PutStatus
@@ -21,16 +20,20 @@ from cenote.master.effects import (
     GoneReason,
     NamespaceOpened,
     Notice,
+    ReplicasChanged,
     SegmentGone,
     Stored,
 )
 from cenote.master.pool import Pool
+from sim.contents import Contents
 from sim.existing import asked, check_answer
 from sim.facts import is_intact, is_sealed, known_versions
 from sim.fingerprint import fingerprint
 from sim.following import Following
 from sim.loop import Violation
-from sim.values import PutRecord, Removal, make_value, wrong_bytes
+from sim.readings import Readings
+from sim.tier_oracle import TierOracle
+from sim.values import PutRecord, Removal
 from unit.master.state_checks import check
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ CHECK_EVERY: Final = 40
 """Commands between two looks at everything that the master has."""
 Version = tuple[int, int]
 """(epoch, seq)."""
+_WITH_EXTENTS: Final = PutStatus.GRANTED, PutStatus.UNSEALED, PutStatus.DEDUPLICATED
 
 
 class Oracle:
@@ -53,10 +57,11 @@ class Oracle:
     def __init__(self, world: World) -> None:
         self._world = world
         self.puts: dict[int, PutRecord] = {}
-        self._by_checksum: dict[int, PutRecord] = {}
-        self._numbers: dict[Version, int] = {}
+        self.contents = Contents(world)
+        self.numbers: dict[Version, int] = {}
         """Version -> the number of its decision."""
         self._decisions = 0
+        self.put_of: dict[Version, PutRecord] = {}
         self._placed: dict[Version, list[tuple[SegmentFile, int, int]]] = {}
         """Version -> (file, slot, replica) of each extent."""
         self.gone: dict[Version, GoneReason] = {}
@@ -77,17 +82,17 @@ class Oracle:
         self.removals: dict[int, list[Removal]] = {}
         """By key."""
         self._grants: dict[int, int] = {}
-        self._grant_epochs: dict[int, int] = {}
-        self._reading: dict[Any, list[tuple[SegmentFile, slice, Any]]] = {}
-        """What each task has copied last, and whose it was when that began."""
+        self.grant_epochs: dict[int, int] = {}
+        self.readings = Readings(self)
         self._writes: dict[Write, None] = {}
         self._commands = 0
-        self.reads = self.hits = self.acks = self.lost = self.leaders = 0
+        self.reads = self.hits = self.acks = self.lost = self.leaders = self.references = 0
         self.power_failed = False
         self.journal_lags = False
         """A master's death takes the end of the journal: several share it."""
         self._acting_epoch = 0
         self.following = Following(world)
+        self.tiers = TierOracle(self)
         self.digests: dict[int, set[bytes]] = {}
         """By key, in all generations."""
 
@@ -101,6 +106,7 @@ class Oracle:
         def watched(command: Any) -> Any:
             pool = decider.state._pool
             before, digests = fingerprint(pool), asked(pool, command)
+            self.tiers.command = type(command)
             try:
                 reply = apply(command)
                 if digests is not None:
@@ -120,6 +126,7 @@ class Oracle:
 
         decider.apply = watched  # type: ignore[method-assign]
         decider._take = taken  # type: ignore[method-assign]
+        self.tiers.started(decider.state._pool)
         self._note_unheard(decider.state._pool)
         self._check(master)
 
@@ -179,10 +186,10 @@ class Oracle:
             return False
         nodes = {(f.name.partition("[")[0], replica) for f, _, replica in self._placed[version]}
         striped = len(nodes) > len({replica for _, replica in nodes})
-        number = self._numbers[version]
+        number = self.numbers[version]
         removed = self._last_removal(put.key) > number
         others = [v for other in self.puts.values() if other.key == put.key for v in other.versions]
-        put_again = any(self._numbers[v] > number for v in others)
+        put_again = any(self.numbers[v] > number for v in others)
         overwritten = away and not is_intact(put.value, self._placed[version], version)
         return striped or removed or put_again or overwritten
 
@@ -197,9 +204,14 @@ class Oracle:
 
     def is_safe(self, put: PutRecord, version: Version) -> bool:
         """Whether it is sealed, or really lost."""
-        really_lost = any(f.is_lost or version in f.damaged for f, _, _ in self._placed[version])
-        excused = really_lost or self._is_excused(put, version)
+        excused = self._is_really_lost(version) or self._is_excused(put, version)
         return excused or bool(self.surviving_replicas(version))
+
+    def _is_really_lost(self, version: Version) -> bool:
+        """Whether something that held it is gone, with no word of the master's."""
+        files = [file for file, _, _ in self._placed[version]]
+        lost = any(file.is_lost or version in file.damaged for file in files)
+        return lost or version in self.tiers.bereft
 
     def _file(self, pool: Pool, segment_id: int) -> SegmentFile | None:
         segment = pool.segments.by_id.get(segment_id)
@@ -217,12 +229,15 @@ class Oracle:
             if isinstance(effect, Stored)
             for digest in effect.digests
         }
+        self.tiers.note_copies(pool)
         forgotten = [e.segment_id for e in effects if isinstance(e, SegmentGone)]
         for effect in effects:
             if isinstance(effect, Stored):
                 self._stored(pool, effect)
             elif isinstance(effect, Gone):
                 self._gone(pool, effect, stored_later, forgotten)
+            elif isinstance(effect, ReplicasChanged):
+                self.tiers.replicas_changed(pool, effect)
             elif isinstance(effect, Notice) and "opened anew" in effect.text:
                 self._opened_anew = master.service.epoch
             elif isinstance(effect, NamespaceOpened):
@@ -230,7 +245,7 @@ class Oracle:
                 self._world.learn_seed(effect.digest_seed)
                 if effect.generation > 1:
                     # All of the old generation is gone, though not a word is said of each.
-                    for version in self._numbers:
+                    for version in self.numbers:
                         self.gone.setdefault(version, GoneReason.RESET)
                     self._resets.append((self._decisions, self._world.loop.now_s))
 
@@ -240,20 +255,22 @@ class Oracle:
             placed = effect.placed[at : at + int(effect.extent_counts[i])]
             at += len(placed)
             version = (effect.epoch, int(effect.seqs[i]))
-            put = self._by_checksum.get(int(effect.checksums[i]))
-            if put is None:
+            puts = self.contents.of(int(effect.checksums[i]))
+            if not puts:
                 raise Violation(f"version {version} has the checksum of nothing that was put")
-            if digest.tobytes() not in self.digests.get(put.key, ()):
+            put = next((p for p in puts if digest.tobytes() in self.digests.get(p.key, ())), None)
+            if put is None:
                 raise Violation(f"version {version} has the digest of another key")
             self._decisions += 1
+            self.put_of[version] = put
             self.gone.pop(version, None)  # a master died before it wrote that down
             files = self._world.files
             self._placed[version] = [
                 (files[pool.segments.by_id[segment].incarnation], slot, replica)
                 for segment, slot, _, _, replica, _ in placed.tolist()
             ]
-            if version not in self._numbers:
-                self._numbers[version] = self._decisions
+            if version not in self.numbers:
+                self.numbers[version] = self._decisions
                 put.versions.append(version)
                 self._versions_of[digest.tobytes(), version[1]] = version
 
@@ -294,8 +311,8 @@ class Oracle:
 
     def _check_loss(self, version: Version, forgotten: list[int]) -> None:
         """An acknowledged object is lost with all the daemons that held it, and not otherwise."""
-        put = next((p for p in self.puts.values() if version in p.versions), None)
-        if put is None or not put.is_acked(version):
+        put = self.put_of[version]
+        if not put.is_acked(version):
             return
         survives = self.surviving_replicas(version, forgotten)
         if survives and not self._is_excused(put, version):
@@ -322,30 +339,39 @@ class Oracle:
     def granted(self, master: MasterProcess, request: Any, reply: Any) -> None:
         """The master granted space: nobody else may still write there."""
         puts = np.frombuffer(reply.puts, PUT)
-        told = np.isin(puts["status"], (PutStatus.GRANTED, PutStatus.UNSEALED))
+        told = np.isin(puts["status"], _WITH_EXTENTS)
         assert (puts["extents"][~told] == 0).all()
+        self.references += int(np.count_nonzero(puts["status"] == PutStatus.DEDUPLICATED))
         self._granted(master, reply.grant_id, reply.extents)
         self._granted(master, reply.spare_grant_id, reply.spare_extents)
 
     def _granted(self, master: MasterProcess, grant_id: int, extents: bytes) -> None:
         if not grant_id or grant_id in self._grants:
             return
-        number = self._grants[grant_id] = len(self._grants) + 1
-        self._grant_epochs[number] = grant_id >> 40
+        number = self.new_owner(grant_id, grant_id >> 40)
         pool = master.service.state._pool
         for segment_id, _, offset, length in np.frombuffer(extents, EXTENT).tolist():
             file = self._file(pool, segment_id)
             assert file is not None
             end = offset + -(-length // UNIT_BYTES) * UNIT_BYTES
-            for write in self._writes:
-                if write.may_touch(file, offset, end):
-                    raise Violation(
-                        f"[{offset}, {end}) of {file.name} was granted"
-                        f" ({grant_id & 0xFFFFFFFFFF}) while {write.who} is writing there"
-                        f" under grant {write.grant_id & 0xFFFFFFFFFF}"
-                        f" of epoch {write.grant_id >> 40}"
-                    )
-            file.owner[offset // UNIT_BYTES : end // UNIT_BYTES] = number
+            self.give(file, offset, end, number, f"grant {grant_id & 0xFFFFFFFFFF}")
+
+    def new_owner(self, name: int, epoch: int) -> int:
+        """A number for whoever is given space: a grant, or (negative) a copy."""
+        number = self._grants[name] = len(self._grants) + 1
+        self.grant_epochs[number] = epoch & 0xFFFFFF
+        return number
+
+    def give(self, file: SegmentFile, offset: int, end: int, number: int, whom: str) -> None:
+        """This space is that owner's now."""
+        for write in self._writes:
+            if write.may_touch(file, offset, end):
+                raise Violation(
+                    f"[{offset}, {end}) of {file.name} was given to {whom} while {write.who} is"
+                    f" writing there under grant {write.grant_id & 0xFFFFFFFFFF}"
+                    f" of epoch {write.grant_id >> 40}"
+                )
+        file.owner[offset // UNIT_BYTES : end // UNIT_BYTES] = number
 
     def writes(self) -> list[Write]:
         """Those that have begun and not ended."""
@@ -368,37 +394,12 @@ class Oracle:
                 " was granted since"
             )
 
-    # ---- readers --------------------------------------------------------------------------------
-
-    def read_begun(self, places: Sequence[tuple[SegmentFile, int, int] | None]) -> None:
-        """The running task is about to copy from there."""
-        owned = []
-        for place in places:
-            if place is not None:
-                file, offset, length = place
-                units = slice(offset // UNIT_BYTES, -(-(offset + length) // UNIT_BYTES))
-                owned.append((file, units, file.owner[units].copy()))
-        self._reading[self._world.loop.task] = owned
-
-    def read_proven(self, lease_id: int) -> None:
-        """What the running task has just read counts, as far as the tenure of its lease goes."""
-        for file, units, before in self._reading.pop(self._world.loop.task, []):
-            for number in set(file.owner[units][file.owner[units] != before].tolist()):
-                if self._grant_epochs[number] > lease_id >> 40:
-                    raise Violation(
-                        f"a read of units {units.start} to {units.stop} of {file.name} under a"
-                        f" lease of epoch {lease_id >> 40} counts, though a grant of epoch"
-                        f" {self._grant_epochs[number]} has them since"
-                    )
-
     # ---- calls of clients -----------------------------------------------------------------------
 
     def new_put(self, key: int, client: int, size: int, min_replicas: int) -> PutRecord:
         serial = len(self.puts) + 1
-        value = make_value(serial, key, client, size)
-        put = self.puts[serial] = PutRecord(serial, key, client, value, min_replicas)
-        self._by_checksum[xxh3_64_intdigest(value)] = put
-        return put
+        self.puts[serial] = self.contents.new_put(serial, key, client, size, min_replicas)
+        return self.puts[serial]
 
     def put_acked(self, put: PutRecord) -> None:
         """The client was told that it is stored."""
@@ -415,9 +416,7 @@ class Oracle:
                 )
         for version in alive:
             survive = self.surviving_replicas(version)
-            really_lost = any(
-                file.is_lost or version in file.damaged for file, _, _ in self._placed[version]
-            )
+            really_lost = self._is_really_lost(version)
             wanted = min(put.min_replicas, len({r for _, _, r in self._placed[version]}))
             if len(survive) < wanted and not really_lost:
                 raise Violation(
@@ -455,9 +454,7 @@ class Oracle:
             return
         self.hits += 1
         data = bytes(value)
-        put = self.puts.get(int.from_bytes(data[4:8], "little"))
-        if put is None or put.value != data:
-            raise Violation(wrong_bytes(key, put, data))
+        put = self.contents.read(key, data)
         if put.key != key:
             raise Violation(f"key {key} gave the bytes of key {put.key} (put {put.serial})")
         if not put.versions:
@@ -465,7 +462,7 @@ class Oracle:
         patience_s = self._world.location_ttl_ms / 1000 * 1.1
         if self.following.may_be_behind(began_s - patience_s):
             return
-        latest = max(self._numbers[version] for version in put.versions)
+        latest = max(self.numbers[version] for version in put.versions)
         for removal in self.removals.get(key, ()):
             if latest < removal.number and began_s > removal.acked_s + patience_s:
                 raise Violation(
@@ -475,22 +472,12 @@ class Oracle:
 
     # ---- at the end -----------------------------------------------------------------------------
 
-    def expected(self) -> dict[int, PutRecord]:
-        """By key: what was acknowledged and must be readable now."""
-        found: dict[int, PutRecord] = {}
-        best: dict[int, int] = {}
-        for put in self.puts.values():
-            for version in put.versions:
-                if not put.is_acked(version) or version in self.gone:
-                    continue
-                if not self.surviving_replicas(version):
-                    continue
-                number = self._numbers[version]
-                if self._last_removal(put.key) > number:
-                    continue
-                if number > best.get(put.key, 0):
-                    best[put.key], found[put.key] = number, put
-        return found
+    def is_expected(self, put: PutRecord, version: Version) -> bool:
+        """Whether it was acknowledged and must be readable now, unless there is a later one."""
+        if not put.is_acked(version) or version in self.gone:
+            return False
+        there = bool(self.surviving_replicas(version))
+        return there and self._last_removal(put.key) <= self.numbers[version]
 
     def _last_removal(self, key: int) -> int:
         """The number of the latest decision that removed it, told to anybody or not."""

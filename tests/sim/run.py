@@ -13,6 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).absolute().parents[1]))
 
+from sim.contents import DEDUP
 from sim.faults import (
     ALL_FAULTS,
     WITH_HIDDEN_SOCKETS,
@@ -21,6 +22,7 @@ from sim.faults import (
     WITH_QUOTAS,
 )
 from sim.takeover_faults import TAKEOVER
+from sim.tiers import TIERS
 from sim.world import Options, Report, simulate
 
 
@@ -36,9 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--metadata-loss", action="store_true", help="of all of it, at times")
     parser.add_argument("--hidden-sockets", action="store_true", help="TCP instead, at times")
     parser.add_argument("--quotas", action="store_true", help="that change at times")
+    parser.add_argument("--dedup", action="store_true", help="the same bytes under several keys")
     parser.add_argument("--power", action="store_true", help="the journal's end is lost at times")
     parser.add_argument("--lines", type=int, default=60, help="of the trace of a failure")
     parser.add_argument("--no-shrink", action="store_true", help="don't look for fewer faults")
+    parser.add_argument("--tiers", action="store_true", help="SSDs, and objects that move")
     parser.add_argument("--takeover", action="store_true", help="several masters share metadata")
     given = parser.parse_args(arguments)
     faults = frozenset(given.faults.split(",")) - frozenset(given.without.split(",")) - {""}
@@ -50,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         faults |= WITH_HIDDEN_SOCKETS - ALL_FAULTS
     if given.quotas:
         faults |= WITH_QUOTAS - ALL_FAULTS
+    if given.tiers:
+        faults |= {TIERS}
+    if given.dedup:
+        faults |= {DEDUP}
     if given.takeover:
         faults |= {TAKEOVER}
     if given.seed is not None:

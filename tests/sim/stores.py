@@ -29,6 +29,7 @@ from sim.lanes import StoreLink
 from sim.loop import Party
 
 if TYPE_CHECKING:
+    from sim.disk import SimDisk
     from sim.world import World
 
 CLAIM_PAGES: Final = 64
@@ -79,6 +80,7 @@ class SimSegment:
         self.segment_id = file.segment_id
         self.tier = int(common_pb2.TIER_DRAM)
         self.disk = None
+        self.failed = ""
         self.incarnation = file.incarnation
         self.size_bytes = file.size_bytes
         self.ready_bytes = file.ready_bytes
@@ -119,6 +121,9 @@ class SimSegment:
 
     def seal(self, *arguments: Any) -> NDArray[np.uint8]:
         return self.table.seal(*arguments)
+
+    def record(self, slot: int, epoch: int, seq: int) -> bytes | None:
+        return self.table.record(slot, epoch, seq)
 
     def fence(self, epoch: int) -> None:
         self.file.last_epoch = max(self.file.last_epoch, epoch)
@@ -170,19 +175,31 @@ class StoreHost:
     claims_held: Counter[int] = field(default_factory=Counter)
     """By page: channels that have it mapped."""
     pool: PoolCopyFile = field(default_factory=PoolCopyFile)
+    disk: SimDisk | None = None
+    """Its SSD, where there is one."""
 
     @property
     def boot_id(self) -> str:
         return f"{self.name}.{self.boot}"
 
     def reboot(self) -> None:
-        """All that is in memory is gone."""
+        """All that is in memory is gone, and of its SSD what was not flushed."""
         for file in self.files:
             file.is_lost = True
         self.files = []
         self.boot += 1
         self.claims, self.claims_held = _claim_memory(), Counter()
+        if self.disk is None:
+            self.pool = PoolCopyFile()
+        else:  # beside which the copy of the pool lies
+            self.disk.cut_power()
+
+    def wipe(self) -> None:
+        """Nothing is left of what it held."""
+        self.reboot()
         self.pool = PoolCopyFile()
+        if self.disk is not None:
+            self.disk.wipe()
 
     def page(self, number: int) -> memoryview:
         """A page of claims, as its writer maps it."""
@@ -208,7 +225,9 @@ class StoreProcess:
         segments = [SimSegment(file, i, is_unverified) for i, file in enumerate(host.files)]
         held = host.claims_held
         claims = ClaimTable(host.claims, lambda page: held[page] > 0, barrier=lambda: None)
-        self.segments = LocalSegments(cast("list[DramSegment]", segments), claims)
+        tiers = world.tiers
+        disks = [] if tiers is None else tiers.open(host, host.starts + 1)
+        self.segments = LocalSegments(cast("list[DramSegment]", segments), claims, disks)
         self.segments.pool = host.pool
         self.sim_segments = segments
         self.sessions = SessionTable(self.segments)
@@ -229,6 +248,9 @@ class StoreProcess:
             hello.pool_id, hello.last_epoch = host.pool.pool_id, self.segments.epoch
             return StoreLink(world, party, hello, address.partition(":")[0])
 
+        copier, puller = None, None
+        if tiers is not None:
+            copier, puller = tiers.copying(self, self.segments, hello.session_id)
         self.agent = StoreAgent(
             AgentIdentity(
                 node_name=host.name,
@@ -253,6 +275,8 @@ class StoreProcess:
             stats=pb.NodeStats,
             is_preparing=self._is_preparing,
             on_end=self._on_end,
+            copier=copier,
+            puller=puller,
             jitter=world.loop.dice.random,
             slots_per_block=SLOTS_PER_BLOCK,
         )

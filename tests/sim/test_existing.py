@@ -10,6 +10,7 @@ import pytest
 
 from cenote.api.rows import PUT, PutStatus
 from cenote.master.effects import GoneReason
+from sim.endings import expected
 from sim.existing import check_answer
 from sim.loop import Violation
 from sim.oracle import Oracle
@@ -50,7 +51,7 @@ def put(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> PutRecord:
     made.versions.append(FIRST)
     for number, version in enumerate((FIRST, SECOND), start=1):
         oracle._placed[version] = []
-        oracle._numbers[version] = number
+        oracle.numbers[version] = number
     monkeypatch.setattr(
         oracle, "surviving_replicas", lambda version: {0} if version == FIRST else set()
     )
@@ -63,7 +64,7 @@ def test_what_is_said_to_exist_is_acknowledged(oracle: Oracle, put: PutRecord) -
     assert not oracle.acknowledged(put)
     answer(oracle, FIRST, PutStatus.EXISTS)
     assert oracle.acknowledged(put) == [FIRST]
-    assert oracle.expected() == {5: put}
+    assert expected(oracle) == {5: put}
 
 
 def test_what_is_not_sealed_is_not_said_to_exist(oracle: Oracle, put: PutRecord) -> None:
@@ -81,7 +82,7 @@ def test_what_the_same_put_decides_later_is_acknowledged_to_nobody(
     oracle.gone[FIRST] = GoneReason.REMOVED
     put.versions.append(SECOND)
     assert not oracle.acknowledged(put)
-    assert not oracle.expected()
+    assert not expected(oracle)
     oracle._check_loss(SECOND, [])
     put.acked = True
     assert oracle.acknowledged(put) == [SECOND]

@@ -36,6 +36,7 @@ from sim.quotas import QuotaAdmin
 from sim.stores import SLOTS_FIRST, SegmentFile, StoreHost, StoreProcess
 from sim.takeover import SharedMaster, share_metadata
 from sim.takeover_faults import TAKEOVER, TakeoverFaults
+from sim.tiers import TIERS, Tiers
 
 __all__ = ["Options", "Report", "World", "simulate"]
 
@@ -87,7 +88,8 @@ class World:
         self.boots: dict[str, int] = {}
         self.client_hosts: dict[str, str] = {}
         self.network = Network(loop, self.host_of)
-        self.files: dict[bytes, SegmentFile] = {}
+        self.files: dict[bytes, Any] = {}
+        """By incarnation: a `SegmentFile`, or `DiskFile`, each."""
         self.oracle = Oracle(self)
         self.quotas = QuotaAdmin(self, NAMESPACE)
         self.log = SimLog()
@@ -130,6 +132,12 @@ class World:
         several = TAKEOVER in options.faults
         if several:
             share_metadata(self)
+        self.tiers = Tiers(self) if TIERS in options.faults else None
+        if self.tiers is not None:
+            self.state_config = self.tiers.config(self.state_config)
+            # Memory that is soon full, so that what was copied goes, and comes back.
+            self.keys = max(self.keys, 40)
+            self.segment_bytes = dice.choice((12, 16, 32)) * KIB
         self.faults = (TakeoverFaults if several else Faults)(self, options.faults)
 
     # ---- names and places ---------------------------------------------------------------------
@@ -243,7 +251,8 @@ class World:
         if host.party is not None and host.party.alive:
             return
         if not host.files:
-            host.node_uuid = self.loop.dice.randbytes(16)
+            if host.disk is None or host.disk.file is None:
+                host.node_uuid = self.loop.dice.randbytes(16)
             count = self.loop.dice.choice((1, 1, 2))
             host.files = [self.new_file(host, i) for i in range(count)]
         party = host.party = self.new_party(host.name)
@@ -379,7 +388,8 @@ def _simulate(options: Options) -> Report:
             world, address, hello, until_s, clock
         )
     )
-    with inhabited(loop, boot_id, is_mapped, partial(SimLaneClient, world), sockets):
+    more = () if world.tiers is None else world.tiers.places()
+    with inhabited(loop, boot_id, is_mapped, partial(SimLaneClient, world), sockets, more):
         try:
             world.run()
         except Violation as violation:
@@ -404,7 +414,10 @@ def _simulate(options: Options) -> Report:
         "leaders": oracle.leaders,
         "faults": world.faults.count,
         "evicted": list(oracle.gone.values()).count(GoneReason.EVICTED),
+        "references": oracle.references,
     }
+    if world.tiers is not None:
+        counts |= world.tiers.counts
     return Report(
         options.seed,
         failure,

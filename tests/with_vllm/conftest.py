@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,9 @@ import pytest
 from with_vllm.engines import vllm_python
 
 HERE = Path(__file__).parent
+BUDGET_S = float(os.environ.get("CENOTE_TEST_VLLM_BUDGET_S", "inf"))
+"""No test is begun later than that: a slow machine runs fewer of them, and says so."""
+BEGAN_S = time.monotonic()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -19,6 +24,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(skip)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if HERE in item.path.parents and time.monotonic() - BEGAN_S > BUDGET_S:
+        pytest.skip(f"the {BUDGET_S:.0f} s of this part are used up: make test-vllm runs all")
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 os.environ.update(
@@ -48,7 +49,11 @@ def generate(llm: Any, command: dict[str, Any]) -> None:
     )
 
 
-def metrics(llm: Any) -> None:
+def reset(llm: Any, command: dict[str, Any]) -> None:
+    answer(done=llm.reset_prefix_cache())
+
+
+def metrics(llm: Any, command: dict[str, Any]) -> None:
     found: dict[str, float] = {}
     for metric in llm.get_metrics():
         value = getattr(metric, "value", None)
@@ -56,6 +61,13 @@ def metrics(llm: Any) -> None:
             labels = {k: v for k, v in metric.labels.items() if k not in ("engine", "model_name")}
             found[" ".join([metric.name, *labels.values()])] = value
     answer(metrics=found)
+
+
+COMMANDS: dict[str, Callable[[Any, dict[str, Any]], None]] = {
+    "generate": generate,
+    "reset": reset,
+    "metrics": metrics,
+}
 
 
 def main() -> None:
@@ -80,14 +92,9 @@ def main() -> None:
     answer(ready_s=time.monotonic() - began_s)
     for line in sys.stdin:
         command = json.loads(line)
-        if command["do"] == "generate":
-            generate(llm, command)
-        elif command["do"] == "reset":
-            answer(done=llm.reset_prefix_cache())
-        elif command["do"] == "metrics":
-            metrics(llm)
-        elif command["do"] == "quit":
+        if command["do"] == "quit":
             break
+        COMMANDS[command["do"]](llm, command)
     began_s = time.monotonic()
     llm.llm_engine.engine_core.shutdown()
     answer(ended_s=time.monotonic() - began_s)

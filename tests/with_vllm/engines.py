@@ -66,9 +66,13 @@ class Engine:
         *,
         policy: str = "fail",
         llm: Mapping[str, object] | None = None,
+        transfer: Mapping[str, object] | None = None,
+        program: Path = HERE / "engine.py",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """`extra`: the connector's options; None: without connector. `policy`: of vLLM, for loads
-        that fail."""
+        that fail. `transfer`: another connector, as vLLM's KVTransferConfig. `program`: takes the
+        commands of `engine.py`, and more."""
         given: dict[str, object] = {
             "model": str(model),
             "llm": {"distributed_executor_backend": "uni", **(llm or {})},
@@ -80,6 +84,10 @@ class Engine:
                 "kv_load_failure_policy": policy,
                 "kv_connector_extra_config": {"staging_bytes": "64MiB", **extra},
             }
+        elif transfer is not None:
+            given["transfer"] = dict(transfer)
+        self._program = program
+        self._environment = dict(environment or {})
         self._given = given
         self._process: subprocess.Popen[bytes] | None = None
         self._pending = b""
@@ -88,10 +96,10 @@ class Engine:
         python = vllm_python()
         assert python is not None
         self._process = subprocess.Popen(
-            [python, str(HERE / "engine.py"), json.dumps(self._given)],
+            [python, str(self._program), json.dumps(self._given)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **ENVIRONMENT},
+            env={**os.environ, **ENVIRONMENT, **self._environment},
             start_new_session=True,
         )
         try:
@@ -103,13 +111,18 @@ class Engine:
 
     # ---- what it does ------------------------------------------------------------------------
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def generate(self, prompts: Sequence[list[int]] = PROMPTS, max_tokens: int = 16) -> Generated:
         """16 (or so many) tokens for each prompt, greedily."""
-        return Generated(**self._ask(do="generate", prompts=prompts, max_tokens=max_tokens))
+        return Generated(**self.ask(do="generate", prompts=prompts, max_tokens=max_tokens))
 
     def forget(self) -> None:
         """The engine forgets the blocks that it holds itself."""
-        assert self._ask(do="reset")["done"]
+        assert self.ask(do="reset")["done"]
 
     def regenerate(self, prompts: Sequence[list[int]] = PROMPTS) -> Generated:
         """The prompts again, from what the pool has."""
@@ -138,7 +151,7 @@ class Engine:
 
     def metrics(self) -> dict[str, float]:
         """Its counters; the labels follow a name after blanks."""
-        found: dict[str, float] = self._ask(do="metrics")["metrics"]
+        found: dict[str, float] = self.ask(do="metrics")["metrics"]
         return found
 
     # ---- how it is talked to -----------------------------------------------------------------
@@ -151,7 +164,8 @@ class Engine:
         assert process.stdout is not None
         return process.stdin, process.stdout
 
-    def _ask(self, **command: object) -> dict[str, Any]:
+    def ask(self, **command: object) -> dict[str, Any]:
+        """Have it do a command of its program; what it answers."""
         stdin, _ = self._pipes
         stdin.write(json.dumps(command).encode() + b"\n")
         stdin.flush()
@@ -181,7 +195,7 @@ class Engine:
         """It ends as it does when a service is stopped; all its processes with it."""
         process = self._process
         assert process is not None
-        self._ask(do="quit")
+        self.ask(do="quit")
         assert process.wait(END_TIMEOUT_S) == 0
 
     def _kill(self) -> None:

@@ -3,7 +3,7 @@
     models.py DIRECTORY NAME ...
 
 Names: `tiny` (Llama), `other` (the same with other weights), `window` (with sliding windows),
-`state` (with recurrent states).
+`state` (with recurrent states), `medium` (ten times as large, for benchmarks).
 """
 
 from __future__ import annotations
@@ -51,6 +51,11 @@ def llama() -> Any:
     return LlamaForCausalLM(LlamaConfig(**COMMON, head_dim=32, initializer_range=0.2))
 
 
+def medium() -> Any:
+    shape = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8}
+    return LlamaForCausalLM(LlamaConfig(**COMMON | shape, head_dim=64, initializer_range=0.2))
+
+
 def window() -> Any:
     return Gemma3ForCausalLM(
         Gemma3TextConfig(
@@ -88,7 +93,13 @@ def state() -> Any:
     )
 
 
-MAKERS = {"tiny": (llama, 0), "other": (llama, 1), "window": (window, 0), "state": (state, 0)}
+MAKERS = {
+    "tiny": (llama, 0),
+    "other": (llama, 1),
+    "window": (window, 0),
+    "state": (state, 0),
+    "medium": (medium, 0),
+}
 
 
 def main() -> None:

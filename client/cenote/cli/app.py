@@ -9,9 +9,13 @@ import typer
 
 from . import (
     cmd_bench,
+    cmd_capacity,
+    cmd_completion,
     cmd_data,
     cmd_demo,
     cmd_doctor,
+    cmd_evict,
+    cmd_explain,
     cmd_inspect,
     cmd_ls,
     cmd_mrc,
@@ -21,7 +25,10 @@ from . import (
     cmd_replay,
     cmd_simulate,
     cmd_tasks,
+    cmd_top,
+    cmd_upkeep,
 )
+from .cmd_config import config_app
 from .cmd_namespaces import namespaces_app
 from .cmd_token import token_app
 from .exits import EXIT_CODES_HELP
@@ -41,7 +48,8 @@ app = typer.Typer(
 _Function = Callable[..., int | None]
 _POOL: Final = "Run a pool"
 _LOOK: Final = "Look at it"
-_MOVE: Final = "Move what it holds"
+_RUN: Final = "Administer it"
+_MOVE: Final = "Move what it holds, or let it go"
 _USE: Final = "Use it"
 
 _COMMANDS: Final[tuple[tuple[_Function, str], ...]] = (
@@ -49,17 +57,22 @@ _COMMANDS: Final[tuple[tuple[_Function, str], ...]] = (
     (cmd_pool.down, _POOL),
     (cmd_doctor.doctor, _LOOK),
     (cmd_inspect.status, _LOOK),
+    (cmd_top.top, _LOOK),
     (cmd_inspect.nodes, _LOOK),
     (cmd_inspect.segments, _LOOK),
     (cmd_paths.paths, _LOOK),
     (cmd_ls.ls, _LOOK),
     (cmd_data.stat, _LOOK),
+    (cmd_explain.explain, _LOOK),
+    (cmd_explain.leases, _LOOK),
     (cmd_mrc.mrc, _LOOK),
     (cmd_pins.pins, _LOOK),
     (cmd_tasks.tasks, _LOOK),
     (cmd_tasks.drain, _MOVE),
     (cmd_tasks.undrain, _MOVE),
     (cmd_tasks.rebalance, _MOVE),
+    (cmd_evict.evict, _MOVE),
+    (cmd_upkeep.snapshot, _RUN),
     (cmd_data.put, _USE),
     (cmd_data.get, _USE),
     (cmd_data.rm, _USE),
@@ -68,7 +81,9 @@ _COMMANDS: Final[tuple[tuple[_Function, str], ...]] = (
     (cmd_bench.bench, _USE),
     (cmd_replay.replay, _USE),
     (cmd_simulate.simulate, _USE),
+    (cmd_capacity.capacity, _USE),
     (cmd_demo.demo, _USE),
+    (cmd_completion.completion, _USE),
 )
 for _function, _panel in _COMMANDS:
     app.command(rich_help_panel=_panel)(_function)
@@ -76,8 +91,10 @@ for _daemon in (cmd_pool.master, cmd_pool.store):
     app.command(rich_help_panel=_POOL, context_settings=_PASS_THROUGH, add_help_option=False)(
         _daemon
     )
-app.add_typer(namespaces_app, name="namespaces", rich_help_panel=_LOOK)
-app.add_typer(token_app, name="token", rich_help_panel=_POOL)
+app.add_typer(namespaces_app, name="namespaces", rich_help_panel=_RUN)
+app.add_typer(config_app, name="config", rich_help_panel=_RUN)
+app.add_typer(cmd_upkeep.debug_app, name="debug", rich_help_panel=_RUN)
+app.add_typer(token_app, name="token", rich_help_panel=_RUN)
 
 
 @app.callback(invoke_without_command=True)

@@ -64,6 +64,7 @@ def doctor(
 
     from .doctor.clock import clock_checks
     from .doctor.findings import Verdict, run_checks
+    from .doctor.gpu import gpu_checks
     from .doctor.host import host_checks
     from .doctor.rdma import rdma_checks
 
@@ -71,6 +72,7 @@ def doctor(
     dram_bytes = parse_size_bytes(dram) if dram else None
     host = [
         *host_checks(dram_dir, dram_bytes, has_rdma=has_devices()),
+        *gpu_checks(),
         *clock_checks(),
         *rdma_checks(allowed),
     ]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .cmd_paths import TRANSPORTS_DEFAULT, Transports, predicted_paths, split_transports
 from .options import MASTER_DEFAULT, AsJson, DeadlineS, GrpcAddress, MasterAddress, Wide
+from .watching import Watch, watched
 
 if TYPE_CHECKING:
     from cenote.v1 import admin_pb2
@@ -29,13 +30,14 @@ def status(
     master: MasterAddress = MASTER_DEFAULT,
     grpc: GrpcAddress = None,
     json: AsJson = False,
+    watch: Watch = None,
     deadline: DeadlineS = 5.0,
-) -> None:
+) -> int | None:
     """The pool at a glance: capacity, use, hits, what holds space."""
     from .connect import open_admin
 
     with open_admin(master, grpc, deadline) as admin:
-        show_status(admin, as_json=json)
+        return watched(watch, lambda: show_status(admin, as_json=json))
 
 
 def show_status(admin: Admin, *, as_json: bool) -> None:
@@ -147,6 +149,20 @@ def _standby_pairs(reply: admin_pb2.GetStatusResponse) -> list[tuple[str, str | 
     ]
 
 
+def _dedup_pairs(
+    reply: admin_pb2.GetStatusResponse,
+) -> list[tuple[str, str | int | None]]:
+    from cenote.runtime.units import format_size
+
+    from .output import counted
+
+    if not reply.dedup_objects and reply.logical_bytes <= reply.used_bytes:
+        return []
+    text = f"{format_size(reply.logical_bytes)} of objects in {format_size(reply.used_bytes)}"
+    saved = counted(reply.dedup_objects, "transfer"), format_size(reply.dedup_bytes)
+    return [("dedup", f"{text}; {saved[0]} saved, {saved[1]}")]
+
+
 def _status_pairs(reply: admin_pb2.GetStatusResponse) -> list[tuple[str, str | int | None]]:
     from cenote.runtime.units import format_duration, format_size
 
@@ -175,6 +191,7 @@ def _status_pairs(reply: admin_pb2.GetStatusResponse) -> list[tuple[str, str | i
             f"{format_size(reply.used_bytes)} ({_share(reply.used_bytes, reply.capacity_bytes)})"
             f" by {counted(reply.objects, 'object')}",
         ),
+        *_dedup_pairs(reply),
         *_ssd_pairs(reply),
         ("quotas", _quotas(reply)),
         *([("moving", reply.moving)] if reply.moving else []),
@@ -228,6 +245,10 @@ def _ssd_pairs(reply: admin_pb2.GetStatusResponse) -> list[tuple[str, str | int 
         ("ssd", f"{format_size(reply.ssd_used_bytes)} of {format_size(reply.ssd_capacity_bytes)}"
             f" ({share})"),
         ("copies", ", ".join(text for text, some in copies if some)),
+        *([("ssd writes", f"{format_size(reply.ssd_written_day_bytes)} in 24 h, of a budget of"
+            f" {format_size(reply.ssd_write_budget_bytes)}"
+            f" ({_share(reply.ssd_written_day_bytes, reply.ssd_write_budget_bytes)})")]
+          if reply.ssd_write_budget_bytes else []),
     ]  # fmt: skip
 
 
@@ -240,8 +261,9 @@ def nodes(
     transports: Transports = TRANSPORTS_DEFAULT,
     json: AsJson = False,
     wide: Wide = False,
+    watch: Watch = None,
     deadline: DeadlineS = 5.0,
-) -> None:
+) -> int | None:
     """The store daemons: state, use, traffic, addresses.
 
     Bytes that move over shared memory pass no daemon, so only those over TCP are counted, and over
@@ -249,10 +271,15 @@ def nodes(
     without trying it: `cenote paths` does.
     """
     from .connect import open_admin
-    from .output import print_json, print_table
 
     with open_admin(master, grpc, deadline) as admin:
-        listed = admin.nodes()
+        return watched(watch, lambda: _show_nodes(admin, transports, json=json, wide=wide))
+
+
+def _show_nodes(admin: Admin, transports: str, *, json: bool, wide: bool) -> None:
+    from .output import print_json, print_table
+
+    listed = admin.nodes()
     ways = predicted_paths([node.view for node in listed], split_transports(transports))
     found = [_node(node) | {"path": ways[node.view.node_id].path} for node in listed]
     if json:
@@ -331,6 +358,10 @@ def _node(node: admin_pb2.NodeStatus) -> dict[str, Any]:
         "rdma_received_bytes": node.rdma_received_bytes,
         "rdma_sent_bytes": node.rdma_sent_bytes,
         "rdma_trouble": node.rdma_trouble,
+        "ssd_write_budget_bytes": node.ssd_write_budget_bytes,
+        "ssd_write_allowance_bytes": node.ssd_write_allowance_bytes,
+        "ssd_written_day_bytes": node.ssd_written_day_bytes,
+        "ssd_written_total_bytes": node.ssd_written_total_bytes,
     }
 
 
@@ -339,14 +370,20 @@ def segments(
     grpc: GrpcAddress = None,
     json: AsJson = False,
     wide: Wide = False,
+    watch: Watch = None,
     deadline: DeadlineS = 5.0,
-) -> None:
+) -> int | None:
     """The ranges of memory that the nodes contribute: use, fragmentation, slots."""
     from .connect import open_admin
-    from .output import print_json, print_table
 
     with open_admin(master, grpc, deadline) as admin:
-        found = [_segment(segment) for segment in admin.segments()]
+        return watched(watch, lambda: _show_segments(admin, json=json, wide=wide))
+
+
+def _show_segments(admin: Admin, *, json: bool, wide: bool) -> None:
+    from .output import print_json, print_table
+
+    found = [_segment(segment) for segment in admin.segments()]
     if json:
         print_json(found)
         return

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from .options import MASTER_DEFAULT, AsJson, DeadlineS, GrpcAddress, MasterAddress
+from .watching import Watch, watched
 
 if TYPE_CHECKING:
     from cenote.v1 import admin_pb2
+
+    from .connect import Admin
 
 __all__ = ["mrc"]
 
@@ -29,20 +32,26 @@ def mrc(
     master: MasterAddress = MASTER_DEFAULT,
     grpc: GrpcAddress = None,
     json: AsJson = False,
+    watch: Watch = None,
     deadline: DeadlineS = 5.0,
-) -> None:
+) -> int | None:
     """Miss-ratio curves: what each namespace would hit if the pool were smaller or larger.
 
     From the use of some keys, lately; a read or a first put counts. For LRU; with `--policy auto`
     also what each policy would hit with the capacity as it is.
     """
-    from cenote.api.errors import NamespaceNotFound
-
     from .connect import open_admin
-    from .output import note, print_json, print_pairs, print_table
 
     with open_admin(master, grpc, deadline) as admin:
-        reply = admin.miss_ratios()
+        return watched(watch, lambda: _show(admin, namespace, plot=plot, png=png, json=json))
+
+
+def _show(admin: Admin, namespace: str | None, *, plot: bool, png: Path | None, json: bool) -> None:
+    from cenote.api.errors import NamespaceNotFound
+
+    from .output import note, print_json, print_pairs, print_table
+
+    reply = admin.miss_ratios()
     curves = [curve for curve in reply.namespaces if namespace in (None, curve.namespace)]
     if namespace is None:
         curves.insert(0, reply.all)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .exits import EXIT_ERROR, EXIT_OK
+from .asking import Yes, agreed, nothing_done
+from .cmd_completion import complete_namespace
+from .exits import EXIT_OK
 from .options import (
     MASTER_DEFAULT,
     AsJson,
@@ -19,6 +20,7 @@ from .options import (
     Wide,
     fingerprint_bytes,
 )
+from .watching import Watch, watched
 
 if TYPE_CHECKING:
     from cenote.v1 import admin_pb2
@@ -37,17 +39,23 @@ def list_namespaces(
     grpc: GrpcAddress = None,
     json: AsJson = False,
     wide: Wide = False,
+    watch: Watch = None,
     deadline: DeadlineS = 5.0,
-) -> None:
-    """The key spaces: list them, `create` or `reset` one, or `set-quota` of one."""
+) -> int | None:
+    """The key spaces: list them; `create`, `reset` or `delete` one, or `set-quota` of one."""
     from .connect import open_admin
-    from .output import print_json, print_table
 
     context.obj = {"master": master, "grpc": grpc, "json": json, "deadline": deadline}
     if context.invoked_subcommand is not None:
-        return
+        return None
     with open_admin(master, grpc, deadline) as admin:
-        found = [_namespace(namespace) for namespace in admin.namespaces()]
+        return watched(watch, lambda: _show(admin, json=json, wide=wide))
+
+
+def _show(admin: Admin, *, json: bool, wide: bool) -> None:
+    from .output import print_json, print_table
+
+    found = [_namespace(namespace) for namespace in admin.namespaces()]
     if json:
         print_json(found)
         return
@@ -162,7 +170,9 @@ class PriorityName(StrEnum):
 @namespaces_app.command("set-quota")
 def set_quota(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Of the namespace.")],
+    name: Annotated[
+        str, typer.Argument(help="Of the namespace.", autocompletion=complete_namespace)
+    ],
     dram: Annotated[
         str | None, typer.Option(metavar="SIZE", help="In memory: 64GiB; none takes it away.")
     ] = None,
@@ -221,24 +231,14 @@ def set_quota(
     return EXIT_OK
 
 
-def _confirmed(question: str) -> bool:
-    """Whether the answer was yes; no answer at the end of the input is a no."""
-    from .interrupts import current_interrupts
-
-    try:
-        return bool(typer.confirm(question, err=True))
-    except typer.Abort:
-        if current_interrupts().number:  # Ctrl-C
-            raise
-        print(file=sys.stderr)
-        return False
-
-
 @namespaces_app.command("reset")
 def reset_namespace(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Whose objects are all to go.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    name: Annotated[
+        str,
+        typer.Argument(help="Whose objects are all to go.", autocompletion=complete_namespace),
+    ],
+    yes: Yes = False,
     master: _Master = None,
     grpc: _Grpc = None,
     json: _Json = False,
@@ -248,14 +248,40 @@ def reset_namespace(
 
     with _open(context, master, grpc) as admin:
         namespace = admin.namespace(name)
-        if not yes:
-            what = counted(namespace.objects, "object")
-            if not _confirmed(f"Forget {what} of {name}?"):
-                note(f"cenote: nothing was done: {name} still has {what}")
-                return EXIT_ERROR
+        what = counted(namespace.objects, "object")
+        if not agreed(f"Forget {what} of {name}?", yes=yes):
+            return nothing_done(f"{name} still has {what}")
         generation = admin.reset_namespace(name)
     if json or context.obj["json"]:
         print_json({"name": name, "generation": generation})
     else:
         note(f"namespace {name} is empty: generation {generation}")
+    return EXIT_OK
+
+
+@namespaces_app.command("delete")
+def delete_namespace(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="What is to go.", autocompletion=complete_namespace)],
+    yes: Yes = False,
+    master: _Master = None,
+    grpc: _Grpc = None,
+    json: _Json = False,
+) -> int:
+    """Forget a namespace, with all its objects and its quota.
+
+    Clients that still use it get NamespaceReset; one that opens it by its name makes it anew.
+    """
+    from .output import counted, note, print_json
+
+    with _open(context, master, grpc) as admin:
+        namespace = admin.namespace(name)
+        what = counted(namespace.objects, "object")
+        if not agreed(f"Delete namespace {name}, with {what}?", yes=yes):
+            return nothing_done(f"{name} still has {what}")
+        objects = admin.delete_namespace(name)
+    if json or context.obj["json"]:
+        print_json({"name": name, "objects": objects})
+    else:
+        note(f"namespace {name} is gone, with {counted(objects, 'object')}")
     return EXIT_OK

@@ -16,6 +16,7 @@ from .options import (
     MasterAddress,
     NamespaceName,
 )
+from .watching import Watch, watched
 
 if TYPE_CHECKING:
     from .cmd_ls import Listed
@@ -98,17 +99,22 @@ def pins(
     master: MasterAddress = MASTER_DEFAULT,
     grpc: GrpcAddress = None,
     json: AsJson = False,
+    watch: Watch = None,
     deadline: DeadlineS = 30.0,
-) -> int:
+) -> int | None:
     """How much is pinned in each namespace, or with -n which keys are, and for how much longer."""
     from .connect import open_admin
 
     with open_admin(master, grpc, deadline) as admin:
         if namespace is None:
-            return _totals(admin, json=json)
-        from .cmd_ls import list_keys
+            return watched(watch, lambda: _totals(admin, json=json))
+        return watched(watch, lambda: _show_keys(admin, namespace, limit, deadline, json=json))
 
-        found, silent = list_keys(admin, namespace, b"", limit, deadline, pinned=True)
+
+def _show_keys(admin: Admin, namespace: str, limit: int, deadline: float, *, json: bool) -> int:
+    from .cmd_ls import list_keys
+
+    found, silent = list_keys(admin, namespace, b"", limit, deadline, pinned=True)
     shown = sorted(found.values(), key=lambda listed: listed.key)
     _print_keys(shown[:limit], namespace, json=json)
     from .output import note

@@ -6,10 +6,13 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+
+from cenote.policy.endurance import BURST_SHARE
 
 from .exits import EXIT_ERROR, EXIT_OK
 from .options import MASTER_DEFAULT, AsJson, DeadlineS, GrpcAddress, MasterAddress
@@ -25,7 +28,22 @@ if TYPE_CHECKING:
 
 __all__ = ["play_trace", "replay"]
 
+SsdObjects = Annotated[
+    int, typer.Option(min=0, metavar="N", help="With --pool: blocks that its SSDs can hold.")
+]
+SsdDirectory = Annotated[
+    Path, typer.Option(metavar="DIR", help="With --pool: where the SSDs' files are made.")
+]
+SsdDailyWrites = Annotated[
+    str,
+    typer.Option(
+        metavar="SIZE",
+        help="With --pool: what each SSD may be written a day; the replay gets of it what the time"
+        " of the trace brings.",
+    ),
+]
 _LAST_QUESTION_S: Final = 0.3  # of the two seconds that Ctrl-C may take
+_DAY_S: Final = 86_400.0
 
 
 def replay(
@@ -49,12 +67,9 @@ def replay(
     capacity_objects: Annotated[
         int, typer.Option(min=1, metavar="N", help="With --pool: blocks that it can hold.")
     ] = 10_000,
-    ssd_objects: Annotated[
-        int, typer.Option(min=0, metavar="N", help="With --pool: blocks that its SSDs can hold.")
-    ] = 0,
-    ssd_dir: Annotated[
-        Path, typer.Option(metavar="DIR", help="With --pool: where the SSDs' files are made.")
-    ] = Path("/var/tmp"),
+    ssd_objects: SsdObjects = 0,
+    ssd_dir: SsdDirectory = Path("/var/tmp"),
+    ssd_daily_writes: SsdDailyWrites = "",
     nodes: Annotated[int, typer.Option(min=1, max=64, help="With --pool: store daemons.")] = 2,
     policy: Annotated[
         str, typer.Option(metavar="NAME", help="With --pool: of eviction; see `cenote simulate`.")
@@ -96,6 +111,9 @@ def replay(
     if pool:
         ssd = (ssd_dir, ssd_objects * replicas) if ssd_objects else None
         plan = _plan(block_bytes, capacity_objects, nodes, replicas, ssd, policy)
+        if ssd and ssd_daily_writes:
+            budget = replay_budget(parse_size_bytes(ssd_daily_writes), loaded.duration_s)
+            plan = replace(plan, store_flags=(*plan.store_flags, ("ssd-daily-writes", budget)))
     show = print_json if json else print_report
     with _where(plan, master, grpc, deadline, interrupts) as (lane, admin):
         report = play_trace(loaded, lane, admin, interrupts, show, **settings)
@@ -113,6 +131,12 @@ def verdict(report: dict[str, Any]) -> int:
     if report["wrong_bytes"]:
         note(f"cenote: {report['wrong_bytes']} bytes were not those that were put")
     return EXIT_ERROR if report["errors"] or report["wrong_bytes"] else EXIT_OK
+
+
+def replay_budget(daily_bytes: int, trace_s: float) -> int:
+    """The daily budget to play a trace with that took so long, at whatever speed: its burst, which
+    is all that can be spent in a short time, is what a device is given while the trace goes on."""
+    return int(daily_bytes * min(1.0, trace_s / _DAY_S) / BURST_SHARE)
 
 
 def _plan(
@@ -248,4 +272,6 @@ def _evictions_since(
         after.demoted_objects - before.demoted_objects,
         after.demoted_bytes - before.demoted_bytes,
         after.promoted_objects - before.promoted_objects,
+        int(after.ssd_write_budget_bytes * BURST_SHARE),
+        after.ssd_written_day_bytes - before.ssd_written_day_bytes,
     )

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .asking import Yes, agreed, nothing_done
+from .cmd_completion import complete_node
 from .exits import EXIT_OK
 from .options import MASTER_DEFAULT, AsJson, DeadlineS, GrpcAddress, MasterAddress, Wide
+from .watching import Watch, watched
 
 if TYPE_CHECKING:
     from cenote.v1 import admin_pb2
@@ -19,7 +22,12 @@ __all__ = ["drain", "rebalance", "tasks", "undrain"]
 
 _LOOK_S = 0.2
 NodeName = Annotated[
-    str, typer.Argument(metavar="NODE", help="Name or id, as `cenote nodes` has it.")
+    str,
+    typer.Argument(
+        metavar="NODE",
+        help="Name or id, as `cenote nodes` has it.",
+        autocompletion=complete_node,
+    ),
 ]
 Bandwidth = Annotated[
     str,
@@ -46,6 +54,7 @@ def drain(
     wait: Annotated[bool, typer.Option("--wait", help="Until it holds nothing more.")] = False,
     cancel: Annotated[bool, typer.Option("--cancel", help="As `cenote undrain`.")] = False,
     bandwidth: Bandwidth = "0",
+    yes: Yes = False,
     master: MasterAddress = MASTER_DEFAULT,
     grpc: GrpcAddress = None,
     json: AsJson = False,
@@ -66,6 +75,8 @@ def drain(
         return undrain(node, master, grpc, json, deadline)
     with open_admin(master, grpc, deadline) as admin:
         found = _node_of(admin, node)
+        if not agreed(_drain_question(admin, found), yes=yes, harmless=True):
+            return nothing_done()
         left = admin.drain(found.view.node_id, bandwidth=parse_size_bytes(bandwidth))
         task = _wait_drained(admin, found.view.node_id) if wait else _task_of(admin, found)
     if json:
@@ -79,6 +90,17 @@ def drain(
     else:
         note(f"{found.view.name} is being drained of {format_size(left)}: see `cenote tasks`")
     return EXIT_OK
+
+
+def _drain_question(admin: Admin, node: admin_pb2.NodeStatus) -> str:
+    from cenote.runtime.units import format_size
+
+    others = [other for other in admin.nodes() if other.view.node_id != node.view.node_id]
+    free = sum(o.capacity_bytes - o.used_bytes for o in others if not o.drained)
+    question = f"Drain {node.view.name}, which holds {format_size(node.used_bytes)}?"
+    if free < node.used_bytes:
+        return f"The other nodes have {format_size(free)} free: the coldest goes. {question}"
+    return question
 
 
 def _task_of(admin: Admin, node: admin_pb2.NodeStatus) -> admin_pb2.TaskStatus | None:
@@ -134,8 +156,10 @@ def undrain(
 def rebalance(
     bandwidth: Bandwidth = "0",
     cancel: Annotated[bool, typer.Option("--cancel", help="End it where it is.")] = False,
+    yes: Yes = False,
     master: MasterAddress = MASTER_DEFAULT,
     grpc: GrpcAddress = None,
+    json: AsJson = False,
     deadline: DeadlineS = 5.0,
 ) -> int:
     """Even out how full the nodes' memory is, as after a node was added. It ends by itself.
@@ -145,11 +169,16 @@ def rebalance(
     from cenote.runtime.units import parse_size_bytes
 
     from .connect import open_admin
-    from .output import note
+    from .output import note, print_json
 
     with open_admin(master, grpc, deadline) as admin:
+        if not cancel and not agreed("Move objects between nodes?", yes=yes, harmless=True):
+            return nothing_done()
         admin.rebalance(cancel=cancel, bandwidth=parse_size_bytes(bandwidth))
-    note("ended" if cancel else "begun: see `cenote tasks`")
+    if json:
+        print_json({"rebalancing": not cancel})
+    else:
+        note("ended" if cancel else "begun: see `cenote tasks`")
     return EXIT_OK
 
 
@@ -158,16 +187,22 @@ def tasks(
     grpc: GrpcAddress = None,
     json: AsJson = False,
     wide: Wide = False,
+    watch: Watch = None,
     deadline: DeadlineS = 5.0,
-) -> int:
+) -> int | None:
     """Nodes that are drained, replicas that are made anew, objects on the move: how far it is."""
-    from cenote.runtime.units import format_duration, format_size
-
     from .connect import open_admin
-    from .output import print_json, print_table
 
     with open_admin(master, grpc, deadline) as admin:
-        found = admin.tasks()
+        return watched(watch, lambda: _show_tasks(admin, json=json, wide=wide))
+
+
+def _show_tasks(admin: Admin, *, json: bool, wide: bool) -> int:
+    from cenote.runtime.units import format_duration, format_size
+
+    from .output import print_json, print_table
+
+    found = admin.tasks()
     if json:
         print_json([_task(task) for task in found])
         return EXIT_OK

@@ -18,13 +18,22 @@ from cenote.api.errors import (
     Unavailable,
 )
 
+from .admin_calls import AdminCalls
+
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from cenote.client import Client
     from cenote.v1 import admin_pb2, common_pb2, store_pb2
 
-__all__ = ["Admin", "grpc_addresses_of", "list_slots", "open_admin", "open_client"]
+__all__ = [
+    "Admin",
+    "grpc_addresses_of",
+    "list_slots",
+    "open_admin",
+    "open_client",
+    "store_status",
+]
 
 _GRPC_PORT_DEFAULT: Final = 5111
 _LOOKUP: Final = re.compile(
@@ -82,14 +91,12 @@ def _credentials() -> tuple[tuple[str, str], ...]:
     """The token of the environment, as the SDK reads it. Raises ConfigError."""
     from cenote.client.config import make_config
     from cenote.rpc.grpc_auth import token_metadata
-    from cenote.security.tokens import read_token
 
-    config = make_config(None, {})
-    return token_metadata(read_token(config.token, config.token_file))
+    return token_metadata(make_config(None, {}).credentials().token.decode())
 
 
 @final
-class Admin:
+class Admin(AdminCalls):
     """The leader's AdminService. A context manager; every call ends within `deadline_s`.
 
     Of several masters those that do not lead, or do not answer, are passed over.
@@ -349,6 +356,22 @@ def list_slots(
                 yield from reply.entries
         except grpc.RpcError as error:
             raise _typed(error, f"the store daemon at {address}", "") from error
+
+
+def store_status(address: str, *, deadline_s: float) -> store_pb2.GetStoreStatusResponse:
+    """What a store daemon at a gRPC address says of itself."""
+    import grpc
+
+    from cenote.v1 import store_pb2, store_pb2_grpc
+
+    with _channel(address) as channel:
+        make_stub: Any = store_pb2_grpc.StoreServiceStub
+        request = store_pb2.GetStoreStatusRequest()
+        try:
+            reply = make_stub(channel).GetStoreStatus(request, timeout=deadline_s)
+        except grpc.RpcError as error:
+            raise _typed(error, f"the store daemon at {address}", "") from error
+    return cast("store_pb2.GetStoreStatusResponse", reply)
 
 
 def _typed(rpc_error: Any, whom: str, remedy: str) -> CenoteError:

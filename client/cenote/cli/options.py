@@ -6,6 +6,8 @@ from typing import Annotated, Final
 
 import typer
 
+from .cmd_completion import complete_namespace
+
 __all__ = [
     "MASTER_DEFAULT",
     "AsJson",
@@ -46,7 +48,14 @@ Wide = Annotated[
 ]
 NamespaceName = Annotated[
     str,
-    typer.Option("--namespace", "-n", envvar="CENOTE_NAMESPACE", metavar="NAME", help="Key space."),
+    typer.Option(
+        "--namespace",
+        "-n",
+        envvar="CENOTE_NAMESPACE",
+        metavar="NAME",
+        help="Key space.",
+        autocompletion=complete_namespace,
+    ),
 ]
 DeadlineS = Annotated[
     float,

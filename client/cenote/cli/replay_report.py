@@ -27,6 +27,9 @@ class Evictions:
     demoted_bytes: int = 0
     promoted_objects: int = 0
     """Copies from memory to SSDs, and back."""
+    ssd_budget_bytes: int = 0
+    ssd_charged_bytes: int = 0
+    """What all SSDs could be written in a short time, and what of it was; 0: no budget."""
 
 
 def report_of(
@@ -63,6 +66,8 @@ def report_of(
         "demoted_objects": evictions.demoted_objects,
         "demoted_bytes": evictions.demoted_bytes,
         "promoted_objects": evictions.promoted_objects,
+        "ssd_budget_bytes": evictions.ssd_budget_bytes,
+        "ssd_charged_bytes": evictions.ssd_charged_bytes,
         "evicted_objects": evictions.objects,
         "evicted_bytes": evictions.size_bytes,
         "existed_blocks": tally.existed_blocks,
@@ -133,6 +138,8 @@ def _tier_pairs(report: dict[str, Any]) -> list[tuple[str, str]]:
             f" {_percent(report['hit_rate_blocks_ssd'])} on SSD"),
         ("copies", f"{report['demoted_objects']} to SSD ({format_size(report['demoted_bytes'])}),"
             f" {report['promoted_objects']} back"),
+        *([("ssd writes", f"{format_size(report['ssd_charged_bytes'])} of a budget of"
+            f" {format_size(report['ssd_budget_bytes'])}")] if report["ssd_budget_bytes"] else []),
     ]  # fmt: skip
 
 

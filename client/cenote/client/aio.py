@@ -31,6 +31,7 @@ from .buffers import AnyBuffer, Buffer, Buffers, new_bytes, writable_memory
 from .calls import Calls, PutKeywords
 from .client import Client, ClientKeywords, Registration
 from .config import ClientConfig
+from .device_buffers import DeviceMemory
 from .driver import BlockingDriver
 from .locations import LOCATION_STRUCT
 from .master_stub import METHODS, LaneMaster, decoded
@@ -39,14 +40,20 @@ from .plan.steps import (
     Ask,
     AskMany,
     AskRaw,
+    CopyBegin,
+    CopyWait,
     Hash,
+    HashWide,
     Move,
     MoveOne,
     Pause,
     Plan,
+    Proofs,
     RefreshView,
     Reopen,
     Seals,
+    Settle,
+    TakeAreas,
 )
 from .results import GetResults, PutResults
 from .session import Session
@@ -57,6 +64,18 @@ T = TypeVar("T")
 
 _INLINE_BYTES_MAX: Final = 256 << 10
 _CANCEL_PATIENCE_S: Final = 0.2
+_LONG_STEPS: Final = (
+    Seals
+    | Proofs
+    | Hash
+    | HashWide
+    | RefreshView
+    | Reopen
+    | TakeAreas
+    | CopyBegin
+    | CopyWait
+    | Settle
+)
 
 
 class AsyncDriver:
@@ -92,6 +111,7 @@ class AsyncDriver:
             if call.committing:
                 call.lose_commit()
             running.discard(call)
+            self._session.state.note_call(call)
 
     async def _do(self, call: Call, step: Any) -> Any:
         kind = type(step)
@@ -117,7 +137,7 @@ class AsyncDriver:
             size_bytes = sum(part.size_bytes for part in step.parts)
             nodes = [part.node_id for part in step.parts]
         else:
-            return not isinstance(step, Seals | Hash | RefreshView | Reopen)
+            return not isinstance(step, _LONG_STEPS)
         return size_bytes <= _INLINE_BYTES_MAX and all(
             node in session.channels and node in session.state.lease_proven for node in nodes
         )
@@ -197,7 +217,7 @@ class AsyncDriver:
 def _nodes_of(step: Any) -> list[int]:
     if type(step) is MoveOne:
         return [step.node_id]
-    if type(step) is Move or type(step) is Seals:
+    if type(step) is Move or type(step) is Seals or type(step) is Proofs:
         return [part.node_id for part in step.parts]
     return []
 
@@ -276,6 +296,8 @@ class AsyncNamespace:
             return await self._run(self._calls.get_scattered(key, buffer, deadline_s))
         one = encode_key(key)
         address, length, keeper = writable_memory(buffer)
+        if type(keeper) is DeviceMemory:
+            return await self._run(self._calls.get_scattered(key, buffer, deadline_s))
         if self._calls.session.cache is not None:
             self._calls.session.cache.note(buffer)
         call = self._calls.begin(deadline_s)
@@ -370,7 +392,7 @@ class AsyncClient(AsyncNamespace):
 
     def __init__(self, blocking: Client) -> None:
         """Takes `blocking` over: it is closed with this client."""
-        driver = AsyncDriver(blocking.session)
+        driver = _driver_of(blocking.session)
         super().__init__(blocking.calls, driver)
         self.blocking = blocking
         """The blocking face of the same client, for threads."""
@@ -450,3 +472,11 @@ def _close_unwanted(task: asyncio.Future[Client]) -> None:
     """A client whose `connect` was cancelled meanwhile."""
     if not task.cancelled() and task.exception() is None:
         asyncio.get_running_loop().run_in_executor(None, task.result().close)
+
+
+def _driver_of(session: Session) -> AsyncDriver:
+    if not session.config.tracing:
+        return AsyncDriver(session)
+    from .tracing import CallTracer, TracedAsyncDriver  # what only those load who want it
+
+    return TracedAsyncDriver(session, CallTracer(session))

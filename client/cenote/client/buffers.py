@@ -17,13 +17,16 @@ from typing import Any, Final, Self, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_64, xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128
 
 from cenote.api.errors import InvalidArgument, InvalidBuffer, ResourceUnavailable
 from cenote.api.types import RawBuffer
+from cenote.runtime.gpu_copies import NO_STREAM
 from cenote.runtime.memory import PAGE_BYTES, address_of, populate
 from cenote.runtime.units import format_size
 
+from .device_buffers import DeviceMemory, device_memory
+from .plan.device_rows import ON_HOST, Devices
 from .plan.pieces import Pieces
 
 __all__ = [
@@ -42,8 +45,9 @@ __all__ = [
 ]
 
 AnyBuffer: TypeAlias = Any
-"""Anything with the buffer protocol, a NumPy array, a torch tensor on the CPU, a `Buffer`, a
-`RawBuffer`; where one object is put together from several of these: a list or tuple of them."""
+"""Anything with the buffer protocol, a NumPy array, a torch tensor, a `Buffer`, a `RawBuffer`, or
+what lies on a GPU and says so (`__cuda_array_interface__`, DLPack); where one object is put
+together from several of these: a list or tuple of them."""
 
 Buffers: TypeAlias = Sequence[AnyBuffer] | NDArray[Any]
 """Buffers of a batch: one (or a list of several) a key, or an array with one buffer a row."""
@@ -195,6 +199,9 @@ def _other_memory(buffer: AnyBuffer, position: int | None, *, writable: bool) ->
     """What `ctypes` does not take at once: tensors, read-only memory, and all that is wrong."""
     if isinstance(buffer, RawBuffer):
         return _raw_memory(buffer, position)
+    on_device = device_memory(buffer, _name(position), writable=writable)
+    if on_device is not None:
+        return on_device.address, on_device.length, on_device
     if type(buffer).__module__.partition(".")[0] == "torch":
         return _tensor_memory(buffer, position)
     if isinstance(buffer, np.ndarray) and not buffer.dtype.hasobject and buffer.flags.c_contiguous:
@@ -234,16 +241,17 @@ def _raw_memory(buffer: RawBuffer, position: int | None) -> Memory:
         raise InvalidBuffer(
             f"{_name(position)}: no {buffer.length} bytes can lie at {buffer.address:#x}"
         )
-    return buffer.address, buffer.length, buffer.keeper
+    if buffer.device is None:
+        return buffer.address, buffer.length, buffer.keeper
+    if type(buffer.device) is not int or not 0 <= buffer.device < 1 << 16:
+        raise InvalidBuffer(f"{_name(position)}: there is no device {buffer.device!r}")
+    place = DeviceMemory(buffer.address, buffer.length, buffer.device, NO_STREAM, buffer.keeper)
+    return buffer.address, buffer.length, place
 
 
 def _tensor_memory(tensor: Any, position: int | None) -> Memory:
     if not hasattr(tensor, "data_ptr"):
         raise InvalidBuffer(f"{_name(position)} is a {type(tensor).__name__}, not a tensor")
-    if tensor.device.type != "cpu":
-        raise InvalidBuffer(
-            f"{_name(position)} lies on {tensor.device}", remedy="copy it to the CPU first"
-        )
     if not tensor.is_contiguous():
         raise InvalidBuffer(
             f"{_name(position)} is not contiguous",
@@ -291,10 +299,20 @@ def pieces_of(buffers: Buffers, count: int, *, writable: bool) -> Pieces:
     addresses = np.array([each[0] for each in found], np.uint64)
     lengths = np.array([each[1] for each in found], np.uint64)
     keepers = [each[2] for each in found]
+    devices = _devices_of(keepers) if DeviceMemory in set(map(type, keepers)) else None
     if starts is None:
-        return Pieces(addresses, lengths, None, keepers)
+        return Pieces(addresses, lengths, None, keepers, devices)
     starts.append(len(found))
-    return Pieces(addresses, lengths, np.array(starts, np.int64), keepers)
+    return Pieces(addresses, lengths, np.array(starts, np.int64), keepers, devices)
+
+
+def _devices_of(keepers: Sequence[object]) -> Devices:
+    rows = [
+        (each.device, each.stream) if isinstance(each, DeviceMemory) else (ON_HOST, -1)
+        for each in keepers
+    ]
+    numbers, streams = np.array(rows, np.int64).T
+    return Devices(np.ascontiguousarray(numbers), np.ascontiguousarray(streams))
 
 
 def _row_pieces(array: NDArray[Any], count: int, writable: bool) -> Pieces:
@@ -436,3 +454,19 @@ def hash_pieces(pieces: Pieces, sizes: NDArray[np.uint64]) -> NDArray[np.uint64]
             left -= step
         sums[i] = state.intdigest()
     return sums
+
+
+def hash_pieces_wide(pieces: Pieces, sizes: NDArray[np.uint64], seed: int) -> bytes:
+    """XXH3-128 of the first `sizes[i]` bytes of each object, 16 bytes each in canonical order."""
+    starts = pieces.starts
+    digests = []
+    for i, left in enumerate(sizes.tolist()):
+        state = xxh3_128(seed=seed)
+        first, last = (i, i + 1) if starts is None else (int(starts[i]), int(starts[i + 1]))
+        for j in range(first, last):
+            step = min(left, int(pieces.lengths[j]))
+            if step:
+                state.update(_memory_view(int(pieces.addresses[j]), step, _PYBUF_READ))
+            left -= step
+        digests.append(state.digest())
+    return b"".join(digests)

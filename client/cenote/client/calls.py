@@ -12,9 +12,10 @@ from typing import Any, Final, Literal, TypedDict, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cenote.api.errors import DeadlineExceeded, InvalidArgument, InvalidBuffer
+from cenote.api.errors import CenoteError, DeadlineExceeded, InvalidArgument, InvalidBuffer
 from cenote.api.keys import Key, KeySequence, digest_key, digest_keys, encode_key, encode_keys
 from cenote.api.types import AcquiredLease, MatchResult, PutResult, PutStatus, Sameness
+from cenote.runtime.gpu_copies import NO_STREAM
 
 from .buffers import (
     AnyBuffer,
@@ -25,8 +26,12 @@ from .buffers import (
     readable_memory,
 )
 from .config import ClientConfig
+from .device_buffers import DeviceMemory
 from .plan import lookups
 from .plan.asking import reopening
+from .plan.counters import CALL_KINDS, PUT, STORE
+from .plan.device_rows import ON_HOST, Devices
+from .plan.device_turns import get_to_devices, put_from_devices
 from .plan.options import PutOptions
 from .plan.outcomes import PutOutcome
 from .plan.pieces import Pieces
@@ -40,7 +45,7 @@ from .plan.writes import put_objects
 from .results import GetResults, PutResults
 from .session import DURABILITIES, Session
 
-__all__ = ["Calls", "Planned", "PutKeywords", "put_options_of"]
+__all__ = ["VIEW", "Calls", "Planned", "PutKeywords", "put_options_of"]
 
 T = TypeVar("T")
 Planned = tuple[Call, Plan[T]]
@@ -51,6 +56,20 @@ _PUT_RESULTS: Final[dict[tuple[int, int], PutResult]] = {
     for status in (PutStatus.STORED, PutStatus.EXISTED)
     for sameness, same in _SAME_BYTES.items()
 }
+(
+    _,
+    _GET_BATCH,
+    _PUT,
+    _PUT_BATCH,
+    _EXISTS,
+    _EXISTS_BATCH,
+    _MATCH,
+    _ACQUIRE,
+    _PIN,
+    _UNPIN,
+    _REMOVE,
+    VIEW,
+) = range(len(CALL_KINDS))
 _LEASE_TTL_MAX_S: Final = 86_400.0
 
 
@@ -67,6 +86,9 @@ class PutKeywords(TypedDict, total=False):
     """The keys are consecutive blocks of one prefix: of two, the later is evicted first."""
     prefix: KeySequence
     """The keys before these in their chain: touched, so that they are evicted after these."""
+    dedup: bool
+    """Where the namespace holds the same bytes already, refer to them: nothing is moved, and they
+    take no space again. Costs each put a digest of its bytes."""
     local_first: bool
     """Prefer this host."""
     ttl_s: float
@@ -88,12 +110,13 @@ class Calls:
         self.config = session.config
         self._put_options = put_options_of(session.config, {})
 
-    def begin(self, deadline_s: float | None) -> Call:
-        """A call that ends `deadline_s` from now. Raises ClientClosed and ForkedClient."""
+    def begin(self, deadline_s: float | None, kind: int = 0) -> Call:
+        """A call that ends `deadline_s` from now; `kind`: of `CALL_KINDS`. Raises ClientClosed and
+        ForkedClient."""
         session = self.session
         session.check()
         deadline_s = self.config.deadline_s if deadline_s is None else _deadline_s(deadline_s)
-        return Call(session.state, self.space, deadline_s)
+        return Call(session.state, self.space, deadline_s, kind)
 
     # ---- puts --------------------------------------------------------------------------------
 
@@ -101,22 +124,33 @@ class Calls:
         if self.session.cache is not None:
             self.session.cache.note(data)
         if type(data) is list or type(data) is tuple or "prefix" in options:
-            encoded = [encode_key(key)]
-            pieces = pieces_of([data], 1, writable=False)
-            call, many = self._put(encoded, pieces, options)
-            return call, _only(many)
+            return self._put_first([encode_key(key)], pieces_of([data], 1, writable=False), options)
+        made = put_options_of(self.config, options) if options else self._put_options
+        if made.dedup:
+            return self._put_first([encode_key(key)], pieces_of([data], 1, writable=False), options)
         one = encode_key(key)
         address, size, keeper = readable_memory(data)
-        made = put_options_of(self.config, options) if options else self._put_options
-        call = self.begin(options.get("deadline_s"))
+        if type(keeper) is DeviceMemory:
+            return self._put_first([one], pieces_of([data], 1, writable=False), options)
+        call = self.begin(options.get("deadline_s"), _PUT)
         space = self.space
 
         def start() -> Plan[PutResult]:
             digest = digest_key(one, space.seed)
-            result = yield from put_single(call, one, digest, address, size, keeper, made)
+            try:
+                result = yield from put_single(call, one, digest, address, size, keeper, made)
+            except CenoteError as error:
+                space.counters.fail(PUT, STORE, error)
+                raise
             return _PUT_RESULTS[result]
 
         return call, reopening(call, start)
+
+    def _put_first(
+        self, encoded: list[bytes], pieces: Pieces, options: PutKeywords
+    ) -> Planned[PutResult]:
+        call, many = self._put(encoded, pieces, options)
+        return call, _only(many)
 
     def put_batch(
         self, keys: KeySequence, values: Buffers, options: PutKeywords
@@ -135,7 +169,7 @@ class Calls:
         encoded = encode_keys(keys)
         if self.session.cache is not None and buffers is not None:
             self.session.cache.note(buffers)
-        pieces = _pieces(buffers, addresses, lengths, len(encoded), writable=False)
+        pieces = self._pieces(buffers, addresses, lengths, len(encoded), writable=False)
         return self._put(encoded, pieces, options)
 
     def _put(
@@ -143,7 +177,7 @@ class Calls:
     ) -> Planned[PutResults]:
         made = put_options_of(self.config, options)
         before = encode_keys(options.get("prefix", []))
-        call = self.begin(options.get("deadline_s"))
+        call = self.begin(options.get("deadline_s"), _PUT_BATCH)
         space = self.space
 
         def start() -> Plan[PutResults]:
@@ -151,7 +185,22 @@ class Calls:
                 return PutResults(encoded, PutOutcome.blank(0))
             digests = digest_keys(encoded, space.seed)
             prefix = digest_keys(before, space.seed)
-            outcome = yield from put_objects(call, encoded, digests, pieces, made, prefix=prefix)
+            counters = space.counters
+            try:
+                if pieces.devices is None:
+                    outcome = yield from put_objects(
+                        call, encoded, digests, pieces, made, prefix=prefix
+                    )
+                else:
+                    area_bytes = self.session.staging.area_bytes
+                    outcome = yield from put_from_devices(
+                        call, encoded, digests, pieces, made, area_bytes, prefix=prefix
+                    )
+            except CenoteError as error:
+                counters.fail(PUT, STORE, error, len(encoded))
+                raise
+            for code, failure in outcome.errors.items():
+                counters.fail(PUT, STORE, failure, int(np.count_nonzero(outcome.codes == code)))
             return PutResults(encoded, outcome)
 
         return call, reopening(call, start)
@@ -173,7 +222,7 @@ class Calls:
         self, key: Key, buffers: AnyBuffer, deadline_s: float | None
     ) -> Planned[int | None]:
         encoded = [encode_key(key)]
-        pieces = pieces_of([buffers], 1, writable=True)
+        pieces = self._pieces([buffers], None, None, 1, writable=True)
         call, plan = self._read(encoded, pieces, ReadOptions(), deadline_s)
 
         def sizes() -> Plan[int | None]:
@@ -209,7 +258,7 @@ class Calls:
         encoded = encode_keys(keys)
         if self.session.cache is not None and buffers is not None:
             self.session.cache.note(buffers)
-        pieces = _pieces(buffers, addresses, lengths, len(encoded), writable=True)
+        pieces = self._pieces(buffers, addresses, lengths, len(encoded), writable=True)
         options = ReadOptions(chain=chain)
         if lease is not None:
             options.lease = self._usable(lease)
@@ -229,22 +278,47 @@ class Calls:
         options: ReadOptions,
         deadline_s: float | None,
     ) -> Planned[ReadOutcome]:
-        call = self.begin(deadline_s)
+        call = self.begin(deadline_s, _GET_BATCH)
         options.verify = self.config.verify
 
         def start() -> Plan[ReadOutcome]:
             if not encoded:
                 return ReadOutcome.blank(0, values=pieces is None)
             digests = digest_keys(encoded, self.space.seed)
-            return (yield from read_objects(call, digests, pieces, options))
+            if pieces is None or pieces.devices is None:
+                return (yield from read_objects(call, digests, pieces, options))
+            area_bytes = self.session.staging.area_bytes
+            return (yield from get_to_devices(call, digests, pieces, options, area_bytes))
 
         return call, reopening(call, start)
+
+    def _pieces(
+        self, buffers: Buffers | None, addresses: Any, lengths: Any, count: int, *, writable: bool
+    ) -> Pieces:
+        """The memory of a batch, and what of it is on GPUs. Raises InvalidBuffer."""
+        if (buffers is None) == (addresses is None):
+            raise InvalidBuffer(
+                "give either buffers or addresses",
+                remedy="pass buffers=, or addresses= and lengths=",
+            )
+        staging = self.session.staging
+        if buffers is not None:
+            pieces = pieces_of(buffers, count, writable=writable)
+            if pieces.devices is not None and staging.knows_memory:
+                _, pieces.devices.direct = staging.find(pieces.addresses, pieces.lengths)
+            return pieces
+        pieces = column_pieces(addresses, lengths, count)
+        if staging.knows_memory:
+            numbers, direct = staging.find(pieces.addresses, pieces.lengths)
+            if (numbers != ON_HOST).any():
+                pieces.devices = Devices(numbers, np.full(len(numbers), NO_STREAM), direct)
+        return pieces
 
     # ---- looking -----------------------------------------------------------------------------
 
     def exists(self, key: Key, deadline_s: float | None) -> Planned[bool]:
         one = encode_key(key)
-        call = self.begin(deadline_s)
+        call = self.begin(deadline_s, _EXISTS)
 
         def start() -> Plan[bool]:
             return exists_single(call, digest_key(one, self.space.seed))
@@ -255,14 +329,14 @@ class Calls:
         self, keys: KeySequence, deadline_s: float | None
     ) -> Planned[NDArray[np.bool_]]:
         encoded = encode_keys(keys)
-        call = self.begin(deadline_s)
+        call = self.begin(deadline_s, _EXISTS_BATCH)
         return call, reopening(call, lambda: lookups.exists(call, encoded))
 
     def match(
         self, keys: KeySequence, will_read: bool, deadline_s: float | None
     ) -> Planned[MatchResult]:
         encoded = encode_keys(keys)
-        call = self.begin(deadline_s)
+        call = self.begin(deadline_s, _MATCH)
         return call, reopening(call, lambda: lookups.match(call, encoded, will_read=will_read))
 
     # ---- leases, pins, removal ---------------------------------------------------------------
@@ -273,7 +347,7 @@ class Calls:
         encoded = encode_keys(keys)
         if not 0 < duration_s(ttl_s, "ttl_s") <= _LEASE_TTL_MAX_S:
             raise InvalidArgument(f"ttl_s is between 0 and {_LEASE_TTL_MAX_S:g}, not {ttl_s!r}")
-        call = self.begin(deadline_s)
+        call = self.begin(deadline_s, _ACQUIRE)
 
         def start() -> Plan[AcquiredLease]:
             digests = digest_keys(encoded, self.space.seed)
@@ -316,16 +390,16 @@ class Calls:
     ) -> Planned[NDArray[np.bool_]]:
         encoded = encode_keys(keys)
         ttl_ms = 0 if ttl_s is None else max(1, int(duration_s(ttl_s, "ttl_s") * 1000))
-        call = self.begin(deadline_s)
+        call = self.begin(deadline_s, _PIN)
         return call, reopening(call, lambda: lookups.pin(call, encoded, ttl_ms))
 
     def unpin(self, keys: KeySequence, deadline_s: float | None) -> Planned[NDArray[np.bool_]]:
         encoded = encode_keys(keys)
-        call = self.begin(deadline_s)
+        call = self.begin(deadline_s, _UNPIN)
         return call, reopening(call, lambda: lookups.unpin(call, encoded))
 
     def remove(self, encoded: list[bytes], deadline_s: float | None) -> Planned[NDArray[np.bool_]]:
-        call = self.begin(deadline_s)
+        call = self.begin(deadline_s, _REMOVE)
         return call, reopening(call, lambda: lookups.remove(call, encoded))
 
 
@@ -352,23 +426,6 @@ def _deadline_s(value: float) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
         raise DeadlineExceeded(f"deadline_s is {value!r}: there is no time for the call")
     return duration_s(value, "deadline_s")
-
-
-def _pieces(
-    buffers: Buffers | None,
-    addresses: Any,
-    lengths: Any,
-    count: int,
-    *,
-    writable: bool,
-) -> Pieces:
-    if (buffers is None) == (addresses is None):
-        raise InvalidBuffer(
-            "give either buffers or addresses", remedy="pass buffers=, or addresses= and lengths="
-        )
-    if buffers is not None:
-        return pieces_of(buffers, count, writable=writable)
-    return column_pieces(addresses, lengths, count)
 
 
 def _check_copies(name: str, value: object) -> None:
@@ -400,6 +457,7 @@ def put_options_of(config: ClientConfig, options: PutKeywords) -> PutOptions:
         replicas=replicas,
         min_replicas=min_replicas,
         durability=DURABILITIES[durability],
+        dedup=options.get("dedup", config.dedup),
         local_first=options.get("local_first", config.local_first),
         chain=options.get("chain", "prefix" in options),
         ttl_ms=0 if ttl_s is None else max(1, int(duration_s(ttl_s, "ttl_s") * 1000)),

@@ -6,27 +6,44 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, TypedDict, Unpack, cast
+from typing import Any, Final, Literal, Self, TypedDict, Unpack, cast
 
-from cenote.api.errors import ResourceUnavailable
+from cenote.api.errors import InvalidBuffer, ResourceUnavailable
 from cenote.api.master import MasterApi
 from cenote.api.types import ClientStats, PeerPath
 from cenote.runtime.log import get_logger
 from cenote.transport.base import Region, Transport
+from cenote.transport.gil import RELEASES
 from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
 
 from .buffers import AnyBuffer, Buffer, readable_memory
 from .config import ClientConfig, make_config
+from .device_buffers import DeviceMemory
 from .namespace import Namespace
 from .reaching import reach_masters
-from .registering import RegistrationCache
+from .registering import Registration, RegistrationCache, register_everywhere
 from .session import Session
 from .survey import survey
 from .transports import make_transports
 
 __all__ = ["Client", "ClientKeywords", "Registration"]
 
+_SUMMED: Final = (
+    "hits",
+    "ssd_hits",
+    "misses",
+    "unreachable_misses",
+    "stored",
+    "existed",
+    "failed",
+    "read_bytes",
+    "written_bytes",
+    "cached_reads",
+    "stale_locations",
+    "misreads",
+)
+"""Counted by namespace."""
 _log = get_logger(__name__)
 
 
@@ -54,31 +71,11 @@ class ClientKeywords(TypedDict, total=False):
     etcd_user: str
     etcd_password: str
     location_cache_entries: int
+    device_staging_bytes: int
     transfer_threads: int
-
-
-class Registration:
-    """Memory made known to every transport; `deregister` when it isn't used any more."""
-
-    def __init__(self, parts: list[tuple[Transport, Region]]) -> None:
-        self._parts = parts
-
-    def deregister(self) -> None:
-        """Undo; twice does no harm."""
-        parts, self._parts = self._parts, []
-        for transport, region in parts:
-            transport.deregister(region)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.deregister()
+    metrics_listen: str
+    tracing: bool
+    gives_way: bool
 
 
 class Client(Namespace):
@@ -128,6 +125,8 @@ class Client(Namespace):
         transports: Sequence[Transport],
     ) -> None:
         until_s = time.monotonic() + config.deadline_s
+        if config.gives_way:
+            RELEASES.give_way()
         session = Session(config, make_master, transports)
         self._transports = list(transports)
         self._registrations: list[Registration] = []
@@ -139,6 +138,10 @@ class Client(Namespace):
             left_s = max(0.001, until_s - time.monotonic())
             space = session.open_space(config.namespace, fingerprint, left_s)
             super().__init__(session, space)
+            if config.metrics_listen:
+                from .metrics import serve_once  # prometheus_client, for those who want it
+
+                serve_once(config.metrics_listen)
             session.housekeeper.watch(self)
             session.housekeeper.start()
         except BaseException:  # whatever it was, no session may stay open
@@ -183,26 +186,41 @@ class Client(Namespace):
     def register(self, buffer: AnyBuffer) -> Registration:
         """Make memory of yours known to every transport, once, instead of at each transfer.
 
-        Optional for shm and TCP; the buffer is kept alive until `deregister` or `close`.
+        Optional for shm and TCP; the buffer is kept alive until `deregister` or `close`. What lies
+        on a GPU may then be named by `addresses=`, too, and is read into by NICs that can, without
+        a copy (`Registration.is_direct`); else it is staged. Raises InvalidBuffer, and
+        ResourceUnavailable where this process can't reach a GPU.
         """
         self._session.check()
         address, length, keeper = readable_memory(buffer)
-        registration = self._register(address, length, keeper)
+        if isinstance(keeper, DeviceMemory):
+            registration = self._register_device(keeper)
+        else:
+            registration = self._register(address, length, keeper)
         self._registrations.append(registration)
         return registration
 
-    def _register(self, address: int, length: int, keeper: object) -> Registration:
+    def _register_device(self, memory: DeviceMemory) -> Registration:
+        staging = self._session.staging
+        # In any case: what can't go directly is staged.
+        bus_address = staging.copies.bus_address(memory.device)
         parts: list[tuple[Transport, Region]] = []
-        try:
-            for transport in self._transports:
-                try:
-                    parts.append((transport, transport.register(address, length, keeper)))
-                except ResourceUnavailable as error:  # what isn't registered is copied once more
-                    _log.warning("memory can't be registered", size_bytes=length, why=error)
-        except BaseException:  # whatever it was, nothing may stay registered
-            Registration(parts).deregister()
-            raise
-        return Registration(parts)
+        for transport in self._transports:
+            register = getattr(transport, "register_device", None)
+            if register is None:
+                continue
+            try:
+                region = register(memory.address, memory.length, memory, bus_address=bus_address)
+                parts.append((transport, region))
+            except (ResourceUnavailable, InvalidBuffer) as error:
+                _log.warning(
+                    "memory of a GPU is staged", size_bytes=memory.length, why=error.message
+                )
+        forget = staging.add(memory.address, memory.length, memory.device, direct=bool(parts))
+        return Registration(parts, forget)
+
+    def _register(self, address: int, length: int, keeper: object) -> Registration:
+        return register_everywhere(self._transports, address, length, keeper)
 
     # ---- the client itself -------------------------------------------------------------------
 
@@ -219,24 +237,19 @@ class Client(Namespace):
     def stats(self) -> ClientStats:
         """Counters since the client was made."""
         session = self._session
-        counters = session.state.counters
+        spaces = list(session.spaces.values())
+
+        def total(name: str) -> int:
+            return sum(getattr(space.counters, name) for space in spaces)
+
         return ClientStats(
-            hits=counters.hits,
-            ssd_hits=counters.ssd_hits,
-            misses=counters.misses,
-            stored=counters.stored,
-            existed=counters.existed,
-            failed=counters.failed,
-            read_bytes=counters.read_bytes,
-            written_bytes=counters.written_bytes,
-            cached_reads=counters.cached_reads,
-            stale_locations=counters.stale_locations,
-            node_failures=counters.node_failures,
-            unreachable_misses=counters.unreachable_misses,
-            misreads=counters.misreads,
-            retries=counters.retries,
-            locations_cached=sum(len(s.locations) for s in list(session.spaces.values())),
+            node_failures=session.state.counters.node_failures,
+            retries=session.state.counters.retries,
+            locations_cached=sum(len(space.locations) for space in spaces),
             nodes_connected=len(session.channels),
+            **{name: total(name) for name in _SUMMED},
+            device_staged_bytes=session.staging.staged_bytes,
+            device_direct_bytes=session.staging.direct_bytes,
             **_rdma_counters(self._transports),
         )
 

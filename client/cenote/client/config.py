@@ -10,6 +10,8 @@ from cenote.api.errors import ConfigError
 from cenote.kv.directory import EtcdDirectory, etcd_url_in
 from cenote.kv.etcd_options import parse_etcd_url
 from cenote.runtime.config import load_config, option
+from cenote.security.tokens import read_token
+from cenote.v1 import common_pb2
 
 __all__ = ["ADDRESS_DEFAULT", "ENV_PREFIX", "ClientConfig", "make_config"]
 
@@ -67,6 +69,10 @@ class ClientConfig:
     durability: DurabilityName = field(
         default="default", metadata=option(help="default: what the namespace was created with")
     )
+    dedup: bool = field(
+        default=False,
+        metadata=option(help="put no bytes that the namespace holds already: a reference instead"),
+    )
     local_first: bool = field(default=False, metadata=option(help="place on this host if it can"))
     tenant: str = field(default="", metadata=option(help="credentials: who this is"))
     token: str = field(default="", repr=False, metadata=option(help="credentials: the proof"))
@@ -84,8 +90,35 @@ class ClientConfig:
         default=65536,
         metadata=option(minimum=0, maximum=1 << 22, help="per namespace, about 250 bytes each"),
     )
+    device_staging_bytes: int = field(
+        default=256 << 20,
+        metadata=option(
+            unit="size",
+            minimum=1 << 16,
+            maximum=1 << 40,
+            help="host memory for what lies on GPUs, in four parts; an object fits into one",
+        ),
+    )
+    gives_way: bool = field(
+        default=False,
+        metadata=option(
+            help="give up the GIL around every copy, and never spin: for processes whose main work "
+            "is Python, such as engines; counts for the whole process"
+        ),
+    )
     transfer_threads: int = field(
         default=4, metadata=option(minimum=1, maximum=64, help="for several nodes at once")
+    )
+
+    metrics_listen: str = field(
+        default="",
+        metadata=option(
+            help="host:port where this process shows Prometheus what its clients count; '' for none"
+        ),
+    )
+    tracing: bool = field(
+        default=False,
+        metadata=option(help="an OpenTelemetry span for each call; needs cenote[otel]"),
     )
 
     def __post_init__(self) -> None:
@@ -99,6 +132,11 @@ class ClientConfig:
                 remedy="raise replicas or lower min_replicas",
             )
         self.directory()  # a typing mistake shows now
+
+    def credentials(self) -> common_pb2.Credentials:
+        """What masters are shown. Raises ConfigError."""
+        token = read_token(self.token, self.token_file)
+        return common_pb2.Credentials(tenant=self.tenant, token=token.encode())
 
     def directory(self) -> EtcdDirectory | None:
         """Where masters are looked up; None: `addresses` are theirs. Raises ConfigError."""

@@ -5,20 +5,30 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import NDArray
 
-from cenote.api.errors import BufferInUse, CenoteError, ClientClosed, StaleEpoch, Unavailable
-from cenote.transport.base import Channel
+from cenote.api.errors import (
+    BufferInUse,
+    CenoteError,
+    ClientClosed,
+    ResourceUnavailable,
+    StaleEpoch,
+    Unavailable,
+)
+from cenote.transport.base import Channel, U8Array
 from cenote.transport.memory_access import checksum_at, checksums_of
 
-from .buffers import hash_pieces, new_bytes
+from .buffers import hash_pieces, hash_pieces_wide, new_bytes
+from .devices import Areas
 from .locations import LOCATION_STRUCT
 from .master_stub import METHODS, LaneMaster, decoded
 from .plan.budgets import attempt_budget_s, node_failed
+from .plan.counters import FETCH, READ
+from .plan.device_rows import Devices
 from .plan.pieces import Pieces
 from .plan.state import Call
 from .plan.steps import (
@@ -28,23 +38,30 @@ from .plan.steps import (
     AskMany,
     AskRaw,
     Checksum,
+    CopyBegin,
+    CopyWait,
     Hash,
+    HashWide,
     Move,
     MoveOne,
     Part,
     Pause,
     Plan,
+    ProofPart,
+    Proofs,
     RefreshView,
     Reopen,
     SealPart,
     Seals,
+    Settle,
     Stage,
     Staged,
+    TakeAreas,
 )
 from .session import Session
 from .staging import stage, write_with_tail
 
-__all__ = ["BlockingDriver"]
+__all__ = ["BlockingDriver", "blocking_driver"]
 
 T = TypeVar("T")
 
@@ -70,9 +87,15 @@ class BlockingDriver:
             MoveOne: self.move_one,
             Seals: self.seals,
             Hash: self.hash,
+            HashWide: self.hash_wide,
+            Proofs: self.proofs,
             Stage: self.stage,
             Allocate: self.allocate,
             AllocateOne: self.allocate_one,
+            TakeAreas: self.take_areas,
+            CopyBegin: self.copy_begin,
+            CopyWait: self.copy_wait,
+            Settle: self.settle,
             Pause: self.pause,
             RefreshView: self.refresh_view,
             Reopen: self.reopen,
@@ -105,6 +128,7 @@ class BlockingDriver:
             if call.committing:
                 call.lose_commit()
             running.discard(call)
+            self._session.state.note_call(call)
 
     def read_cached(self, call: Call, digest: bytes, row: bytes, address: int, length: int) -> int:
         """Read one object from where it was a moment ago: its size, 0 where the master is to be
@@ -119,13 +143,14 @@ class BlockingDriver:
         budget_s = attempt_budget_s(call.deadline_s, size, alternatives=True)
         try:
             status, got = channel.read_one(segment, offset, size, address, budget_s, True)
-        except BufferInUse:
+        except BufferInUse as error:
+            space.counters.fail(READ, FETCH, error)
             raise
         except CenoteError as error:  # the plan that asks the master meets it again, if it lasts
             if node_failed(error):
                 call.node_failed(node, error)
             return 0
-        counters = state.counters
+        counters = space.counters
         if status or got != checksum:
             space.locations.forget(digest)
             counters.stale_locations += 1
@@ -135,6 +160,8 @@ class BlockingDriver:
         counters.read_bytes += size
         space.touches.append(digest)
         session.housekeeper.wake()
+        state.moved[node][0] += size
+        state.note_call(call)
         found: int = size
         return found
 
@@ -212,6 +239,9 @@ class BlockingDriver:
     def hash(self, call: Call, step: Hash) -> NDArray[np.uint64]:
         return hash_pieces(step.pieces, step.sizes)
 
+    def hash_wide(self, call: Call, step: HashWide) -> bytes:
+        return hash_pieces_wide(step.pieces, step.sizes, step.seed)
+
     def stage(self, call: Call, step: Stage) -> Staged:
         return stage(step.pieces, step.size, step.keys)
 
@@ -220,6 +250,22 @@ class BlockingDriver:
         values = [value for value, _ in made]
         addresses = np.array([address for _, address in made], np.uint64)
         return Pieces(addresses, step.sizes, None, [values]), values
+
+    # ---- GPUs --------------------------------------------------------------------------------
+
+    def take_areas(self, call: Call, step: TakeAreas) -> Areas:
+        return self._session.staging.take(step.count, step.deadline_s)
+
+    def copy_begin(self, call: Call, step: CopyBegin) -> None:
+        areas = cast("Areas", step.areas)
+        areas.begin(step.turn, step.rows, step.keepers, step.to_host)
+
+    def copy_wait(self, call: Call, step: CopyWait) -> None:
+        cast("Areas", step.areas).wait(step.turn, step.deadline_s)
+
+    def settle(self, call: Call, step: Settle) -> None:
+        devices = step.devices
+        self._session.staging.settle(devices.numbers, devices.streams, step.deadline_s)
 
     # ---- nodes -------------------------------------------------------------------------------
 
@@ -262,7 +308,7 @@ class BlockingDriver:
             wait(futures, _INTERRUPT_WAIT_S)
             raise
 
-    def _channel_for(self, step: Part | MoveOne | SealPart) -> Channel:
+    def _channel_for(self, step: Part | MoveOne | SealPart | ProofPart) -> Channel:
         """The channel to the step's node; what making one takes comes off the step's budget."""
         session = self._session
         channel = session.channels.get(step.node_id)
@@ -275,9 +321,13 @@ class BlockingDriver:
 
     def move_part(self, part: Part) -> None:
         """One node's transfers; what went wrong is noted in the part."""
+        session = self._session
         channel: Channel | None = None
         try:
             channel = self._channel_for(part)
+            if part.direct is not None:
+                part.statuses = self._read_direct(part, channel, part.direct)
+                return
             sums = None
             if part.checksum == Checksum.ALWAYS or (
                 part.checksum and not channel.verifies_by_lease
@@ -290,13 +340,27 @@ class BlockingDriver:
                     part.extents, part.addresses, part.grant_id, part.budget_s, sums
                 )
                 part.unfenced = False
+                session.state.moved[part.node_id][1] += part.size_bytes
             else:
                 part.statuses = channel.read(part.extents, part.addresses, part.budget_s, sums)
+                session.state.moved[part.node_id][0] += part.size_bytes
                 if sums is None and not channel.proves(part.lease_id):
                     sums = checksums_of(part.addresses, part.extents["length"])
             part.checksums = sums
         except CenoteError as error:
             part.error = self.node_error(part.node_id, channel, error)
+
+    def _read_direct(self, part: Part, channel: Channel, devices: Devices) -> U8Array:
+        """Have NICs write on GPUs. Raises ResourceUnavailable where this channel can't."""
+        read = getattr(channel, "read_direct", None)
+        if read is None:
+            raise ResourceUnavailable(f"the way to node {part.node_id} does not reach GPUs")
+        statuses: U8Array = read(part.extents, part.addresses, part.lease_id, part.budget_s)
+        staging = self._session.staging
+        staging.flush(devices.numbers)
+        staging.direct_bytes += part.size_bytes
+        self._session.state.moved[part.node_id][0] += part.size_bytes
+        return statuses
 
     def move_one(self, call: Call, step: MoveOne) -> tuple[int, int, bool]:
         session = self._session
@@ -321,10 +385,12 @@ class BlockingDriver:
                         wanted,
                     )
                 step.unfenced = False
+                session.state.moved[step.node_id][1] += step.length
             else:
                 status, checksum = channel.read_one(
                     step.segment, step.offset, step.length, step.address, step.budget_s, wanted
                 )
+                session.state.moved[step.node_id][0] += step.length
                 if not wanted and not channel.proves(step.lease_id):
                     # The master was replaced meanwhile: its leases end with its tenure.
                     checksum, wanted = checksum_at(step.address, step.length), True
@@ -350,6 +416,16 @@ class BlockingDriver:
         except CenoteError as error:
             part.error = self.node_error(part.node_id, channel, error)
 
+    def proofs(self, call: Call, step: Proofs) -> None:
+        for part in step.parts:
+            channel: Channel | None = None
+            part.budget_s = min(part.budget_s, call.remaining_s())
+            try:
+                channel = self._channel_for(part)
+                part.statuses, part.tickets = channel.prove(part.batch, max(part.budget_s, 0.001))
+            except CenoteError as error:
+                part.error = self.node_error(part.node_id, channel, error)
+
     def node_error(self, node_id: int, channel: Channel | None, error: CenoteError) -> CenoteError:
         """Note that a channel failed; the error as the plan is to see it."""
         session = self._session
@@ -361,3 +437,15 @@ class BlockingDriver:
             # Given up under us (a new view, another thread's failure); the client is open.
             return Unavailable(f"the channel to node {node_id} was closed meanwhile")
         return error
+
+
+def blocking_driver(session: Session) -> BlockingDriver:
+    """The driver of a session's calls, with spans where its configuration asks for them.
+
+    Raises ConfigError where OpenTelemetry is missing then.
+    """
+    if not session.config.tracing:
+        return BlockingDriver(session)
+    from .tracing import CallTracer, TracedDriver  # what only those load who want it
+
+    return TracedDriver(session, CallTracer(session))

@@ -16,7 +16,8 @@ from cenote.api.types import AcquiredLease, MatchResult, PutResult
 
 from .buffers import AnyBuffer, Buffers, new_bytes, writable_memory
 from .calls import Calls, PutKeywords
-from .driver import BlockingDriver
+from .device_buffers import DeviceMemory
+from .driver import blocking_driver
 from .locations import LOCATION_STRUCT
 from .plan.space import Space
 from .results import GetResults, PutResults
@@ -32,7 +33,7 @@ class Namespace:
     def __init__(self, session: Session, space: Space) -> None:
         self._session = session
         self._space = space
-        self._driver = BlockingDriver(session)
+        self._driver = blocking_driver(session)
         self._calls = Calls(session, space)
 
     @property
@@ -135,6 +136,8 @@ class Namespace:
             return self._driver.run(*self._calls.get_scattered(key, buffer, deadline_s))
         one = encode_key(key)
         address, length, keeper = writable_memory(buffer)
+        if type(keeper) is DeviceMemory:
+            return self._driver.run(*self._calls.get_scattered(key, buffer, deadline_s))
         if self._session.cache is not None:
             self._session.cache.note(buffer)
         call = self._calls.begin(deadline_s)

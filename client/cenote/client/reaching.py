@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from cenote.rpc.lane_client import SPIN_POLLS_DEFAULT
 from cenote.v1 import master_pb2 as pb
 
 from .config import ClientConfig
@@ -20,4 +21,10 @@ def reach_masters(
     if directory is not None:
         places = directory.wait(config.deadline_s)
         addresses = tuple(address for place in places for address in place.addresses)
-    return LaneMaster(addresses, hello, on_hello=greeted, directory=directory)
+    return LaneMaster(
+        addresses,
+        hello,
+        on_hello=greeted,
+        directory=directory,
+        spin_polls=0 if config.gives_way else SPIN_POLLS_DEFAULT,
+    )

@@ -1,4 +1,5 @@
-"""Registering by itself what a caller uses again and again without having registered it.
+"""Memory that transports know, and registering by itself what a caller uses again and again without
+having registered it.
 
 A device that was told of memory goes on writing there, whoever has it meanwhile. So only memory
 whose end can be told is taken: a NumPy array that owns its data, or a view of one. A weak reference
@@ -11,15 +12,19 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any, Final, final
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Final, Self, final
 
 import numpy as np
 
-from cenote.api.errors import CenoteError
+from cenote.api.errors import CenoteError, ResourceUnavailable
+from cenote.runtime.log import get_logger
 from cenote.transport.base import Region, Transport
 
-__all__ = ["RegistrationCache"]
+__all__ = ["Registration", "RegistrationCache", "register_everywhere"]
+
+_log = get_logger(__name__)
 
 ARRAY_BYTES_MIN: Final = 256 << 10
 """To pin less than this costs more than to copy it."""
@@ -27,6 +32,60 @@ CACHE_BYTES_MAX: Final = 4 << 30
 _SEEN_MAX: Final = 1_024
 _USES: Final = 2
 """An array is registered when it is used for this time."""
+
+
+class Registration:
+    """Memory made known to every transport; `deregister` when it isn't used any more."""
+
+    def __init__(
+        self,
+        parts: list[tuple[Transport, Region]],
+        forget: Callable[[], None] | None = None,
+    ) -> None:
+        self._parts = parts
+        self._forget = forget
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether some transport moves its bytes without a copy (of memory of a GPU: a NIC)."""
+        return bool(self._parts)
+
+    def deregister(self) -> None:
+        """Undo; twice does no harm."""
+        parts, self._parts = self._parts, []
+        forget, self._forget = self._forget, None
+        if forget is not None:
+            forget()
+        for transport, region in parts:
+            transport.deregister(region)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.deregister()
+
+
+def register_everywhere(
+    transports: Sequence[Transport], address: int, length: int, keeper: object
+) -> Registration:
+    """Make host memory known to those transports that can."""
+    parts: list[tuple[Transport, Region]] = []
+    try:
+        for transport in transports:
+            try:
+                parts.append((transport, transport.register(address, length, keeper)))
+            except ResourceUnavailable as error:  # what isn't registered is copied once more
+                _log.warning("memory can't be registered", size_bytes=length, why=error)
+    except BaseException:  # whatever it was, nothing may stay registered
+        Registration(parts).deregister()
+        raise
+    return Registration(parts)
 
 
 @final

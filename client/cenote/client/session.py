@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -29,19 +30,20 @@ from cenote.api.errors import (
 )
 from cenote.api.master import MasterApi
 from cenote.rpc.fork import ForkGuard
-from cenote.security.tokens import read_token
 from cenote.transport.base import Channel, SessionIdentity, Transport
 from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
 
 from .config import ClientConfig
+from .devices import DeviceStaging
 from .housekeeping import Housekeeper
 from .master_stub import LaneMaster
 from .plan.grants import Grant
 from .plan.peers import Peers
 from .plan.space import Space
 from .plan.state import ClientState
-from .registering import RegistrationCache
+from .registering import RegistrationCache, register_everywhere
+from .tally import TALLY
 from .turns import Turn
 from .ways import Ways
 
@@ -90,9 +92,7 @@ class Session:
             session_id=secrets.token_bytes(16),
             boot_id=boot_id(),
             process_id=os.getpid(),
-            credentials=common_pb2.Credentials(
-                tenant=config.tenant, token=read_token(config.token, config.token_file).encode()
-            ),
+            credentials=config.credentials(),
         )
         self.state = ClientState(
             self.identity.session_id, time.monotonic, self.identity.credentials
@@ -103,6 +103,8 @@ class Session:
         """Why calls are refused; None while the session is open."""
         self.aborts: deque[Grant] = deque()
         self.channels: dict[int, Channel] = {}
+        self.moved: dict[str, list[int]] = {}
+        """Bytes read and written by transport."""
         self._transports = list(transports)
         self.ways = Ways(transports)
         self._retired: list[tuple[Channel, int, frozenset[object], float]] = []
@@ -124,6 +126,10 @@ class Session:
         self._greetable = False
         self.running: set[object] = set()
         """Calls under way."""
+        self.staging = DeviceStaging(
+            config.device_staging_bytes, partial(register_everywhere, self._transports)
+        )
+        """For what lies on GPUs."""
         self.cache: RegistrationCache | None = None
         """Registers what is used again and again; None where no transport gains by it."""
         self.exports = 0
@@ -151,6 +157,7 @@ class Session:
             self.close()
             raise
         self.refusal = None
+        TALLY.opened(self)
 
     def check(self) -> None:
         """Raises ClientClosed or ForkedClient where this session can't be used."""
@@ -186,7 +193,9 @@ class Session:
                     self.master.close()
                 if self._pool is not None:
                     self._pool.shutdown(wait=True, cancel_futures=True)
+                self.staging.close()
             self._closed = True
+            TALLY.closed(self)
 
     def _close_channels(self) -> None:
         """Calls of other threads end; afterwards this process touches no segment any more."""
@@ -378,6 +387,7 @@ class Session:
                     if pool_id != self._pool_id:
                         channel.close()
                         raise Unavailable(f"node {node_id} is another one by now")
+                    self._count_by_transport(node_id)
                     self.channels[node_id] = channel
         finally:
             turn.give()
@@ -432,11 +442,17 @@ class Session:
         with self._numbers_lock:
             if pool_id == self._pool_id and self.refusal is None:
                 self.state.lease_proven.discard(node_id)
+                self._count_by_transport(node_id)
                 self.channels[node_id] = channel
                 late_s = time.monotonic() + _RETIRED_S
                 self._retired.append((old, node_id, frozenset(self.running), late_s))
                 return
         channel.close()
+
+    def _count_by_transport(self, node_id: int) -> None:
+        """What moves to and from that node goes by its present way from now on."""
+        name = self.ways.taken(node_id)
+        self.state.moved[node_id] = self.moved.setdefault(name, [0, 0])
 
     def _close_retired(self, now_s: float) -> None:
         for entry in list(self._retired):

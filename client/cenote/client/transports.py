@@ -51,7 +51,12 @@ def _make(name: str, config: ClientConfig) -> Transport:
     if name == "rdma":
         from cenote.transport.rdma import open_rdma_transport
 
-        return open_rdma_transport(config.verbs, config.rdma_devices, config.rdma_gid_index)
+        return open_rdma_transport(
+            config.verbs,
+            config.rdma_devices,
+            config.rdma_gid_index,
+            **({"spin_s": 0.0} if config.gives_way else {}),
+        )
     from cenote.transport.tcp import TcpTransport
 
-    return TcpTransport()
+    return TcpTransport(spin_s=0.0) if config.gives_way else TcpTransport()

@@ -23,9 +23,10 @@ from cenote.api.rows import EXTENT, OBJECT, ObjectStatus
 from cenote.api.types import AcquiredLease, GetStatus
 from cenote.transport.base import ExtentArray, Seen
 
-from .calls import Calls
+from .calls import VIEW, Calls
 from .driver import BlockingDriver
 from .plan.asking import reopening
+from .plan.counters import FETCH, LOOKUP, READ
 from .plan.pieces import place_replicas
 from .plan.reads import ReadOptions, acquire, read_objects
 from .plan.state import Call
@@ -59,7 +60,7 @@ class View:
         """How many of the objects were copied, since they can't be seen from here."""
 
     def __enter__(self) -> list[memoryview | None]:
-        call = self._calls.begin(self._deadline_s)
+        call = self._calls.begin(self._deadline_s, VIEW)
         if self._keys:
             try:
                 self._driver.run(call, reopening(call, lambda: self._open(call)))
@@ -75,18 +76,28 @@ class View:
         space, session = self._calls.space, self._calls.session
         digests = digest_keys(self._keys, space.seed)
         ttl_ms = int(call.state.limits.session_ttl_s * 1000)
-        reply, hold = yield from acquire(call, digests, ttl_ms, hold=True)
+        counters = space.counters
+        try:
+            reply, hold = yield from acquire(call, digests, ttl_ms, hold=True)
+        except CenoteError as error:
+            counters.fail(READ, LOOKUP, error, len(self._keys))
+            raise
         self._lease_id = hold.lease_id if hold else 0
         objects = np.frombuffer(reply.objects, OBJECT)
         extents = np.frombuffer(reply.extents, EXTENT)
         unseen = self._look(call, objects, extents)
+        absent = int(np.count_nonzero(objects["status"] == ObjectStatus.MISS))
+        counters.misses += absent
+        counters.hits += len(objects) - absent - len(unseen)
         if not unseen:
             return
         if not self._copy:
-            raise InvalidArgument(
+            refusal = InvalidArgument(
                 f"key {unseen[0]} and {len(unseen) - 1} more can't be seen from here",
                 remedy="view on a host that holds a replica, or allow copy=True",
             )
+            counters.fail(READ, FETCH, refusal, len(unseen))
+            raise refusal
         lease = AcquiredLease(
             namespace=space.name,
             namespace_id=space.namespace_id,

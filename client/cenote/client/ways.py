@@ -150,6 +150,12 @@ class Ways:
             self._postpone(way, time.monotonic())
         return channel
 
+    def taken(self, node_id: int) -> str:
+        """The transport of the channel that was made to that node last."""
+        way = self._ways.get(node_id)
+        known = way is not None and way.rank < len(self._names)
+        return self._names[way.rank] if way is not None and known else "unknown"
+
     def forget_all(self) -> None:
         """The numbers of nodes mean others now."""
         self._ways.clear()

@@ -204,6 +204,19 @@ SLOT_WANTED = np.dtype(
 """A slot whose record is asked for, and the version that it must still hold."""
 
 
+PROOF = np.dtype(
+    [
+        ("segment", "<u4"),
+        ("reserved", "<u4"),
+        ("offset", "<u8"),
+        ("length", "<u8"),
+        ("proof", "V16"),
+    ]
+)
+"""Bytes at a daemon, and that the asker has the same: XXH3-128 of them, canonical byte order, with
+the id of a grant as its seed."""
+
+
 class CopyStatus(Code):
     """Status of a COPIED row."""
 

@@ -95,6 +95,8 @@ class RawBuffer:
     address: int
     length: int
     keeper: object = None
+    device: int | None = None
+    """The number of the GPU on which it lies; nothing there may be about to change it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,3 +213,7 @@ class ClientStats:
     """Of what moved over RDMA, what was copied once more since its memory was not registered."""
     rdma_calls_over_tcp: int = 0
     """Of channels over RDMA: calls that went over TCP, wholly or in part."""
+    device_staged_bytes: int = 0
+    """From and to GPUs, through host memory."""
+    device_direct_bytes: int = 0
+    """To GPUs, put there by NICs."""

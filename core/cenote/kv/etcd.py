@@ -23,9 +23,10 @@ from typing import Any, Final, TypeVar, final
 
 import grpc
 
-from cenote.api.errors import ConfigError
+from cenote.api.errors import CenoteError, ConfigError
 from cenote.runtime.log import get_logger
 
+from .calls import CALLS
 from .etcd_options import EtcdOptions
 from .etcd_watch import ConnectionClosed, EtcdWatch, unavailable
 from .service import (
@@ -153,7 +154,20 @@ class EtcdKv:
             if self._current == failed:
                 self._current = (failed + 1) % len(self._options.endpoints)
 
-    def _call(self, what: str, run: Callable[[Any, float], T], timeout_s: float) -> T:
+    def _call(
+        self, operation: str, what: str, run: Callable[[Any, float], T], timeout_s: float
+    ) -> T:
+        """`_try_each`, counted."""
+        began_s = time.monotonic()
+        try:
+            found = self._try_each(what, run, timeout_s)
+        except CenoteError:
+            CALLS.failures[operation] += 1
+            raise
+        CALLS.seconds[operation].observe(time.monotonic() - began_s)
+        return found
+
+    def _try_each(self, what: str, run: Callable[[Any, float], T], timeout_s: float) -> T:
         """`run(client, timeout_s)` on one endpoint after the other until one answers.
 
         Raises KvUnavailable, KvRefused and KvCompacted.
@@ -188,6 +202,7 @@ class EtcdKv:
                 last = None
                 raise KvUnavailable(f"{what}: etcd does not let us log in: {error!r}") from error
             self._move_on(index)
+            CALLS.moves += 1
             # What refuses at once is not asked more often than this.
             self._pause(min(0.05, max(end_s - time.monotonic(), 0.0)))
 
@@ -224,6 +239,7 @@ class EtcdKv:
             key=key, range_end=end, limit=limit, keys_only=keys_only, serializable=stale_ok
         )
         reply = self._call(
+            "range",
             "reading from etcd",
             lambda client, s: client.kvstub.Range(request, s, **self._auth(client)),
             timeout_s,
@@ -245,6 +261,7 @@ class EtcdKv:
             failure=[self._operation(operation) for operation in otherwise],
         )
         reply = self._call(
+            "txn",
             "writing to etcd",
             lambda client, s: client.kvstub.Txn(request, s, **self._auth(client)),
             timeout_s,
@@ -286,6 +303,7 @@ class EtcdKv:
     def grant(self, ttl_s: int, *, timeout_s: float) -> int:
         request = self._rpc.LeaseGrantRequest(TTL=ttl_s)
         reply = self._call(
+            "lease",
             "a lease in etcd",
             lambda client, s: client.leasestub.LeaseGrant(request, s, **self._auth(client)),
             timeout_s,
@@ -300,7 +318,7 @@ class EtcdKv:
             # For a lease that has ended, the answer is no error but one of 0 seconds.
             return any(reply.TTL > 0 for reply in stream)
 
-        return self._call("a lease in etcd", run, timeout_s)
+        return self._call("lease", "a lease in etcd", run, timeout_s)
 
     def revoke(self, lease: int, *, timeout_s: float) -> None:
         request = self._rpc.LeaseRevokeRequest(ID=lease)
@@ -312,7 +330,7 @@ class EtcdKv:
                 if error.code() != grpc.StatusCode.NOT_FOUND:
                     raise
 
-        self._call("a lease in etcd", run, timeout_s)
+        self._call("lease", "a lease in etcd", run, timeout_s)
 
     def compact(self, revision: int, *, timeout_s: float) -> None:
         request = self._rpc.CompactionRequest(revision=revision)
@@ -324,11 +342,12 @@ class EtcdKv:
                 if "has been compacted" not in (error.details() or ""):
                     raise
 
-        self._call("compacting etcd", run, timeout_s)
+        self._call("compact", "compacting etcd", run, timeout_s)
 
     def size_bytes(self, *, timeout_s: float) -> int:
         request = self._rpc.StatusRequest()
         reply = self._call(
+            "status",
             "the status of etcd",
             lambda client, s: client.maintenancestub.Status(request, s, **self._auth(client)),
             timeout_s,

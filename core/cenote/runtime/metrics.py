@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, Literal, final
 
 __all__ = [
@@ -22,7 +23,9 @@ __all__ = [
     "Counter",
     "Family",
     "Histogram",
+    "Kind",
     "Metrics",
+    "Row",
     "Sample",
 ]
 
@@ -38,6 +41,8 @@ _SERIES_MAX: Final = (
     4096  # label sets are few and fixed; more is a key or an address used as a label
 )
 _LABEL_VALUE_CHARS_MAX: Final = 128
+_ROWS_MAX: Final = 4096
+"""Of a table; whoever makes one keeps it far below."""
 
 
 @final
@@ -60,7 +65,7 @@ class Histogram:
 
     __slots__ = ("bounds", "counts", "total")
 
-    def __init__(self, bounds: Sequence[float]) -> None:
+    def __init__(self, bounds: Sequence[float] = LATENCY_BOUNDS_S) -> None:
         if not bounds or list(bounds) != sorted(set(bounds)):
             raise ValueError("histogram bounds are ascending, and at least one")
         self.bounds = tuple(bounds)
@@ -76,6 +81,12 @@ class Histogram:
         """Count `value` `n` times: a batch whose items took the same time each."""
         self.counts[bisect_left(self.bounds, value)] += n
         self.total += value * n
+
+    def add(self, other: Histogram) -> None:
+        """Count what another one of the same bounds has counted."""
+        for index, count in enumerate(list(other.counts)):
+            self.counts[index] += count
+        self.total += other.total
 
     @property
     def count(self) -> int:
@@ -103,6 +114,8 @@ class Histogram:
 
 Kind = Literal["counter", "gauge", "histogram"]
 Sample = int | float | Histogram
+Row = tuple[Sequence[str], Sample]
+"""Label values, in the order of the names, and a value."""
 _Labels = tuple[tuple[str, str], ...]
 
 
@@ -115,9 +128,15 @@ class Family:
     kind: Kind
     label_names: tuple[str, ...]
     series: dict[_Labels, Counter | Histogram | Callable[[], float]]
+    rows: Callable[[], Iterable[Row]] | None = None
+    """Of a table: makes all series anew at each scrape."""
 
     def samples(self) -> Iterator[tuple[tuple[str, ...], Sample]]:
         """Label values (in the order of `label_names`) and the current value of each series."""
+        if self.rows is not None:
+            for names, value in islice(self.rows(), _ROWS_MAX):
+                yield tuple(names), value
+            return
         for labels, metric in list(self.series.items()):
             values = tuple(value for _, value in labels)
             if isinstance(metric, Counter):
@@ -138,9 +157,12 @@ class Metrics:
     more series than a fixed set of labels can make.
     """
 
-    __slots__ = ("_families", "_series_count")
+    __slots__ = ("_families", "_series_count", "before_collect")
 
     def __init__(self) -> None:
+        self.before_collect: Callable[[], None] | None = None
+        """Called at the begin of each scrape, in its thread: to take one look that all values are
+        then of. Bounded in time."""
         self._families: dict[str, Family] = {}
         self._series_count = 0
 
@@ -149,12 +171,35 @@ class Metrics:
         if not name.endswith("_total"):
             raise ValueError(f"a counter's name ends in _total, unlike {name}")
         found = self._series(name, help, "counter", labels, Counter)
-        assert isinstance(found, Counter)
+        if not isinstance(found, Counter):
+            raise ValueError(f"the metric {name} is counted elsewhere")
         return found
 
     def gauge(self, name: str, help: str, read: Callable[[], float], **labels: str) -> None:
         """A value that `read` returns at scrape, from another thread: it must only read."""
         self._series(name, help, "gauge", labels, lambda: read)
+
+    def counted(self, name: str, help: str, read: Callable[[], float], **labels: str) -> None:
+        """A count that is kept elsewhere and only grows; as `gauge` otherwise."""
+        if not name.endswith("_total"):
+            raise ValueError(f"a counter's name ends in _total, unlike {name}")
+        self._series(name, help, "counter", labels, lambda: read)
+
+    def table(
+        self,
+        name: str,
+        help: str,
+        kind: Kind,
+        label_names: Sequence[str],
+        read: Callable[[], Iterable[Row]],
+    ) -> None:
+        """A family whose series come and go: `read` gives all of them at each scrape, from another
+        thread. Whoever makes it bounds their number (`metrics_top` for namespaces)."""
+        if kind == "counter" and not name.endswith("_total"):
+            raise ValueError(f"a counter's name ends in _total, unlike {name}")
+        if name in self._families:
+            raise ValueError(f"the metric {name} exists already")
+        self._families[name] = Family(name, help, kind, tuple(label_names), {}, read)
 
     def histogram(
         self, name: str, help: str, bounds: Sequence[float] = LATENCY_BOUNDS_S, **labels: str
@@ -164,8 +209,20 @@ class Metrics:
         assert isinstance(found, Histogram)
         return found
 
+    def build_info(self, component: str, version: str) -> None:
+        """`cenote_build_info`: what runs here, as labels."""
+        self.gauge(
+            "cenote_build_info",
+            "1; the labels say what runs, and of which release.",
+            lambda: 1.0,
+            component=component,
+            version=version or "unknown",
+        )
+
     def collect(self) -> Iterator[Family]:
         """Each family, in the order of creation."""
+        if self.before_collect is not None:
+            self.before_collect()
         yield from list(self._families.values())
 
     def snapshot(self) -> dict[str, float]:
@@ -194,10 +251,11 @@ class Metrics:
         ordered = tuple(sorted(labels.items()))
         names = tuple(k for k, _ in ordered)
         family = self._families.setdefault(name, Family(name, help, kind, names, {}))
-        if (family.kind, family.help, family.label_names) != (kind, help, names):
+        same = (family.kind, family.help, family.label_names) == (kind, help, names)
+        if not same or family.rows is not None:
             raise ValueError(f"the metric {name} exists with another kind, help or label names")
         found = family.series.get(ordered)
-        if found is not None and kind != "gauge":
+        if found is not None and kind != "gauge" and isinstance(found, Counter | Histogram):
             return found
         if found is None:
             if self._series_count >= _SERIES_MAX:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, final
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -73,6 +73,7 @@ class MetricsServer:
     def __init__(self, metrics: Metrics, port: int, host: str = "127.0.0.1") -> None:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(MetricsCollector(metrics))
+        ProcessCollector(registry=registry)  # memory, CPU time, descriptors of this process
         try:
             self._server, self._thread = start_http_server(port, host, registry)
         except OSError as error:

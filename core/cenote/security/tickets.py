@@ -7,7 +7,7 @@ daemons that attach to it and with every heartbeat, and drawn anew now and then,
 that both would have to agree about: what was signed counts as long as its key does.
 
     KEY     key id (u32), key (32 bytes)
-    PROOF   segment (u32), the first 16 bytes of an HMAC-SHA256
+    SIGNATURE   segment (u32), the first 16 bytes of an HMAC-SHA256
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cenote.api.errors import PermissionDenied, Unauthenticated, Unavailable
 from cenote.v1 import store_pb2
 
 __all__ = [
-    "PROOF_BYTES",
+    "SIGNATURE_BYTES",
     "KeyRing",
     "check_proof",
     "keys_of",
@@ -38,7 +38,7 @@ _KEY_BYTES: Final = 32
 _KEY: Final = Struct(f"<I{_KEY_BYTES}s")
 _TAG_BYTES: Final = 16
 _PROOF: Final = Struct(f"<I{_TAG_BYTES}s")
-PROOF_BYTES: Final = _PROOF.size
+SIGNATURE_BYTES: Final = _PROOF.size
 _TICKET_MAC_BYTES: Final = 32
 _SESSION_ID_BYTES: Final = 16
 _TICKET_BYTES_MAX: Final = 32 << 10
@@ -132,13 +132,13 @@ def _tag(key: bytes, session_id: bytes, grant_id: int, namespace_id: int, rows: 
 def pack_proof(
     key: bytes, session_id: bytes, grant_id: int, namespace_id: int, segment: int, rows: bytes
 ) -> bytes:
-    """The PROOF row of a grant's packed EXTENT rows in one segment."""
+    """The SIGNATURE row of a grant's packed EXTENT rows in one segment."""
     return _PROOF.pack(segment, _tag(key, session_id, grant_id, namespace_id, rows))
 
 
 def proofs_of(packed: bytes) -> dict[int, bytes]:
-    """Signatures by segment, of PROOF rows."""
-    whole = len(packed) // PROOF_BYTES * PROOF_BYTES
+    """Signatures by segment, of SIGNATURE rows."""
+    whole = len(packed) // SIGNATURE_BYTES * SIGNATURE_BYTES
     return dict(_PROOF.iter_unpack(packed[:whole]))
 
 

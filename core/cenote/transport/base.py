@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from cenote.v1 import common_pb2
 
 from .access import Access
+from .proofs import ProofBatch
 
 U8Array = NDArray[np.uint8]
 U64Array = NDArray[np.uint64]
@@ -173,6 +174,11 @@ class Channel(Protocol):
 
     def seal(self, batch: SealBatch, deadline_s: float) -> U8Array:
         """Have the daemon write slots; uint8 status for each row. Idempotent."""
+        ...
+
+    def prove(self, batch: ProofBatch, deadline_s: float) -> tuple[U8Array, bytes]:
+        """Show the daemon that we have bytes that lie there: uint8 status for each row, and a
+        ticket for each (`cenote.api.contents`), zeros where it is refused."""
         ...
 
     def view(self, extents: ExtentArray, lease_id: int, deadline_s: float) -> Seen:

@@ -190,8 +190,10 @@ class DataConnection:
         if begun > self._look_at:  # the kernel bounds each receive, not their sum
             self.look_at_clock()
         step_max = STEP_BYTES
-        if length <= SMALL_BYTES or RELEASES.cost_too_much(begun):
+        if length <= SMALL_BYTES or RELEASES.keeps(begun):
             address += self._receive_held(address, min(length, HELD_BYTES_MAX))
+            step_max = COSTLY_STEP_BYTES
+        elif RELEASES.cost_too_much(begun):
             step_max = COSTLY_STEP_BYTES
         while address < end:
             step = min(step_max, end - address)
@@ -259,9 +261,11 @@ class DataConnection:
         if begun > self._look_at:
             self.look_at_clock()
         step_max = STEP_BYTES
-        if length <= SMALL_BYTES or RELEASES.cost_too_much(begun):
+        if length <= SMALL_BYTES or RELEASES.keeps(begun):
             step = min(length, HELD_BYTES_MAX)
             address += max(0, held_send(self._fd, address, step, _DONTWAIT_NOSIGNAL))
+            step_max = COSTLY_STEP_BYTES
+        elif RELEASES.cost_too_much(begun):
             step_max = COSTLY_STEP_BYTES
         while address < end:
             step = min(step_max, end - address)

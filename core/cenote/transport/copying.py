@@ -25,14 +25,15 @@ import xxhash
 from cenote.api.errors import DeadlineExceeded
 
 from .base import U64Array
+from .gil import RELEASES
 from .memory_access import (
-    HASH_STEP_BYTES,
     MEMORY,
     SLICE_COPY_BYTES_MAX,
     breaks_between,
     copy,
     copy_hashed,
     groups_of,
+    hash_step_bytes,
     lay_side_by_side,
 )
 
@@ -135,7 +136,7 @@ class _HashedCopies(_Work):
     ) -> None:
         breaks = breaks_between(targets, lengths) | breaks_between(sources, lengths)
         seams: list[int] = [0, *np.cumsum(breaks).tolist()]
-        firsts = groups_of(lengths, HASH_STEP_BYTES)
+        firsts = groups_of(lengths, hash_step_bytes())
         groups = zip(firsts, [*firsts[1:], len(lengths)], strict=True)
         super().__init__(deque((a, z, seams[a] == seams[z - 1]) for a, z in groups), deadline)
         self._targets: list[int] = targets.tolist()
@@ -256,8 +257,8 @@ class CopyTeam:
 
     def begin(self, size: int, hashed: bool) -> tuple[_Choice | None, bool]:
         """Whether to use the helpers for a copy of this size; they are taken until `end`."""
-        if size < SHARED_BYTES_MIN or not self._helpers_wanted:
-            return None, False
+        if size < SHARED_BYTES_MIN or not self._helpers_wanted or RELEASES.gives_way:
+            return None, False  # helpers would want the GIL for each piece
         choice = self._choices[2 * hashed + (size >= _LONG_BYTES)]
         if not choice.prefers_helpers():
             return choice, False

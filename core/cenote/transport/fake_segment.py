@@ -11,6 +11,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from cenote.api.contents import TICKET_KEY_BYTES
 from cenote.api.errors import StaleLocation
 
 __all__ = ["FakeSegment", "FakeSegments"]
@@ -81,6 +82,7 @@ class FakeSegments:
         self.node_id = node_id
         self.epoch = epoch
         self.first_grant_id = 0
+        self.ticket_key = bytes(TICKET_KEY_BYTES)
         self.disk = None
         self.namespaces: dict[int, str] = {}
         self._by_id = {segment.segment_id: segment for segment in segments}

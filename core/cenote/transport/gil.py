@@ -8,6 +8,9 @@ on. For a block in steps of some 100 KiB that would be hundreds of times 5 ms. S
   short wait for a reply (`DataConnection.spin`).
 - Where a step that gave it up took suspiciously long, the steps of the next moment keep it. The
   interpreter then shares time fairly: after 5 ms it makes this thread give it up in between.
+- A process whose main work is Python, such as an engine, would rather have the GIL than its bytes:
+  there (`RELEASES.give_way`) nothing but small pieces is moved with the GIL held, ever. Steps are
+  longer instead where giving it up has cost much lately.
 
 Functions called through `ctypes.PyDLL` keep the GIL, those of `ctypes.CDLL` and `socket` don't.
 """
@@ -20,6 +23,7 @@ from typing import Any, Final, final
 
 __all__ = [
     "HELD_BYTES_MAX",
+    "LONG_STEP_BYTES",
     "RELEASES",
     "held_memmove",
     "held_poll",
@@ -30,6 +34,8 @@ __all__ = [
 
 HELD_BYTES_MAX: Final = 8 << 20
 """The most that is copied with the GIL held at once: about a millisecond."""
+LONG_STEP_BYTES: Final = 8 << 20
+"""What is moved at once, and hashed at once, where the GIL is given up though that costs much."""
 _SUSPICIOUS_S: Final = 0.004
 _SLOWEST_BYTES_PER_S: Final = 1e9
 _KEEP_S: Final = 0.25
@@ -56,13 +62,31 @@ step_aside.argtypes = ()
 class _Releases:
     """What giving up the GIL has cost lately, in this process."""
 
-    __slots__ = ("_keep_until",)
+    __slots__ = ("_gives_way", "_keep_until")
 
     def __init__(self) -> None:
         self._keep_until = 0.0
+        self._gives_way = False
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether no step of this process keeps the GIL."""
+        return self._gives_way
+
+    def give_way(self, always: bool = True) -> None:
+        """From now on no step of this process keeps the GIL, whatever giving it up costs."""
+        self._gives_way = always
+
+    def keeps(self, now: float) -> bool:
+        """Whether a step of this moment should keep the GIL. `now` on the monotonic clock."""
+        return now < self._keep_until and not self._gives_way
+
+    def wants_long_steps(self, now: float) -> bool:
+        """Whether a step of this moment gives up the GIL though that costs much."""
+        return self._gives_way and now < self._keep_until
 
     def cost_too_much(self, now: float) -> bool:
-        """Whether a step of this moment should keep the GIL. `now` on the monotonic clock."""
+        """Whether giving up the GIL has cost much lately: then few steps are better than many."""
         return now < self._keep_until
 
     def note(self, begun: float, length: int) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 
 from .base import U64Array
-from .gil import RELEASES
+from .gil import LONG_STEP_BYTES, RELEASES
 from .memory_access import (
     FEW_ITEMS,
     MEMORY,
@@ -54,7 +54,8 @@ def move_items(
         _move_few(one, addresses.tolist(), lengths.tolist(), checksums, step_bytes)
         return
     if RELEASES.cost_too_much(monotonic()):
-        step_bytes = max(step_bytes, _HELD_STEP_BYTES)
+        long = RELEASES.wants_long_steps(monotonic())
+        step_bytes = max(step_bytes, LONG_STEP_BYTES if long else _HELD_STEP_BYTES)
     breaks = breaks_between(addresses, lengths)
     if checksums is None:
         firsts, sizes = lay_side_by_side(breaks, lengths)

@@ -33,6 +33,7 @@ from cenote.v1 import common_pb2
 from .base import ExtentArray, Region, SealBatch, Seen, SessionIdentity, U8Array, U64Array
 from .claims import is_of_tenure
 from .memory_access import MEMORY, checksum_at, copy, locate
+from .proofs import ProofBatch, refused
 
 __all__ = [
     "Fault",
@@ -404,6 +405,9 @@ class MemoryChannel:
                 )
         self._end(fault, deadline_s)
         return statuses
+
+    def prove(self, batch: ProofBatch, deadline_s: float) -> tuple[U8Array, bytes]:
+        return refused(batch)
 
     def view(self, extents: ExtentArray, lease_id: int, deadline_s: float) -> Seen:
         daemon = self._network.find(self._node_id)

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from cenote.api.errors import DeadlineExceeded, InvalidArgument, StaleLocation
 
 from .base import ExtentArray, U8Array, U64Array
-from .gil import HELD_BYTES_MAX, RELEASES, held_memmove
+from .gil import HELD_BYTES_MAX, LONG_STEP_BYTES, RELEASES, held_memmove
 
 __all__ = [
     "FEW_ITEMS",
@@ -44,6 +44,7 @@ __all__ = [
     "copy",
     "copy_hashed",
     "groups_of",
+    "hash_step_bytes",
     "lay_side_by_side",
     "locate",
 ]
@@ -74,13 +75,18 @@ GROUP_ITEMS_MAX: Final = 512
 FEW_ITEMS: Final = 8
 
 
+def hash_step_bytes() -> int:
+    """What is copied, and then hashed, at once at this moment."""
+    return LONG_STEP_BYTES if RELEASES.wants_long_steps(monotonic()) else HASH_STEP_BYTES
+
+
 def copy(target: int, source: int, length: int) -> None:
     """Copy `length` bytes between two addresses."""
     if length < SLICE_COPY_BYTES_MAX:
         MEMORY[target : target + length] = MEMORY[source : source + length]
         return
     begun = monotonic()
-    if length <= HELD_BYTES_MAX and RELEASES.cost_too_much(begun):
+    if length <= HELD_BYTES_MAX and RELEASES.keeps(begun):
         held_memmove(target, source, length)
     else:
         _memmove(target, source, length)
@@ -103,7 +109,8 @@ def copy_hashed(target: int, source: int, length: int, deadline: float) -> int:
 
     Raises DeadlineExceeded once `deadline` (on the monotonic clock) passed, part of it copied.
     """
-    if length <= HASH_STEP_BYTES:
+    step_bytes = hash_step_bytes()
+    if length <= step_bytes:
         copy(target, source, length)
         return _digest(MEMORY[target : target + length])
     hasher = _hasher()
@@ -111,7 +118,7 @@ def copy_hashed(target: int, source: int, length: int, deadline: float) -> int:
     end = target + length
     gap = source - target
     while target < end:
-        step = min(HASH_STEP_BYTES, end - target)
+        step = min(step_bytes, end - target)
         copy(target, target + gap, step)
         update(MEMORY[target : target + step])
         target += step

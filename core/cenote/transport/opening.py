@@ -142,6 +142,7 @@ def greet(
         wanted = 0
         if hello.want_descriptors:
             wanted = len(response.segments) + response.has_claims + response.has_head
+            wanted += bool(response.staging_id)
         while len(descriptors) < wanted:
             _receive_with_descriptors(connection, 1, descriptors)
         if len(descriptors) != wanted:

@@ -11,7 +11,8 @@ from typing import Final, final
 
 import numpy as np
 
-from cenote.api.errors import ClientClosed, DeadlineExceeded, InvalidArgument
+from cenote.api.contents import TICKET_BYTES
+from cenote.api.errors import ClientClosed, DeadlineExceeded, InvalidArgument, ProtocolError
 from cenote.api.rows import SEAL
 from cenote.v1 import store_pb2
 
@@ -21,8 +22,9 @@ from .base import SealBatch, SessionIdentity, U8Array
 from .connection import SMALL_BYTES, DataConnection
 from .memory_access import MEMORY
 from .opening import Target, connect, greet
+from .proofs import ProofBatch
 
-__all__ = ["ConnectionPool", "hello_for"]
+__all__ = ["ConnectionPool", "PooledMessages", "hello_for"]
 
 TRUSTED_IDLE_S: Final = 0.05
 CLOSE_WAIT_S: Final = 0.9
@@ -38,6 +40,7 @@ def hello_for(
     want_descriptors: bool = False,
     wants_claims: bool = False,
     has_head: bool = False,
+    wants_staging: bool = False,
 ) -> store_pb2.DataHelloRequest:
     """What a session says first on a data connection."""
     return store_pb2.DataHelloRequest(
@@ -50,6 +53,7 @@ def hello_for(
         wants_claims=wants_claims,
         has_head=has_head,
         ticket=identity.access.ticket,
+        wants_staging=wants_staging,
     )
 
 
@@ -286,3 +290,42 @@ class ConnectionPool:
             connection.send_views([head, rows, keys])
         _, statuses = connection.receive_reply(wire.OP_SEAL, call_id, count)
         return np.frombuffer(statuses, np.uint8)
+
+    # ---- proofs -----------------------------------------------------------------------------
+
+    def prove(self, batch: ProofBatch, deadline_s: float) -> tuple[U8Array, bytes]:
+        """See `Channel.prove`. Raises as `seal` does."""
+        count = len(batch.rows) // wire.PROOF_ROW_BYTES
+        if count * wire.PROOF_ROW_BYTES != len(batch.rows) or not 0 < count <= wire.ITEMS_MAX:
+            raise InvalidArgument(f"{len(batch.rows)} bytes are no PROOF rows")
+        now = monotonic()
+        connection = self.take(now + deadline_s, now)
+        try:
+            call_id = connection.call_id = connection.call_id + 1 & 0xFFFF_FFFF
+            length = len(batch.rows)
+            head = wire.REQUEST.pack(wire.OP_PROVE, 0, 0, count, call_id, 0, batch.grant_id, length)
+            connection.send_views([head, batch.rows])
+            length, statuses = connection.receive_reply(wire.OP_PROVE, call_id, count)
+            if length != count * TICKET_BYTES:
+                raise ProtocolError(f"{connection.name} sent {length} bytes of tickets")
+            tickets = bytearray(length)
+            connection.receive_view(memoryview(tickets))
+        except BaseException:  # whatever it was, the rest of the reply may still be on its way
+            self.discard(connection)
+            raise
+        self.give_back(connection)
+        return np.frombuffer(statuses, np.uint8), bytes(tickets)
+
+
+class PooledMessages:
+    """The calls of a channel that are messages to the daemon, whatever its bytes go over."""
+
+    _pool: ConnectionPool
+
+    def seal(self, batch: SealBatch, deadline_s: float) -> U8Array:
+        """See `Channel.seal`."""
+        return self._pool.seal(batch, deadline_s)
+
+    def prove(self, batch: ProofBatch, deadline_s: float) -> tuple[U8Array, bytes]:
+        """See `Channel.prove`."""
+        return self._pool.prove(batch, deadline_s)

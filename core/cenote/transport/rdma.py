@@ -22,7 +22,7 @@ from .nics.choice import PathChoice, choose_paths, place_of_process
 from .nics.facts import Place
 from .nics.filters import DeviceFilter
 from .nics.routing import Route, RouteQuery, ask_route
-from .nics.sysfs import read_numa_cpus
+from .nics.sysfs import read_numa_cpus, read_pci_place
 from .opening import parse_host_port
 from .pool import ConnectionPool, hello_for
 from .rdma_channel import RdmaChannel
@@ -44,7 +44,8 @@ class RdmaTransport:
     `nics`: the devices to use; closed with the transport. `lanes_per_peer` bounds the calls that
     are under way to one daemon at once, and with it the queue pairs: two for each path and lane.
     `staging_blocks_max`: of 4 MiB each, for memory that is not registered. `place`: where memory
-    is that will be moved; None: on the NUMA node that this process is bound to, if it is.
+    is that will be moved; None: on the NUMA node that this process is bound to, if it is, and later
+    near the GPU whose memory was registered last.
     """
 
     kind = common_pb2.TRANSPORT_KIND_RDMA
@@ -112,15 +113,24 @@ class RdmaTransport:
         length: int,
         keeper: object,
         export: Callable[[int, int], DmaBuf] = export_dmabuf,
+        *,
+        bus_address: str = "",
     ) -> Region:
         """As `register`, for memory of a GPU. Extents are then read and written there directly, by
         this transport alone: what can't go over RDMA fails, since no processor may touch it.
 
+        `bus_address`: of the GPU, as in "0000:3b:00.0". Channels that are made from now on use the
+        NICs near it first, and those of its NUMA node before others.
         Raises InvalidBuffer, InvalidArgument, ResourceUnavailable (the driver exports none, or a
         NIC takes none), which says what would help.
         """
         with export(address, length) as buffer:
-            return self.memory.register_dmabuf(buffer, address, length, keeper)
+            region = self.memory.register_dmabuf(buffer, address, length, keeper)
+        if bus_address:
+            place = read_pci_place(bus_address)
+            if place != Place():
+                self._place = place
+        return region
 
     def deregister(self, region: Region) -> None:
         self.memory.deregister(region)
@@ -179,12 +189,17 @@ class RdmaTransport:
 
 
 def open_rdma_transport(
-    verbs: str = "auto", devices: Sequence[str] = (), gid_index: int = -1
+    verbs: str = "auto",
+    devices: Sequence[str] = (),
+    gid_index: int = -1,
+    spin_s: float = SPIN_S,
 ) -> RdmaTransport:
     """A transport over this host's devices: those that `devices` allows (see `DeviceFilter`).
+
+    `spin_s`: look for completions for so long before sleeping until they come; 0 never.
 
     Raises ResourceUnavailable where none can be used, ConfigError.
     """
     allowed = DeviceFilter.parse(devices)
     nics = find_nics(verbs, allowed, gid_index=None if gid_index < 0 else gid_index)
-    return RdmaTransport(nics)
+    return RdmaTransport(nics, spin_s=spin_s)

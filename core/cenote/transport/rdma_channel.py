@@ -30,10 +30,11 @@ from cenote.api.errors import (
 from cenote.api.rows import EXTENT
 from cenote.v1 import store_pb2
 
-from .base import ExtentArray, SealBatch, Seen, U8Array, U64Array
+from .base import ExtentArray, Seen, U8Array, U64Array
+from .claims import is_of_tenure
 from .memory_access import checksum_at, checksums_of, copy
 from .nics.choice import NicPath
-from .pool import ConnectionPool
+from .pool import ConnectionPool, PooledMessages
 from .rdma_lane import Lane, LaneSettings, ask_daemon
 from .rdma_lanes import LaneKeeper, RdmaCounters
 from .rdma_memory import LocalMemory, StagingBlock
@@ -59,7 +60,7 @@ _FENCE_S: Final = 0.3
 
 
 @final
-class RdmaChannel:
+class RdmaChannel(PooledMessages):
     """See `base.Channel`, and the module."""
 
     verifies_by_lease = False
@@ -315,6 +316,36 @@ class RdmaChannel:
         if self._memory.holds_device_memory(addresses):
             raise ResourceUnavailable(f"memory of a GPU: {why}", remedy=remedy)
 
+    def read_direct(
+        self, extents: ExtentArray, addresses: U64Array, lease_id: int, deadline_s: float
+    ) -> U8Array:
+        """As `read`, by NICs alone, into memory that was registered (`register_device`); proven by
+        the lease, in the place of a checksum.
+
+        Raises ResourceUnavailable where not all of it can go so, StaleEpoch where the daemon
+        follows a later tenure than the lease's.
+        """
+        deadline = monotonic() + deadline_s
+        found = self._memory.snapshot.find(addresses, np.ascontiguousarray(extents["length"]))
+        if (found == NOWHERE).any():
+            raise ResourceUnavailable("the memory is not registered", remedy="register it")
+        statuses = self._over_rdma(Opcode.READ, extents, addresses, 0, deadline, None)
+        if statuses is None or (statuses == _ELSEWHERE).any():
+            why = self.obstacle or "some of it is not registered at the daemon"
+            raise ResourceUnavailable(f"it does not go over RDMA now: {why}")
+        lane = self._lanes.take(deadline, self.epoch, writes=False)
+        if lane is None:
+            raise ResourceUnavailable(f"it does not go over RDMA now: {self.obstacle}")
+        try:
+            first_grant_id = ask_daemon(lane.connection, store_pb2.RdmaRequest()).first_grant_id
+        except BaseException:  # whatever it was, an answer may still come over this connection
+            self._lanes.drop(lane, (), direct=False)
+            raise
+        self._pool.give_back(lane.connection)
+        if not is_of_tenure(lease_id, first_grant_id):
+            raise StaleEpoch("the lease's leader was replaced", remedy="ask the master again")
+        return statuses
+
     def read_one(
         self,
         segment: int,
@@ -443,9 +474,6 @@ class RdmaChannel:
             self._lanes.drop(lane, blocks, direct=not blocks)
             raise
         self._memory.give_back(blocks)
-
-    def seal(self, batch: SealBatch, deadline_s: float) -> U8Array:
-        return self._pool.seal(batch, deadline_s)
 
     def view(self, extents: ExtentArray, lease_id: int, deadline_s: float) -> Seen:
         return Seen([None] * len(extents))

@@ -36,7 +36,7 @@ from cenote.api.errors import (
 from cenote.v1 import common_pb2, store_pb2
 
 from .access import NO_MAPPING
-from .base import ExtentArray, Region, SealBatch, Seen, SessionIdentity, U8Array, U64Array
+from .base import ExtentArray, Region, Seen, SessionIdentity, U8Array, U64Array
 from .claims import VIEW_RANGES_MAX, VOID, WORD_AT, ClaimPage, is_of_tenure
 from .connection import DataConnection
 from .copying import CopyTeam
@@ -51,7 +51,7 @@ from .memory_access import (
     locate,
 )
 from .opening import close_all, connect, greet
-from .pool import ConnectionPool, hello_for
+from .pool import ConnectionPool, PooledMessages, hello_for
 from .populating import Populator
 from .remote_segments import RemoteSegments
 
@@ -65,7 +65,7 @@ _INVALID: Final = InvalidArgument.code
 
 
 @final
-class ShmChannel:
+class ShmChannel(PooledMessages):
     """See `base.Channel`. The shared state is two dicts that are replaced, never changed: a call
     that took a mapping out of one keeps it alive until it returns."""
 
@@ -129,6 +129,7 @@ class ShmChannel:
             want_descriptors=True,
             wants_claims=wants_claims,
             has_head=self._head is not None,
+            wants_staging=not writable and not self._remote.has_staging,
         )
         connection = connect(self._path, self._name, deadline)
         keep = False
@@ -156,7 +157,7 @@ class ShmChannel:
         held = self._writable if writable else self._readable
         mappings = {}
         page = self._page
-        self._remote.learn(response.disk_segments)
+        staging = self._remote.learn(response, descriptors)
         if response.has_head:
             self._head = head_of(descriptors.pop())
         if response.has_claims:
@@ -184,7 +185,7 @@ class ShmChannel:
             self._writable = mappings
         else:
             self._readable = mappings
-        self._populator.add(list(mappings.values()), writable)
+        self._populator.add([*mappings.values(), *staging], writable)
 
     def _look_again(self, deadline: float, *, writable: bool) -> None:
         """A segment is unknown or was smaller: ask the daemon, unless that was done just now."""
@@ -397,9 +398,6 @@ class ShmChannel:
         raise error_from_code(self._farewell.code, self._farewell.message, self._farewell.remedy)
 
     # ---- the rest ---------------------------------------------------------------------------
-
-    def seal(self, batch: SealBatch, deadline_s: float) -> U8Array:
-        return self._pool.seal(batch, deadline_s)
 
     def close(self) -> None:
         self._closed = True

@@ -21,12 +21,12 @@ from cenote.v1 import common_pb2
 
 from . import wire
 from .access import GRANTS_MAX, Access
-from .base import ExtentArray, Region, SealBatch, Seen, SessionIdentity, U8Array, U64Array
+from .base import ExtentArray, Region, Seen, SessionIdentity, U8Array, U64Array
 from .connection import SMALL_BYTES, DataConnection
 from .item_stream import RECEIVE_STEP_BYTES, SEND_STEP_BYTES, move_hashed, move_items
 from .memory_access import MEMORY, checksum_at
 from .opening import parse_host_port
-from .pool import ConnectionPool, hello_for
+from .pool import ConnectionPool, PooledMessages, hello_for
 
 __all__ = ["TcpChannel", "TcpTransport"]
 
@@ -39,7 +39,7 @@ _pack_one: Final = wire.REQUEST_ONE.pack
 
 
 @final
-class TcpChannel:
+class TcpChannel(PooledMessages):
     """See `base.Channel`. `epoch` goes into WRITE requests; a client that learns of a new epoch
     sets it (grants of the old one are void)."""
 
@@ -261,9 +261,6 @@ class TcpChannel:
             self._shown.pop(next(iter(self._shown), 0), None)
 
     # ---- the rest ---------------------------------------------------------------------------
-
-    def seal(self, batch: SealBatch, deadline_s: float) -> U8Array:
-        return self._pool.seal(batch, deadline_s)
 
     def view(self, extents: ExtentArray, lease_id: int, deadline_s: float) -> Seen:
         return Seen([None] * len(extents))

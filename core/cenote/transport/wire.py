@@ -15,9 +15,16 @@ Then requests, of which several may be under way; they are answered in order:
     RDMA    header, length u32, RdmaRequest,
             padding up to 24 bytes             -> header, one status byte, RdmaReply
     GRANT   header, namespace u32, bytes of
-            proofs u32, PROOF rows, n EXTENT rows
+            signatures u32, SIGNATURE rows,
+            n EXTENT rows
                                        -> header, one status byte
     SLOTS   header, n SLOT_WANTED rows         -> header, n status bytes, records of the OK items
+    STAGED  header, n EXTENT rows              -> header, n status bytes, groups (see below)
+    PROVE   header, n PROOF rows               -> header, n status bytes, n tickets of 16 bytes
+
+STAGED is a READ from an SSD by a reader that has mapped the daemon's staging memory (which it names
+as the grant id). Instead of payload come groups: each says in which runs of that memory the next
+bytes of the payload lie. To each the reader answers with one byte, once it has copied them.
 
 A body has at least 24 bytes, so that header and first row are always 56 bytes: the server takes
 them in one call, which is all there is to a small read. A reply with code > 0 refuses the whole
@@ -53,11 +60,14 @@ __all__ = [
     "OP_GRANT",
     "OP_NONE",
     "OP_PING",
+    "OP_PROVE",
     "OP_RDMA",
     "OP_READ",
     "OP_SEAL",
     "OP_SLOTS",
+    "OP_STAGED",
     "OP_WRITE",
+    "PROOF_ROW_BYTES",
     "RDMA_BYTES_MAX",
     "RDMA_REPLY_BYTES_MAX",
     "REPLY",
@@ -72,6 +82,9 @@ __all__ = [
     "SEAL_ROW_BYTES",
     "SLOT_RECORD_BYTES",
     "SLOT_WANTED_BYTES",
+    "STAGED_GROUP",
+    "STAGED_RUN",
+    "STAGED_RUNS_MAX",
     "TEXT_BYTES_MAX",
     "VERSION_MAX",
     "VERSION_MIN",
@@ -106,7 +119,9 @@ OP_SEAL: Final = 3
 OP_PING: Final = 4
 OP_RDMA: Final = 5
 OP_SLOTS: Final = 6
-OP_GRANT: Final = 7
+OP_STAGED: Final = 7
+OP_PROVE: Final = 8
+OP_GRANT: Final = 9
 
 REQUEST: Final = Struct("<BBHIIIQQ")
 """op, flags, reserved, items, call id, epoch, grant id, body length."""
@@ -116,6 +131,10 @@ REPLY: Final = Struct("<BBHIIIQ")
 """op, flags, code (0: done), items, call id, the daemon's epoch, body length."""
 REPLY_ONE: Final = Struct("<BBHIIIQB")
 """A reply header and the first byte of its body, which has at least one."""
+STAGED_GROUP: Final = Struct("<IIQQ")
+"""runs, reserved, and the first run (where in the staging memory, length); the others follow."""
+STAGED_RUN: Final = Struct("<QQ")
+STAGED_RUNS_MAX: Final = 16_384
 SEAL_PREFIX: Final = Struct("<II")
 """namespace id, generation."""
 
@@ -127,6 +146,7 @@ REPLY_BYTES: Final = REPLY.size
 HEAD_BYTES: Final = REQUEST_ONE.size
 EXTENT_BYTES: Final = 24
 SEAL_ROW_BYTES: Final = 76
+PROOF_ROW_BYTES: Final = 40
 SLOT_WANTED_BYTES: Final = 24
 SLOT_RECORD_BYTES: Final = 192
 """A record as it stands in a slot table."""

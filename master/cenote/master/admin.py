@@ -8,19 +8,20 @@ import time
 from typing import Any, final
 
 from cenote.api.codec import pack_u32
-from cenote.api.errors import AlreadyExists, InternalError
+from cenote.api.errors import AlreadyExists
 from cenote.policy.advisor import CURVE_FACTORS
 from cenote.v1 import admin_pb2 as pb
 from cenote.v1 import master_pb2
 
+from .admin_more import AdminMore
+from .audit import audit
 from .commands import ResetNamespace
-from .front import ADMIN_SERVICE, LEADER, STANDBY, Front
+from .front import ADMIN_SERVICE, LEADER, STANDBY
 from .grpc_service import deadline_of
 from .guard import GRPC_CALLER
 from .metadata import ALONE
 from .quota_requests import quota_command
 from .requests import check_text
-from .service import MasterService
 from .task_commands import Rebalance
 from .task_view import moving_text
 from .views import namespace_message, node_message, segment_message, task_message
@@ -29,21 +30,8 @@ __all__ = ["ADMIN_SERVICE", "AdminGrpc"]
 
 
 @final
-class AdminGrpc:
+class AdminGrpc(AdminMore):
     """The servicer. Methods raise CenoteError."""
-
-    def __init__(self, front: Front, *, version: str, cluster_name: str) -> None:
-        self._front = front
-        self._version = version
-        self._cluster_name = cluster_name
-
-    @property
-    def _service(self) -> MasterService:
-        """Raises NotLeader on a standby."""
-        return self._front.service()
-
-    def _now_s(self) -> float:
-        return self._service.decider.clock.monotonic_s()
 
     def _about_this_master(self) -> pb.GetStatusResponse:
         front, backend = self._front, self._front.backend
@@ -53,7 +41,7 @@ class AdminGrpc:
         now_s = time.monotonic()
         left_s = backend.tenure_end_s - now_s
         return pb.GetStatusResponse(
-            cluster_name=self._cluster_name,
+            cluster_name=self._config.cluster_name,
             epoch=0 if leader is None else leader.epoch,
             role=front.role,
             metadata_backend=backend.name,
@@ -92,6 +80,9 @@ class AdminGrpc:
             objects=status.objects,
             capacity_bytes=status.capacity_bytes,
             used_bytes=status.used_bytes,
+            logical_bytes=status.logical_bytes,
+            dedup_objects=counters.dedup_puts,
+            dedup_bytes=counters.dedup_bytes,
             granted_bytes=status.granted_bytes,
             condemned_bytes=status.condemned_bytes,
             quarantined_bytes=status.quarantined_bytes,
@@ -119,6 +110,8 @@ class AdminGrpc:
             unverified_slots=status.unverified_slots,
             writes_refused="" if refusal is None else str(refusal),
             rdma_trouble=status.rdma_trouble,
+            ssd_write_budget_bytes=status.ssd_write_budget_bytes,
+            ssd_written_day_bytes=status.ssd_written_day_bytes,
             notice=status.notice,
             ssd_capacity_bytes=status.ssd_capacity_bytes,
             ssd_used_bytes=status.ssd_used_bytes,
@@ -157,12 +150,6 @@ class AdminGrpc:
             self._front.guard.complete(GRPC_CALLER.get(), request, b"", reply)
         return reply
 
-    def _namespace(self, name: str) -> pb.NamespaceStatus:
-        for namespace in self._service.state.namespaces():
-            if namespace.name == name:
-                return namespace_message(namespace)
-        raise InternalError(f"namespace {name!r} is gone")
-
     async def CreateNamespace(
         self, request: pb.CreateNamespaceRequest, context: Any
     ) -> pb.CreateNamespaceResponse:
@@ -180,6 +167,7 @@ class AdminGrpc:
         assert isinstance(opened, master_pb2.OpenNamespaceResponse)
         if not opened.created:
             raise AlreadyExists(f"namespace {request.name!r} exists, with this fingerprint")
+        audit(context, "namespace created", namespace=request.name)
         return pb.CreateNamespaceResponse(namespace=self._namespace(request.name))
 
     async def ResetNamespace(
@@ -192,6 +180,7 @@ class AdminGrpc:
             ResetNamespace(check_text(request.name, "name"), secrets.randbits(64))
         )
         await self._service.make_durable(deadline_of(context))
+        audit(context, "namespace reset", namespace=request.name, generation=reply.generation)
         return pb.ResetNamespaceResponse(generation=reply.generation)
 
     async def SetNamespaceQuota(
@@ -202,6 +191,12 @@ class AdminGrpc:
         decider.refuse_unless_writable()
         decider.apply(quota_command(request))
         await self._service.make_durable(deadline_of(context))
+        audit(
+            context,
+            "quota set",
+            namespace=request.name,
+            quota=str(quota_command(request)).removeprefix("SetQuota"),
+        )
         return pb.SetNamespaceQuotaResponse(namespace=self._namespace(request.name))
 
     async def ListTasks(self, request: pb.ListTasksRequest, context: Any) -> pb.ListTasksResponse:
@@ -213,6 +208,7 @@ class AdminGrpc:
         decider = self._service.decider
         decider.refuse_unless_writable()
         decider.apply(Rebalance(request.cancel, request.bandwidth))
+        audit(context, "rebalance", cancel=request.cancel, bandwidth=request.bandwidth)
         return pb.RebalanceResponse()
 
     async def GetMissRatioCurves(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from cenote.api.rows import KEY_INLINE_BYTES, UNIT_BYTES
 
 from .effects import GoneReason, ReplicasChanged, Stored
-from .inventory import Found, gather
+from .inventory import Found, Slot, gather
 from .objects import LIVE
 from .pool import Pool, Rows
 from .segments import DRAM, Segment
@@ -39,6 +39,11 @@ class _Adoption:
     digests: set[bytes] = field(default_factory=set)
     overwritten: list[tuple[Segment, int, int]] = field(default_factory=list)
     """Space of what can't be adopted: (segment, offset, units). Nothing older is whole there."""
+    claimed: dict[tuple[int, int], tuple[int, int, int]] = field(default_factory=dict)
+    """(segment id, offset) of what was taken -> (units, size, checksum of the object)."""
+    repeated: set[tuple[int, int, int, int]] = field(default_factory=set)
+    """(segment index, offset, size, checksum) of what several versions say: they are the same bytes
+    in one place (content dedup), and none has overwritten another there."""
     older: dict[int, tuple[NDArray[np.int64], NDArray[np.int64], Rows, NDArray[np.uint64]]] = field(
         default_factory=dict
     )
@@ -59,7 +64,9 @@ def adopt(
         return 0, clear
     work = _Adoption(pool, {segment.index: segment for segment in segments})
     adopted = 0
-    for found in reversed(gather(slots, at)):
+    versions = gather(slots, at)
+    _note_repeated(work, versions)
+    for found in reversed(versions):
         positions = _adopt_one(work, found)
         adopted += len(positions) > 0
         clear[positions] = False
@@ -72,6 +79,19 @@ def adopt(
     for place in sorted(work.news):
         _store(pool, place, work.news[place][::-1])
     return adopted, clear
+
+
+def _note_repeated(work: _Adoption, versions: list[Found]) -> None:
+    seen = set[tuple[int, int, int, int]]()
+    for found in versions:
+        for replica in found.replicas.values():
+            for _, slot in replica.extents.values():
+                place = _place(found, slot)
+                (work.repeated if place in seen else seen).add(place)
+
+
+def _place(found: Found, slot: Slot) -> tuple[int, int, int, int]:
+    return slot["segment_index"], slot["offset"], found.size, found.checksum
 
 
 def _newer(pool: Pool, segments: list[Segment], slots: NDArray[np.void]) -> NDArray[np.bool_]:
@@ -168,7 +188,7 @@ def _keep_off(work: _Adoption, found: Found, adopted: list[int]) -> None:
     for replica in found.replicas.values():
         for position, slot in replica.extents.values():
             segment = work.by_index.get(int(slot["segment_index"]))
-            if position in taken or segment is None:
+            if position in taken or segment is None or _place(found, slot) in work.repeated:
                 continue
             start = int(slot["offset"]) // UNIT_BYTES
             end = start - -int(slot["length"]) // UNIT_BYTES
@@ -184,18 +204,43 @@ def _claim(work: _Adoption, found: Found, replica: int) -> list[tuple[int, int, 
         segment = work.by_index[int(slot["segment_index"])]
         offset = int(slot["offset"]) // UNIT_BYTES
         units = -(-int(slot["length"]) // UNIT_BYTES)
-        if not segment.claim(offset, units) and not (
-            _displace(work, found, segment, offset, units) and segment.claim(offset, units)
+        if (
+            not segment.claim(offset, units)
+            and not _share(work, found, segment, offset, units)
+            and not (
+                _displace(work, found, segment, offset, units) and segment.claim(offset, units)
+            )
         ):
             for word, _, at, length in spans:
                 work.pool.segments.by_id[word & 0xFFFF].give_space(at, length)
             return []
+        work.claimed[segment.segment_id, offset] = units, found.size, found.checksum
         spans.append((segment.segment_id | replica << 16, int(slot["slot"]), offset, units))
     return spans
 
 
-def _displace(work: _Adoption, found: Found, segment: Segment, offset: int, units: int) -> bool:
-    """Drop older objects that this version has overwritten. False if something there must stay."""
+def _share(work: _Adoption, found: Found, segment: Segment, offset: int, units: int) -> bool:
+    """Hold this extent with whoever has it, where that is another object of the same bytes."""
+    content = found.size, found.checksum
+    held = work.claimed.get((segment.segment_id, offset))
+    if held is None:
+        pool = work.pool
+        starts, ends, rows, seqs = _known_in(work, segment)
+        at = slice(*np.searchsorted(starts, [offset, offset + 1]).tolist())
+        same = (ends[at] == offset + units) & (pool.seqs_of(rows[at]) == seqs[at])
+        same &= (pool.state.take(rows[at]) & LIVE) != 0
+        records = pool.records_of(rows[at])[same]
+        held = (units, *records[0, :2].tolist()) if len(records) else None
+    if held != (units, *content):
+        return False
+    segment.share(offset, units)
+    return True
+
+
+def _known_in(
+    work: _Adoption, segment: Segment
+) -> tuple[NDArray[np.int64], NDArray[np.int64], Rows, NDArray[np.uint64]]:
+    """What the table had in a segment: starts, ends, rows, seqs, by start."""
     pool = work.pool
     known = work.older.get(segment.segment_id)
     if known is None:
@@ -205,7 +250,13 @@ def _displace(work: _Adoption, found: Found, segment: Segment, offset: int, unit
         starts = spans[:, 2].astype(np.int64)
         known = (starts, starts + spans[:, 3], rows, pool.seqs_of(rows))
         work.older[segment.segment_id] = known
-    starts, ends, rows, seqs = known
+    return known
+
+
+def _displace(work: _Adoption, found: Found, segment: Segment, offset: int, units: int) -> bool:
+    """Drop older objects that this version has overwritten. False if something there must stay."""
+    pool = work.pool
+    starts, ends, rows, seqs = _known_in(work, segment)
     part = slice(
         int(np.searchsorted(ends, offset, "right")), int(np.searchsorted(starts, offset + units))
     )

@@ -2,7 +2,8 @@
 
 For each segment, in this order: extents of the table that are not sealed there are dropped; the
 allocator is made from what is left; slots newer than the journal are adopted where they are whole
-and overlap nothing; all other slots that the table does not know are to be cleared.
+and overlap nothing (but what has the same bytes there); all other slots that the table does not
+know are to be cleared.
 """
 
 from __future__ import annotations
@@ -217,6 +218,7 @@ def _node(pool: Pool, command: Attach, now_s: float) -> tuple[Node, bool]:
     node.process_id = command.process_id
     node.start_number = command.start_number
     node.server_version = command.server_version
+    node.ticket_key = command.ticket_key
     node.suspect_until_s.clear()
     return node, same_process
 
@@ -349,7 +351,10 @@ def _make_usable(pool: Pool, segment: Segment, report: SegmentReport) -> None:
         epochs = records[:, 3] & np.uint64(0xFFFF_FFFF)
         return np.lexsort((records[:, 2], epochs))[::-1]
 
-    refused = segment.build(ready_units, spans, newest_first)
+    def contents() -> NDArray[np.uint64]:
+        return np.ascontiguousarray(pool.records_of(rows)[:, :2])
+
+    refused = segment.build(ready_units, spans, newest_first, contents)
     if len(refused):
         lost, parts = rows[refused], spans[refused]
         live = (pool.state.take(lost) & LIVE) != 0

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from .admin_commands import AdminCommand
 from .namespace_commands import NamespaceReply as NamespaceReply
 from .namespace_commands import OpenNamespace as OpenNamespace
 from .namespace_commands import ResetNamespace as ResetNamespace
@@ -171,6 +172,8 @@ class PutStart:
     sealed_seqs: U64 | None = None
     """Versions that it had sealed for others, 0 where none; see `sealing`."""
     sealed_epoch: int = 0
+    contents: U64 | None = None
+    """uint64[n, 2]: content digests, zeros where there is none; see `aliases`."""
 
 
 @dataclass(slots=True)
@@ -185,6 +188,12 @@ class PutStartReply:
     spare_extents: bytes = b""
     unsealed: bytes = b""
     """Packed rows.SEAL of the UNSEALED keys."""
+    alias_grant_id: int = 0
+    """Of the DEDUPLICATED keys."""
+    alias_extents: bytes = b""
+    """Packed rows.EXTENT of these."""
+    alias_checksums: bytes = b""
+    """Packed u64: of the bytes that lie there."""
 
 
 @dataclass(slots=True)
@@ -213,6 +222,8 @@ class PutCommit:
     """For a grant of spare extents: one for each of `indexes`."""
     sealed_through: int = 0
     """All earlier commits of the session, by request id, that are sealed; see `sealing`."""
+    tickets: bytes | None = None
+    """For a grant of aliases: 16 bytes for each of `indexes`."""
 
 
 @dataclass(slots=True)
@@ -354,6 +365,8 @@ class Attach:
     """Not 0: the segments carry sums, and the inventory is only of `told_blocks`."""
     told_blocks: Rows | None = None
     """rows.BLOCK."""
+    ticket_key: bytes = b""
+    """By which this process's tickets are known; empty: it gives none."""
 
 
 @dataclass(slots=True)
@@ -468,6 +481,7 @@ Command = (
     | Heartbeat
     | Detach
     | TaskCommand
+    | AdminCommand
     | ReportFailure
     | NodeProbed
     | ExtendTenure

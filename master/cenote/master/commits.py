@@ -18,7 +18,7 @@ from cenote.api.rows import CommitStatus
 
 from .commands import PutAbort, PutCommit, PutCommitReply
 from .damage import drop_unsealed
-from .effects import PLACED, GoneReason, Stored
+from .effects import PLACED, Digested, GoneReason, Stored
 from .grants import Grant
 from .lifetimes import note_lifetimes
 from .lookups import hits
@@ -71,6 +71,7 @@ def _commit_one(
         or (command.indexes is not None and (len(command.indexes) != 1 or grant.batch != 1))
         or (command.indexes is not None and command.indexes[0] != 0)
         or grant.ttl_s
+        or grant.contents is not None
         or grant.drops != pool.segments.drops
         or command.failed_replicas is not None
         or namespace is not pool.namespaces.by_id.get(namespace.namespace_id)
@@ -135,6 +136,7 @@ def _commit_whole(
         command.indexes is not None
         or grant.pending is not None
         or len(command.checksums) != n
+        or grant.contents is not None
         or command.failed_replicas is not None
         or grant.drops != pool.segments.drops
         or namespace is not pool.namespaces.by_id.get(namespace.namespace_id)
@@ -380,7 +382,21 @@ def _decide(
         if pool.keeps_links:
             pool.objects.link_chain(rows[order], positions[order])
     _note_decided(pool, grant, effect, now_s)
+    if grant.contents is not None:
+        _note_contents(pool, grant, effect, grant.contents[entries])
     pool.settle_grant(session, grant, entries, units)
+
+
+def _note_contents(pool: Pool, grant: Grant, effect: Stored, contents: NDArray[np.uint64]) -> None:
+    """What was put with content digests can be found by them; see `aliases`."""
+    if grant.checksums is not None:
+        pool.counters.dedup_puts += len(contents)
+        pool.counters.dedup_bytes += int(effect.sizes.sum())
+    plain = effect.tails == 0
+    contents = np.ascontiguousarray(contents[plain])
+    digests, seqs = np.ascontiguousarray(effect.digests[plain]), effect.seqs[plain]
+    pool.blobs.add(contents, digests, seqs)
+    pool.effects.append(Digested(digests, seqs, contents))
 
 
 def give_up(

@@ -51,6 +51,9 @@ class Compaction:
         self._closed_files = 0
         self._open_files = 0
         self._snapshot_bytes = 0
+        self.covers = 0
+        """Entry up to which the newest snapshot reaches."""
+        self._asked = False
         self._child: subprocess.Popen[bytes] | None = None
         self._child_until_s = 0.0
         self._retry_at_s = 0.0
@@ -85,8 +88,15 @@ class Compaction:
         self._closed_bytes = sum(file.size_bytes for file in closed)
         self._closed_files = len(closed)
         self._snapshot_bytes = listing.snapshot.size_bytes if listing.snapshot else 0
+        self.covers = listing.snapshot.covers if listing.snapshot else 0
+
+    def ask(self) -> None:
+        """Make one, due or not."""
+        self._asked = True
 
     def _due(self) -> bool:
+        if self._asked and self._closed_files:
+            return True
         limits = self._limits
         due_bytes = max(limits.journal_bytes_min, self._snapshot_bytes)
         return self._closed_bytes > due_bytes or self._closed_files > limits.journal_files_max
@@ -120,6 +130,7 @@ class Compaction:
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
             )
         self._child_until_s = time.monotonic() + self._limits.timeout_s
+        self._asked = False
         _log.info("compacting", closed_bytes=self._closed_bytes, through_entry=through)
 
     def _look_after(self, child: subprocess.Popen[bytes]) -> None:

@@ -198,6 +198,15 @@ class MasterConfig:
     objects_max: int = field(
         default=1 << 27, metadata=option(minimum=1024, maximum=1 << 31, help="in the pool")
     )
+    decisions_max: int = field(
+        default=1 << 16,
+        metadata=option(
+            minimum=0,
+            maximum=1 << 28,
+            help="evictions and removals that `cenote explain` remembers, of one key each; "
+            "32 bytes each",
+        ),
+    )
     tick_s: float = field(
         default=0.02, metadata=option(unit="duration", minimum=0.005, maximum=0.5, help="of upkeep")
     )
@@ -242,6 +251,7 @@ class MasterConfig:
             policy=self.policy,
             sampling=self.sampling,
             objects_max=self.objects_max,
+            decisions_max=self.decisions_max,
             session_ttl_s=self.session_ttl_s,
             sessions_max=self.sessions_max,
             lease_ttl_default_s=self.lease_ttl_s,

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
+
+from cenote.runtime.metrics import Histogram
 
 __all__ = ["Counters"]
+
+AGE_BOUNDS_S: Final = (1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 86_400.0, 7 * 86_400.0)
+_REASONS: Final = 8
+"""More than `GoneReason` has."""
 
 
 @dataclass(slots=True)
@@ -30,6 +37,12 @@ class Counters:
     """Another writer was first."""
     commit_not_granted: int = 0
     aborted: int = 0
+    dedup_puts: int = 0
+    """Objects that were stored as references to bytes that were there."""
+    dedup_bytes: int = 0
+    """Of these: what was neither moved nor stored again."""
+    dedup_unproven: int = 0
+    """References that were refused, for their writers did not show that they have the bytes."""
     evicted: int = 0
     evicted_bytes: int = 0
     evictions_on_demand: int = 0
@@ -63,3 +76,8 @@ class Counters:
     sessions_cut: int = 0
     slots_grown: int = 0
     rows_moved: int = 0
+    gone: list[int] = field(default_factory=lambda: [0] * _REASONS)
+    """Objects that left the table, by `GoneReason`, since this master leads."""
+    evicted_age_s: Histogram = field(default_factory=lambda: Histogram(AGE_BOUNDS_S))
+    """How long what was evicted had not been used. Objects that go together count as their middle
+    one, by age."""

@@ -23,6 +23,7 @@ from cenote.runtime.clock import Clock
 
 from .commands import Command, Digests, Exists, ExtendTenure, Tick
 from .effects import (
+    Digested,
     Effect,
     Expires,
     Gone,
@@ -80,6 +81,7 @@ class Decider:
         self.on_probe: Callable[[int], None] = _ignore
         self.on_notice: Callable[[str], None] = _unheard
         self.epoch = 0
+        self._led_since_s = 0.0
         self.replayed_entries = 0
         self._state: MasterState | None = None
         self._log: LogWriter | None = None
@@ -119,6 +121,7 @@ class Decider:
         self.replayed_entries = self.backend.last_entry
         self._log = LogWriter(self.backend, opened.epoch)
         self._state = state
+        self._led_since_s = self.clock.monotonic_s()
         self._take(self._start(state))
         self._extend_tenure()
         self.flush()
@@ -182,6 +185,11 @@ class Decider:
         return now_s < end_s
 
     @property
+    def led_s(self) -> float:
+        """How long this master has led."""
+        return self.clock.monotonic_s() - self._led_since_s
+
+    @property
     def is_past_tenure(self) -> bool:
         """Whether another master may lead by now."""
         return self._shared and self.clock.monotonic_s() >= self.backend.tenure_end_s
@@ -217,7 +225,7 @@ class Decider:
                 self.on_notice(effect.text)  # type: ignore[union-attr]
             elif kind is not ViewChanged:
                 log.add(effect)  # type: ignore[arg-type]
-                if kind is not Stored:
+                if kind is not Stored and kind is not Digested:
                     log.urgent = True
                     log.naming |= kind is NamespaceOpened
                     log.basic |= kind not in _OF_OBJECTS

@@ -87,6 +87,20 @@ class NamespaceOpened:
 
 
 @dataclass(slots=True)
+class NamespaceGone:
+    """Deleted (durable). Its number is never used again."""
+
+    namespace_id: int
+
+
+@dataclass(slots=True)
+class Configured:
+    """All limits that were changed while a master ran (durable)."""
+
+    values: dict[str, float]
+
+
+@dataclass(slots=True)
 class QuotaSet:
     """What a namespace has for sure, and its priority (durable); it outlives resets."""
 
@@ -190,6 +204,16 @@ class Expires:
 
 
 @dataclass(slots=True)
+class Digested:
+    """By which content digests these objects were put (durable); see `blobs`."""
+
+    digests: NDArray[np.uint64]
+    seqs: NDArray[np.uint64]
+    contents: NDArray[np.uint64]
+    """uint64[n, 2]; zeros: none."""
+
+
+@dataclass(slots=True)
 class EpochStarted:
     """(durable) Replay continues versions above all that were decided before."""
 
@@ -243,6 +267,8 @@ DurableEffect = (
     | Gone
     | ReplicasChanged
     | NamespaceOpened
+    | NamespaceGone
+    | Configured
     | QuotaSet
     | NodeKnown
     | NodeServes
@@ -253,6 +279,7 @@ DurableEffect = (
     | SegmentGone
     | Pinned
     | Expires
+    | Digested
     | EpochStarted
     | PoolKnown
 )
@@ -263,6 +290,8 @@ DURABLE = (
     Gone,
     ReplicasChanged,
     NamespaceOpened,
+    NamespaceGone,
+    Configured,
     QuotaSet,
     NodeKnown,
     NodeServes,
@@ -273,6 +302,7 @@ DURABLE = (
     SegmentGone,
     Pinned,
     Expires,
+    Digested,
     EpochStarted,
     PoolKnown,
 )

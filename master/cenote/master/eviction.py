@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from cenote.api.rows import UNIT_BYTES
 
+from .decisions import Why
 from .effects import GoneReason
 from .object_columns import TOUCHED, UNCOPYABLE
 from .objects import LIVE
 from .pool import Pool, Rows
 from .quotas import may_go
 from .segments import DRAM, Segment
-from .spans import distinct, segments_of, units_of
+from .spans import Spans, distinct, segments_of, units_of
 from .victims import next_victims
 
 __all__ = ["evict_ahead", "evict_nearby", "make_room", "make_room_in", "make_rows", "sweep"]
@@ -67,13 +68,13 @@ def make_room(pool: Pool, units: int, tier: int) -> bool:
     gone = pool.counters.evicted
     rows_max = pool.config.tick_evict_rows_max * _ROUNDS_MAX
     if not pool.quotas.active:
-        freed += _evict(pool, goal - freed, column, rows_max)
+        freed += _evict(pool, goal - freed, column, rows_max, Why.ON_DEMAND)
     else:
-        freed += _evict(pool, units - freed, column, rows_max)
+        freed += _evict(pool, units - freed, column, rows_max, Why.ON_DEMAND)
         # Beyond what is needed nothing that is kept, and of who asks itself a small part.
         more = min(goal, units + pool.quotas.claim_units_max(pool.namespaces) // 64)
         if 0 < freed < more:
-            freed += _evict(pool, more - freed, column, rows_max, kept=False)
+            freed += _evict(pool, more - freed, column, rows_max, Why.ON_DEMAND, kept=False)
     pool.counters.evictions_on_demand += pool.counters.evicted - gone
     return freed > 0
 
@@ -91,7 +92,8 @@ def make_room_in(pool: Pool, segment: Segment, units: int) -> bool:
     gone = pool.counters.evicted
     while segment.free_units < units and left > 0:
         step = max(1, min(left, units))
-        if not _evict(pool, step, column, pool.config.tick_evict_rows_max, kept=False):
+        rows_max = pool.config.tick_evict_rows_max
+        if not _evict(pool, step, column, rows_max, Why.ON_DEMAND, kept=False):
             break
         left -= step
     pool.counters.evictions_on_demand += pool.counters.evicted - gone
@@ -107,7 +109,7 @@ def make_rows(pool: Pool, wanted: int) -> int:
         rows = next_victims(pool, (wanted - room) * max(1, pool.mean_units), None)
         if not len(rows):
             break
-        evict(pool, rows[: wanted - room])
+        evict(pool, rows[: wanted - room], why=Why.TABLE_FULL)
         room = pool.config.objects_max - pool.objects.used_rows - pool.grants.keys
     return max(0, min(room, wanted))
 
@@ -117,6 +119,7 @@ def _evict(
     units: int,
     column: NDArray[np.bool_] | None,
     rows_max: int,
+    why: Why,
     *,
     kept: bool = True,
 ) -> int:
@@ -127,11 +130,11 @@ def _evict(
         if not len(rows):
             break
         rows_max -= len(rows)
-        freed += evict(pool, rows, DRAM)
+        freed += evict(pool, rows, DRAM, why)
     return freed
 
 
-def evict(pool: Pool, rows: Rows, tier: int = 0) -> int:
+def evict(pool: Pool, rows: Rows, tier: int = 0, why: Why = Why.NONE) -> int:
     """These go; with a `tier`, from there alone. Returns the units that became free."""
     counters = pool.counters
     freed = 0
@@ -139,9 +142,12 @@ def evict(pool: Pool, rows: Rows, tier: int = 0) -> int:
         rows, freed = _leave_elsewhere(pool, rows, tier)
     if pool.policy.remembers and len(rows):
         pool.policy.evicted(pool.digests_of(rows), pool.stamp.take(rows))
+    if len(rows):
+        middle = int(pool.stamp[rows[len(rows) >> 1]])
+        counters.evicted_age_s.observe_many(pool.idle_s(middle, pool.now_s), len(rows))
     counters.evicted += len(rows)
     counters.evicted_bytes += int(pool.sizes_of(rows).sum())
-    return freed + pool.unlink(rows, GoneReason.EVICTED)
+    return freed + pool.unlink(rows, GoneReason.EVICTED, why)
 
 
 def _leave_elsewhere(pool: Pool, rows: Rows, tier: int) -> tuple[Rows, int]:
@@ -154,11 +160,13 @@ def _leave_elsewhere(pool: Pool, rows: Rows, tier: int) -> tuple[Rows, int]:
     if not both.any():
         return rows, 0
     dropped = here & both[owner]
+    kept_units = pool.segments.kept_units
     pool.drop_replicas(rows[owner[dropped]], spans[dropped], GoneReason.EVICTED)
+    kept_units = pool.segments.kept_units - kept_units
     pool.state[rows[both]] &= ~np.uint8(TOUCHED | UNCOPYABLE)
     if tier == DRAM:
         pool.counters.evicted_to_ssd += int(np.count_nonzero(both))
-    return rows[~both], units_of(spans[dropped])
+    return rows[~both], units_of(spans[dropped]) - kept_units
 
 
 def evict_ahead(pool: Pool) -> int:
@@ -174,7 +182,7 @@ def evict_ahead(pool: Pool) -> int:
     missing = max(target, pool.ahead_units) - sum(s.free_units for s in low)
     gone = pool.counters.evicted
     if missing > 0:
-        _evict(pool, missing, column, pool.config.tick_evict_rows_max)
+        _evict(pool, missing, column, pool.config.tick_evict_rows_max, Why.AHEAD)
         pool.counters.evictions_ahead += pool.counters.evicted - gone
     return pool.counters.evicted - gone
 
@@ -211,15 +219,34 @@ def evict_nearby(pool: Pool, segment: Segment, length: int) -> bool:
     movable &= pool.pin.take(rows) == 0
     movable &= may_go(pool, rows, on_ssd=segment.tier != DRAM)
     rows, spans = rows[movable], spans[movable]
+    listed = np.arange(len(rows))
+    if segment.shared:
+        rows, spans, listed = _with_all_holders(pool, segment, rows, spans)
     if not len(rows):
         return False
     starts = spans[:, 2].astype(np.int64)
     window = allocator.find_window(
-        length, starts, spans[:, 3].astype(np.int64), pool.stamp.take(rows)
+        length,
+        starts[listed],
+        spans[listed, 3].astype(np.int64),
+        pool.stamp.take(rows[listed]),
     )
     if window is None:
         return False
     victims = distinct(rows[(starts >= window[0]) & (starts < window[1])])
     pool.counters.evictions_nearby += len(victims)
-    evict(pool, victims, segment.tier)
+    evict(pool, victims, segment.tier, Why.NEARBY)
     return True
+
+
+def _with_all_holders(
+    pool: Pool, segment: Segment, rows: Rows, spans: Spans
+) -> tuple[Rows, Spans, Rows]:
+    """Of these, those whose space is free once they go: (rows, spans, for each place the position
+    of the most recently used of its holders)."""
+    offsets, group, counts = np.unique(spans[:, 2], return_inverse=True, return_counts=True)
+    holders = [segment.shared.get(offset, 0) + 1 for offset in offsets.tolist()]
+    whole = (counts == holders)[group.reshape(-1)]
+    rows, spans = rows[whole], spans[whole]
+    hottest = np.argsort(pool.stamp.take(rows), kind="stable")[::-1]
+    return rows, spans, hottest[np.unique(spans[hottest, 2], return_index=True)[1]]

@@ -278,6 +278,16 @@ class FileBackend:
     def sync(self, entry: int) -> Future[None]:
         return self._syncer.sync(entry)
 
+    def request_snapshot(self) -> int:
+        self._rotate(self._last_entry + 1)
+        self._compaction.ask()
+        self._syncer.poke()
+        return self._last_entry
+
+    @property
+    def snapshot_entry(self) -> int:
+        return self._compaction.covers
+
     def install_snapshot(self, records: Iterable[bytes], covers: int) -> None:
         write_snapshot(self._directory, records, covers)
         self._compaction.delete_covered()

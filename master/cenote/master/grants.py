@@ -55,6 +55,11 @@ class Grant:
     """Its keys are blocks of one prefix chain, in order."""
     request_id: int = 0
     """Of the PutStart; 0 = it had none."""
+    contents: NDArray[np.uint64] | None = None
+    """uint64[n, 2]: content digests, zeros where there is none; None = none has one."""
+    checksums: NDArray[np.uint64] | None = None
+    """Of a grant of aliases: of the bytes that lie in its extents already. Nothing is written
+    there; the extents are others', and shared."""
     starts: Positions | None = None
     """First span of each; made when first needed."""
 

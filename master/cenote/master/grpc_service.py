@@ -8,6 +8,7 @@ from google.protobuf.message import Message
 
 from cenote.v1 import master_pb2 as pb
 
+from .audit import audit
 from .front import Front
 
 __all__ = ["MASTER_SERVICE", "MasterGrpc", "deadline_of"]
@@ -32,7 +33,10 @@ class MasterGrpc:
 
     async def serve(self, request: Message, context: Any) -> Message:
         """Any method: the request's type tells which. Raises CenoteError."""
-        return await self._front.call(request, deadline_of(context))
+        reply = await self._front.call(request, deadline_of(context))
+        if isinstance(request, pb.DrainRequest):
+            audit(context, "drain", node_id=request.node_id, cancel=request.cancel)
+        return reply
 
 
 for _method in pb.DESCRIPTOR.services_by_name["MasterService"].methods:

@@ -216,6 +216,9 @@ class Guard:
                 raise PermissionDenied("this session is another token's")
         if not principal.is_pool_wide:
             self._check_namespaces(principal, request, state)
+            if isinstance(request, pb.PutStartRequest):
+                # What is there already may be another tenant's, and it would tell that it is.
+                request.ClearField("content_digests")
         if isinstance(request, pb.OpenNamespaceRequest):
             makes_it = request.create and not state.has_namespace(request.name)
             if makes_it and not principal.may(Role.WRITE):
@@ -306,8 +309,8 @@ class Guard:
         namespace_id = request.keys.namespace_id
         key = self.keys.current[1]
         for grant_id, packed, name in (
-            (reply.grant_id, reply.extents, "grant_proofs"),
-            (reply.spare_grant_id, reply.spare_extents, "spare_proofs"),
+            (reply.grant_id, reply.extents, "grant_signatures"),
+            (reply.spare_grant_id, reply.spare_extents, "spare_signatures"),
         ):
             if not packed:
                 continue

@@ -14,11 +14,14 @@ from numpy.typing import NDArray
 from .commands import EndpointInfo
 from .effects import (
     PLACED,
+    Configured,
+    Digested,
     DurableEffect,
     EpochStarted,
     Expires,
     Gone,
     GoneReason,
+    NamespaceGone,
     NamespaceOpened,
     NodeDrains,
     NodeKnown,
@@ -34,6 +37,10 @@ from .effects import (
     Stored,
 )
 from .journal_layout import (
+    CONFIGURED,
+    CONFIGURED_VALUE,
+    DIGESTED,
+    DIGESTED_WIDTHS,
     DRAINS,
     END,
     ENDPOINT,
@@ -44,12 +51,15 @@ from .journal_layout import (
     GONE,
     GONE_WIDTHS,
     GROWN,
+    KIND_CONFIGURED,
+    KIND_DIGESTED,
     KIND_DRAINS,
     KIND_EPOCH,
     KIND_EXPIRES,
     KIND_GONE,
     KIND_GROWN,
     KIND_NAMESPACE,
+    KIND_NAMESPACE_GONE,
     KIND_NODE,
     KIND_PINNED,
     KIND_POOL,
@@ -63,6 +73,7 @@ from .journal_layout import (
     KIND_STORED,
     MERGED_ROWS_MAX,
     NAMESPACE,
+    NAMESPACE_GONE,
     NODE,
     PINNED,
     PINNED_WIDTHS,
@@ -149,12 +160,18 @@ def _build_expires(key: list[int], columns: list[bytes]) -> Expires:
     return Expires(key[0], key[1], _digests(columns[0]), np.frombuffer(columns[1], "<u8"))
 
 
+def _build_digested(_key: list[int], columns: list[bytes]) -> Digested:
+    seqs = np.frombuffer(columns[1], "<u8")
+    return Digested(_digests(columns[0]), seqs, _digests(columns[2]))
+
+
 _TABLES: Final = {
     KIND_STORED: _Table(STORED, STORED_WIDTHS, True, _build_stored),
     KIND_GONE: _Table(GONE, GONE_WIDTHS, False, _build_gone),
     KIND_REPLICAS: _Table(REPLICAS, REPLICAS_WIDTHS, True, _build_replicas),
     KIND_PINNED: _Table(PINNED, PINNED_WIDTHS, False, _build_pinned),
     KIND_EXPIRES: _Table(EXPIRES, EXPIRES_WIDTHS, False, _build_expires),
+    KIND_DIGESTED: _Table(DIGESTED, DIGESTED_WIDTHS, False, _build_digested),
 }
 
 
@@ -290,6 +307,21 @@ def _decode_namespace(payload: memoryview) -> NamespaceOpened:
     return NamespaceOpened(name.decode(), namespace_id, generation, fingerprint, seed, durability)
 
 
+def _decode_configured(payload: memoryview) -> Configured:
+    (count,) = CONFIGURED.unpack_from(payload)
+    values: dict[str, float] = {}
+    at = CONFIGURED.size
+    for _ in range(count):
+        value, length = CONFIGURED_VALUE.unpack_from(payload, at)
+        end = at + CONFIGURED_VALUE.size + length
+        (name,) = _texts(payload[:end], at + CONFIGURED_VALUE.size, (length,))
+        values[name.decode()] = value
+        at = end
+    if at != len(payload):
+        raise JournalCorrupt(f"{len(payload) - at} bytes are left behind {count} values")
+    return Configured(values)
+
+
 def _decode_quota(payload: memoryview) -> QuotaSet:
     namespace_id, priority, dram, ssd, objects = QUOTA.unpack(payload)
     return QuotaSet(namespace_id, dram, ssd, objects, priority)
@@ -338,6 +370,8 @@ def _decode_epoch(payload: memoryview) -> EpochStarted:
 
 def _decode_pool(payload: memoryview) -> PoolKnown:
     rebuilt, below, length, count = POOL.unpack_from(payload)
+    if length == 0 or count > len(payload):  # before so many lengths are made
+        raise ValueError(f"{count} ancestors of {length} bytes")
     pool_id, *ancestors = _texts(payload, POOL.size, (length,) * (count + 1))
     return PoolKnown(pool_id, ancestors, rebuilt, below)
 
@@ -349,6 +383,8 @@ def _decode_end(payload: memoryview) -> SnapshotEnd:
 
 _DECODERS: Final[dict[int, Callable[[memoryview], Entry]]] = {
     KIND_NAMESPACE: _decode_namespace,
+    KIND_NAMESPACE_GONE: lambda payload: NamespaceGone(*NAMESPACE_GONE.unpack(payload)),
+    KIND_CONFIGURED: _decode_configured,
     KIND_QUOTA: _decode_quota,
     KIND_NODE: _decode_node,
     KIND_SERVES: _decode_serves,
@@ -369,5 +405,5 @@ def _decode_plain(kind: int, payload: memoryview) -> Entry:
         raise JournalCorrupt(f"entries of kind {kind} are unknown")
     try:
         return decode(payload)
-    except (StructError, UnicodeDecodeError) as error:
+    except (StructError, ValueError) as error:  # no UTF-8 is a ValueError, too
         raise JournalCorrupt(f"an entry of kind {kind}: {error}") from error

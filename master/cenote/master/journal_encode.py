@@ -14,9 +14,12 @@ from numpy.typing import NDArray
 from cenote.api.errors import InternalError
 
 from .effects import (
+    Configured,
+    Digested,
     EpochStarted,
     Expires,
     Gone,
+    NamespaceGone,
     NamespaceOpened,
     NodeDrains,
     NodeKnown,
@@ -32,6 +35,10 @@ from .effects import (
     Stored,
 )
 from .journal_layout import (
+    CONFIGURED,
+    CONFIGURED_VALUE,
+    DIGESTED,
+    DIGESTED_WIDTHS,
     DRAINS,
     END,
     ENDPOINT,
@@ -43,12 +50,15 @@ from .journal_layout import (
     GONE_WIDTHS,
     GROWN,
     HEAD_BYTES_MAX,
+    KIND_CONFIGURED,
+    KIND_DIGESTED,
     KIND_DRAINS,
     KIND_EPOCH,
     KIND_EXPIRES,
     KIND_GONE,
     KIND_GROWN,
     KIND_NAMESPACE,
+    KIND_NAMESPACE_GONE,
     KIND_NODE,
     KIND_PINNED,
     KIND_POOL,
@@ -61,6 +71,7 @@ from .journal_layout import (
     KIND_SNAPSHOT_END,
     KIND_STORED,
     NAMESPACE,
+    NAMESPACE_GONE,
     NODE,
     PAYLOAD_BYTES_MAX,
     PINNED,
@@ -150,6 +161,16 @@ def _encode_expires(effect: Expires) -> _Parts:
     return parts
 
 
+def _encode_digested(effect: Digested) -> _Parts:
+    n = len(effect.seqs)
+    if not n:
+        return ()
+    columns = effect.digests.tobytes(), effect.seqs.tobytes(), effect.contents.tobytes()
+    parts = (DIGESTED.pack(0, n), *columns)
+    _check(effect, parts, DIGESTED.size + n * sum(DIGESTED_WIDTHS))
+    return parts
+
+
 def _check(effect: object, parts: _Parts, expected_bytes: int) -> None:
     if sum(map(len, parts)) != expected_bytes:
         raise InternalError(f"the columns of {type(effect).__name__} have wrong types or lengths")
@@ -219,6 +240,13 @@ def _split_expires(effect: Expires) -> Iterator[Expires]:
         yield Expires(effect.until_unix_ms, effect.ttl_ms, digests, seqs)
 
 
+def _split_digested(effect: Digested) -> Iterator[Digested]:
+    step = (PAYLOAD_BYTES_MAX - HEAD_BYTES_MAX) // sum(DIGESTED_WIDTHS)
+    for a in range(0, len(effect.seqs), step):
+        rows = slice(a, a + step)
+        yield Digested(effect.digests[rows], effect.seqs[rows], effect.contents[rows])
+
+
 # ---- effects without columns ----------------------------------------------------------------
 
 
@@ -233,6 +261,17 @@ def _encode_namespace(effect: NamespaceOpened) -> _Parts:
         len(effect.fingerprint),
     )
     return (head, name, effect.fingerprint)
+
+
+def _encode_namespace_gone(effect: NamespaceGone) -> _Parts:
+    return (NAMESPACE_GONE.pack(effect.namespace_id),)
+
+
+def _encode_configured(effect: Configured) -> _Parts:
+    parts = [CONFIGURED.pack(len(effect.values))]
+    for name, value in effect.values.items():
+        parts += (CONFIGURED_VALUE.pack(value, len(name.encode())), name.encode())
+    return tuple(parts)
 
 
 def _encode_quota(effect: QuotaSet) -> _Parts:
@@ -310,6 +349,8 @@ _ENCODERS: Final[dict[type[Entry], tuple[int, Callable[..., _Parts]]]] = {
     Gone: (KIND_GONE, _encode_gone),
     ReplicasChanged: (KIND_REPLICAS, _encode_replicas),
     NamespaceOpened: (KIND_NAMESPACE, _encode_namespace),
+    NamespaceGone: (KIND_NAMESPACE_GONE, _encode_namespace_gone),
+    Configured: (KIND_CONFIGURED, _encode_configured),
     QuotaSet: (KIND_QUOTA, _encode_quota),
     NodeKnown: (KIND_NODE, _encode_node),
     NodeServes: (KIND_SERVES, _encode_serves),
@@ -320,6 +361,7 @@ _ENCODERS: Final[dict[type[Entry], tuple[int, Callable[..., _Parts]]]] = {
     SegmentGone: (KIND_SEGMENT_GONE, _encode_segment_gone),
     Pinned: (KIND_PINNED, _encode_pinned),
     Expires: (KIND_EXPIRES, _encode_expires),
+    Digested: (KIND_DIGESTED, _encode_digested),
     EpochStarted: (KIND_EPOCH, _encode_epoch),
     PoolKnown: (KIND_POOL, _encode_pool),
     SnapshotEnd: (KIND_SNAPSHOT_END, _encode_end),
@@ -330,6 +372,7 @@ _SPLITTERS: Final[dict[type[Entry], Callable[..., Iterator[Entry]]]] = {
     ReplicasChanged: _split_replicas,
     Pinned: _split_pinned,
     Expires: _split_expires,
+    Digested: _split_digested,
 }
 
 

@@ -12,7 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Final, final
 
-from cenote.api.errors import CenoteError, InternalError, NotLeader, ResourceUnavailable
+from cenote.api.errors import (
+    CenoteError,
+    InternalError,
+    InvalidArgument,
+    NotLeader,
+    ResourceUnavailable,
+)
 from cenote.kv.service import Kv
 from cenote.runtime.clock import SYSTEM_CLOCK, Clock
 
@@ -255,6 +261,17 @@ class KvBackend:
 
     def publish(self, rows: Mapping[str, str | None]) -> None:
         self._upkeep.publish(rows)
+
+    def request_snapshot(self) -> int:
+        if self._compaction is None:
+            raise InvalidArgument("this master makes no snapshots of its own")
+        self._compaction.ask()
+        return self.durable_entry
+
+    @property
+    def snapshot_entry(self) -> int:
+        snapshot = self._upkeep.snapshot
+        return 0 if snapshot is None else snapshot.covers
 
     def install_snapshot(self, records: Iterable[bytes], covers: int) -> None:
         if self._ready:

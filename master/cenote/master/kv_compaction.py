@@ -58,6 +58,11 @@ class KvCompaction:
         self._retry_at_s = float("-inf")
         self._retry_s = limits.retry_s
         self._stopped = False
+        self._asked = False
+
+    def ask(self) -> None:
+        """Make one at the next step, due or not, standbys or not."""
+        self._asked = True
 
     def step(
         self, *, journal_bytes: int, journal_values: int, snapshot_bytes: int, has_standby: bool
@@ -71,6 +76,7 @@ class KvCompaction:
         is_due = (
             journal_bytes > factor * max(limits.journal_bytes_min, snapshot_bytes)
             or journal_values > factor * limits.journal_values_max
+            or self._asked
         )
         if is_due and not self._stopped and self._clock.monotonic_s() >= self._retry_at_s:
             try:
@@ -89,6 +95,7 @@ class KvCompaction:
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
         self._child = child
+        self._asked = False
         self._child_until_s = self._clock.monotonic_s() + self._limits.timeout_s
         assert child.stdin is not None
         with child.stdin as stream:  # a pipe takes it all at once

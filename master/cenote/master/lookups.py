@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from cenote.api.errors import InvalidArgument
 from cenote.api.rows import EXTENT_STRUCT, OBJECT_STRUCT, UNIT_BYTES, ObjectStatus
 
 from .commands import Acquire, AcquireReply, Digests, Exists, Piggyback, Release, Touch
@@ -22,7 +21,7 @@ from .sessions import Session
 from .spans import SEGMENT_MASK, Spans
 from .tenure import check_tenure
 from .tier_reads import lease_hot, single_extents, told_of
-from .tiers import note_chain, note_touches
+from .tiers import is_tiered, note_cached_reads, note_chain, note_reuse
 
 __all__ = [
     "acquire",
@@ -116,6 +115,7 @@ def _acquire(pool: Pool, command: Acquire, session: Session, now_s: float) -> Ac
     if now_s >= pool.tenure_end_s:
         _without_leases(pool, command, now_s)
     pool.counters.acquired_keys += n
+    pool.namespaces.asked[incarnation] += n
     session.expires_s = now_s + pool.config.session_ttl_s
     if pool.placement_dirty:
         pool.refresh_placement(now_s)
@@ -132,11 +132,13 @@ def _acquire(pool: Pool, command: Acquire, session: Session, now_s: float) -> Ac
         return AcquireReply(out.tobytes(), b"", 0, 0, pool.view_version)
     records = pool.records_of(rows)
     pool.counters.acquired_hits += len(rows)
+    pool.namespaces.found[incarnation] += len(rows)
     pool.policy.touch(pool.stamp, rows, command.chain)
     if command.chain and pool.keeps_links:
         pool.objects.link_chain(rows)
     note(pool, digests if len(at) == n else digests[at], incarnation)
     pool.note_heat(rows)
+    note_reuse(pool, rows)
     last = records[:, 4] & _COUNTS_MASK
     if pool.segments.has_ssd:
         last, extents, (status, lease_id, ttl_ms) = _tiered(
@@ -204,6 +206,7 @@ def _acquire_one(
     if owner != incarnation or not pool.is_readable(row):
         return AcquireReply(_NOTHING, b"", 0, 0, pool.view_version)
     pool.counters.acquired_hits += 1
+    pool.namespaces.found[incarnation] += 1
     pool.policy.touch_one(pool.stamp_words, row)
     if not low & pool.sample_mask:
         note_one(pool, low, incarnation)
@@ -211,7 +214,7 @@ def _acquire_one(
     heat.left -= 1
     if not heat.left:
         heat.note_one(row, seq)
-    if pool.segments.has_ssd and (extent_count > 1 or pool.segments.on_ssd[pool.extent_of(row)[0]]):
+    if pool.segments.has_ssd and is_tiered(pool, row, extent_count):
         return _acquire_tiered(pool, command, session, row, now_s)
     status = lease_id = ttl_ms = 0
     if not command.lease:
@@ -449,10 +452,7 @@ def touch_digests(pool: Pool, incarnation: int, digests: Digests, chain: bool) -
             pool.objects.link_chain(rows)
         pool.note_heat(rows)
         pool.counters.touched_keys += len(rows)
-        if pool.segments.has_ssd:
-            cold = rows[pool.segments.on_ssd[pool.extent_words.take(rows * 4) & SEGMENT_MASK]]
-            if len(cold):
-                note_touches(pool, cold)
+        note_cached_reads(pool, rows)
 
 
 def _order_chain(pool: Pool, incarnation: int, digests: Digests) -> None:
@@ -492,9 +492,3 @@ def piggyback(pool: Pool, news: Piggyback, now_s: float) -> None:
         touch_digests(pool, namespace.incarnation, news.touched_chain, True)
     if len(news.chained):
         _order_chain(pool, namespace.incarnation, news.chained)
-
-
-def check_digests(digests: Digests) -> None:
-    """Raises InvalidArgument."""
-    if digests.ndim != 2 or digests.shape[1] != 2 or digests.dtype != np.uint64:
-        raise InvalidArgument(f"digests must be uint64[n, 2], not {digests.dtype}{digests.shape}")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from cenote.api.errors import CenoteError, InternalError, NotLeader
+from cenote.api.errors import CenoteError, InternalError, InvalidArgument, NotLeader
 
 from .journal import Record, entry_range, verify_record
 from .metadata import ALONE, Backlog, Followed, Leader, MasterRow, Opened
@@ -221,6 +221,16 @@ class MemoryBackend:
         log.snapshot = list(records)
         log.covers = covers
         log.records = [record for record in log.records if entry_range(record)[0] > covers]
+
+    def request_snapshot(self) -> int:
+        raise InvalidArgument(
+            "this pool's metadata are kept in the master's memory alone",
+            remedy="start the master with --metadata file:DIR or etcd://...",
+        )
+
+    @property
+    def snapshot_entry(self) -> int:
+        return self._log.covers
 
     @property
     def bytes_used(self) -> int:

@@ -287,6 +287,19 @@ class MetadataBackend(Protocol):
         """
         ...
 
+    def request_snapshot(self) -> int:
+        """Have one made soon, in the background, of all that was appended so far.
+
+        Returns the entry that it will cover; see `snapshot_entry`. Raises InvalidArgument where
+        nothing is kept, ResourceUnavailable.
+        """
+        ...
+
+    @property
+    def snapshot_entry(self) -> int:
+        """What the newest snapshot covers, as far as is known here; 0 where there is none."""
+        ...
+
     @property
     def bytes_used(self) -> int:
         """Of journal and snapshot together. A shared backend: of the service's whole database, as

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from cenote.api.rows import PULL, UNIT_BYTES, CopyStatus
 from cenote.policy.lru import oldest_first
 
+from .decisions import Why
 from .effects import GoneReason
 from .eviction import evict, evict_nearby, reserve_units
 from .instructions import Instruction
@@ -160,7 +161,7 @@ class Targets:
                 good[enough:] = False
                 moves.victim_at += min(enough, int(np.count_nonzero(stamps < stamp)))
                 if good.any():
-                    freed += evict(pool, rows[good], DRAM)
+                    freed += evict(pool, rows[good], DRAM, Why.MOVED_IN)
             if freed >= units:
                 break
             self._look_for_victims()
@@ -201,7 +202,7 @@ class Targets:
         if not len(cold):
             self._nothing_copied = True
             return None
-        evict(pool, cold, DRAM)
+        evict(pool, cold, DRAM, Why.MOVED_IN)
         return self.take(segments, units, spares_reserve=True)
 
     def _look_for_victims(self) -> None:

@@ -24,3 +24,8 @@ class NodeCounters:
     rdma_sent_bytes: int = 0
     rdma_trouble: str = ""
     """Why memory there goes over TCP; empty where nothing is wrong."""
+    ssd_write_budget_bytes: int = 0
+    """For any 24 hours; 0: none."""
+    ssd_write_allowance_bytes: int = 0
+    ssd_written_day_bytes: int = 0
+    ssd_written_total_bytes: int = 0

@@ -134,6 +134,7 @@ def _attach(message: pb.AttachRequest) -> Attach:
         _pool(message.pool) if message.HasField("pool") else None,
         message.slots_per_block,
         unpack_rows(message.told_blocks, BLOCK, "told_blocks"),
+        check_id(message.ticket_key, "ticket_key") if message.ticket_key else b"",
     )
 
 
@@ -348,6 +349,10 @@ def heartbeat_command(message: pb.HeartbeatRequest, *, held: bool = False) -> He
             stats.rdma_received_bytes,
             stats.rdma_sent_bytes,
             check_text(stats.rdma_trouble, "rdma_trouble", TROUBLE_BYTES_MAX),
+            stats.ssd_write_budget_bytes,
+            stats.ssd_write_allowance_bytes,
+            stats.ssd_written_day_bytes,
+            stats.ssd_written_total_bytes,
         ),
         message.start_number,
         unpack_ids(message.withdrawn_session_ids, "withdrawn_session_ids"),

@@ -45,6 +45,8 @@ class Node:
     process_id: int = 0
     start_number: int = 0
     """Of the process that attached last in this epoch."""
+    ticket_key: bytes = b""
+    """By which tickets of that process are known; see `aliases`."""
     last_seq: int = 0
     first_grant_id: int = 0
     """When that process attached first; see AttachReply."""

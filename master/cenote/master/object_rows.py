@@ -144,6 +144,10 @@ class ObjectRows:
         found[pairs[whole] // 256] = True
         return found
 
+    def are_there(self, digests: NDArray[np.uint64], seqs: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Which of these objects are LIVE in these versions."""
+        return self.objects.rows_match(self.objects.lookup(digests), seqs)
+
     def rows_in_segment(self, segment_id: int) -> tuple[Rows, Spans]:
         """(row of each extent in the segment, those extents), REMOVED rows included."""
         objects = self.objects

@@ -244,6 +244,10 @@ class Operations:
             spare_extents=reply.spare_extents,
             unsealed=reply.unsealed,
         )
+        if reply.alias_grant_id:
+            response.alias_grant_id = reply.alias_grant_id
+            response.alias_extents = reply.alias_extents
+            response.alias_checksums = reply.alias_checksums
         if self._shared and (
             entry := decider.unsettled_under(command.digests, reply.extents, reply.spare_extents)
         ):

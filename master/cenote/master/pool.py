@@ -31,7 +31,9 @@ from cenote.policy.base import EvictionPolicy
 from cenote.policy.names import AUTO, new_policy
 
 from .adoption import AdoptionLog
+from .blobs import BlobTable
 from .counters import Counters
+from .decisions import DecisionLog
 from .effects import (
     Effect,
     Gone,
@@ -66,7 +68,7 @@ from .spans import (
     to_placed,
     units_of,
 )
-from .state_config import StateConfig
+from .state_config import StateConfig, with_overrides
 from .tier_tables import Copies, Tiers
 from .timers import ObjectTimers
 
@@ -83,7 +85,8 @@ class Pool(ObjectRows):
 
     def __init__(self, config: StateConfig, epoch: int, policy: EvictionPolicy | None) -> None:
         super().__init__(ObjectTable(config.objects_max), Segments())
-        self.config = config
+        self.config = self.started_with = config
+        self.overrides: dict[str, float] = {}  # see `dynamic_config`
         self.last_seq = 0
         self.started = False
         self.gathering_until_s = 0.0
@@ -116,11 +119,13 @@ class Pool(ObjectRows):
         self.tiers = Tiers()
         self.moves = Moves()
         self.adoption = AdoptionLog(config.tombstones_max)
+        self.blobs = BlobTable(self.are_there)
         self.expiries = ObjectTimers()
         self.unix_offset_s = 0.0
         """From monotonic time to the wall clock's, since the epoch started; see `lifetimes`."""
         self.unpins = ObjectTimers()
         self.counters = Counters()
+        self.decisions = DecisionLog(config.decisions_max)
         self.effects: list[Effect] = []
         self.view_counter = 0
         self.links = 0
@@ -134,8 +139,7 @@ class Pool(ObjectRows):
         self.leased_bytes = 0
         self.ahead_units = 0
         """To be kept free ahead of need, where that is more than the configured reserve."""
-        self.condemned_units = 0
-        self.condemned_rows = 0
+        self.condemned_units = self.condemned_rows = 0
         self.placement = Placement()
         self.placement_dirty = True
         self.victim_queues: dict[int, Any] = {}  # by rank; the business of `victims`
@@ -150,7 +154,8 @@ class Pool(ObjectRows):
 
     def take_up(self, config: StateConfig, epoch: int) -> None:
         """What was replayed so far was followed as a standby: this epoch is to begin upon it."""
-        self.config = config
+        self.started_with = config
+        self.config = with_overrides(config, self.overrides)
         self._begin(epoch)
 
     def _begin(self, epoch: int) -> None:
@@ -277,7 +282,7 @@ class Pool(ObjectRows):
             self.namespaces.ssd_units[namespace.incarnation] += units_of(spans[on_ssd])
         return rows
 
-    def unlink(self, rows: Rows, reason: GoneReason, *, quiet: bool = False) -> int:
+    def unlink(self, rows: Rows, reason: GoneReason, why: int = 0, *, quiet: bool = False) -> int:
         """LIVE -> REMOVED, and on to free where no lease runs. Emits Gone unless `quiet`.
 
         Returns the units that became free.
@@ -286,7 +291,7 @@ class Pool(ObjectRows):
             return 0
         incarnations = self.incarnations_of(rows)
         if not quiet:
-            self._emit_gone(rows, incarnations, reason)
+            self._emit_gone(rows, incarnations, reason, why)
         counts, spans = self.spans_of(rows)
         ends = np.cumsum(counts)
         sums = np.add.reduceat(spans[:, 3].astype(np.int64), ends - counts)
@@ -294,6 +299,7 @@ class Pool(ObjectRows):
         if self.segments.has_ssd:
             self.namespaces.add_ssd_units(incarnations, -self.ssd_units_of(counts, spans))
         self.objects.unlink(rows)
+        self.counters.gone[reason] += len(rows) if self.started else 0
         if self.keeps_links:
             self.objects.parent[rows] = 0
         if self.pinned_objects:
@@ -304,14 +310,17 @@ class Pool(ObjectRows):
             self.condemned_units += int(sums[leased].sum())
             spans = spans[np.repeat(~leased, counts)]
             rows = rows[~leased]
+        kept_units = self.segments.kept_units
         self.segments.give(spans)
         self.objects.free(rows)
-        return units_of(spans)
+        return units_of(spans) - (self.segments.kept_units - kept_units)
 
-    def _emit_gone(self, rows: Rows, incarnations: NDArray[np.int64], reason: GoneReason) -> None:
+    def _emit_gone(
+        self, rows: Rows, incarnations: NDArray[np.int64], reason: GoneReason, why: int
+    ) -> None:
         digests, seqs = self.digests_of(rows), self.seqs_of(rows)
-        owner = self.namespaces.owner
-        first = int(incarnations[0])
+        owner, first = self.namespaces.owner, int(incarnations[0])
+        self.decisions.note(reason, why, digests, self.now_s, self.stamp.take(rows), seqs)
         if len(rows) == 1 or (incarnations == first).all():
             self.effects.append(Gone(int(owner[first]), digests, seqs, reason))
             return

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from cenote.api.errors import InvalidArgument
 
+from .aliases import commit_aliases
 from .commands import CommitSpare, PutCommit, PutCommitReply, PutStart, PutStartReply
 from .commits import commit_grant, commit_many
 from .pool import Pool
@@ -43,11 +44,11 @@ def put_start(pool: Pool, command: PutStart, now_s: float) -> PutStartReply:
             pool, command, session, namespace, now_s
         )
     if key:
-        for grant_id in (reply.grant_id, reply.spare_grant_id):
+        for grant_id in (reply.grant_id, reply.spare_grant_id, reply.alias_grant_id):
             if grant_id:
                 session.grants[grant_id].request_id = command.request_id
         size = len(reply.puts) + len(reply.extents) + len(reply.spare_extents) + _REPLY_BYTES
-        size += len(reply.unsealed)
+        size += len(reply.unsealed) + len(reply.alias_extents) + len(reply.alias_checksums)
         session.remember(
             key,
             reply,
@@ -96,7 +97,10 @@ def put_commit(pool: Pool, command: PutCommit, now_s: float) -> PutCommitReply:
     if command.names is None:
         if grant is not None and grant.spare_units:
             raise InvalidArgument("a commit of spare extents says which keys they hold: names")
-        reply = commit_grant(pool, command, session, grant, now_s)
+        if grant is None or grant.checksums is None:
+            reply = commit_grant(pool, command, session, grant, now_s)
+        else:
+            reply = commit_aliases(pool, command, session, grant, now_s)
     elif grant is None:
         reply = commit_many(pool, command, session, None, now_s)
     else:

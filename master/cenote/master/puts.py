@@ -16,10 +16,13 @@ from cenote.api.rows import (
     PutStatus,
 )
 
+from .aliases import grant_aliases
 from .commands import PutStart, PutStartReply
+from .decisions import Fate
+from .digest_checks import check_digests
 from .eviction import make_rows
 from .grants import Grant
-from .lookups import check_digests, hits
+from .lookups import hits
 from .namespaces import Namespace
 from .placement import Wanted
 from .placing import Placed, place
@@ -30,6 +33,7 @@ from .segments import DRAM
 from .sessions import Session
 from .slot_growth import grow_slots
 from .spans import extent_rows
+from .tiers import note_reuse
 
 __all__ = ["start_puts"]
 
@@ -89,6 +93,7 @@ def start_puts(
         and command.replicas <= 1
         and command.min_replicas <= 1
         and not pool.nodes.suspects
+        and command.contents is None
     ):
         reply = _put_start_one(pool, command, session, namespace, now_s)
         if reply is not None:
@@ -109,6 +114,8 @@ def _put_start_one(
         if pool.record_of(row)[5] != namespace.incarnation or not is_known(pool, row):
             return None
         pool.policy.touch_one(pool.stamp_words, row)
+        if pool.tiers.has_budgets:
+            note_reuse(pool, np.array([row]))
         pool.counters.put_keys += 1
         pool.counters.put_exists += 1
         return PutStartReply(_EXISTS_ROW, b"", 0, pool.view_version)
@@ -185,6 +192,9 @@ def _put_start_many(
     unsealed = b""
     if todo is not None:
         unsealed = _withhold(pool, rows, present, puts)
+    reply = PutStartReply(b"", b"", 0, pool.view_version, unsealed=unsealed)
+    if command.contents is not None:
+        todo = grant_aliases(pool, command, session, namespace, todo, puts, reply)
     left = rows if todo is None else rows.take(todo)
     if len(left) and int(left.max()) >= 0:
         links = -1  # hidden objects stand where these will: commit has to look again
@@ -200,8 +210,9 @@ def _put_start_many(
             todo = at[refused == 0]
             keys = _Keys(command, todo)
         if not len(keys.units):
-            _count(pool, n, 0, present, puts)
-            return PutStartReply(puts.tobytes(), b"", 0, pool.view_version, unsealed=unsealed)
+            _count(pool, command, 0, present, puts)
+            reply.puts = puts.tobytes()
+            return reply
         replicas = max(1, command.replicas), max(1, command.min_replicas)
         placed = place(pool, keys.units, *replicas, _wanted(pool, command, session, now_s))
     finally:
@@ -213,17 +224,17 @@ def _put_start_many(
         keys = _Keys(command, todo)
     granted = len(keys.units)
     _fill_puts(puts, todo, placed)
-    _count(pool, n, granted, present, puts)
+    _count(pool, command, granted, present, puts)
+    reply.puts = puts.tobytes()
     if not granted:
-        return PutStartReply(puts.tobytes(), b"", 0, pool.view_version, unsealed=unsealed)
+        return reply
     grant = _grant(pool, command, session, namespace, todo, keys, placed, links)
     for segment in placed.segments:
         if segment.wants_slots():
             grow_slots(pool, segment)
-    extents = extent_rows(placed.spans, keys.lengths, placed.counts, placed.replicas)
-    return PutStartReply(
-        puts.tobytes(), extents, grant.grant_id, pool.view_version, unsealed=unsealed
-    )
+    reply.grant_id = grant.grant_id
+    reply.extents = extent_rows(placed.spans, keys.lengths, placed.counts, placed.replicas)
+    return reply
 
 
 class _Keys:
@@ -248,6 +259,11 @@ class _Keys:
         self.units = (self.lengths + (UNIT_BYTES - 1)) >> _UNIT_BITS
 
 
+def _contents(command: PutStart, positions: NDArray[np.int64] | None) -> NDArray[np.uint64] | None:
+    contents = command.contents
+    return contents if contents is None or positions is None else contents[positions]
+
+
 def _touch_present(
     pool: Pool, command: PutStart, rows: Rows, present: NDArray[np.bool_]
 ) -> NDArray[np.int64] | None:
@@ -258,6 +274,7 @@ def _touch_present(
     pool.counters.put_exists += count
     known = rows[present]
     pool.policy.touch(pool.stamp, known, command.chain)
+    note_reuse(pool, known)
     return (~present).nonzero()[0]
 
 
@@ -353,14 +370,19 @@ def _fill_puts(puts: NDArray[np.void], todo: NDArray[np.int64] | None, placed: P
 
 
 def _count(
-    pool: Pool, n: int, granted: int, present: NDArray[np.bool_], puts: NDArray[np.void]
+    pool: Pool, command: PutStart, granted: int, present: NDArray[np.bool_], puts: NDArray[np.void]
 ) -> None:
-    counters = pool.counters
+    counters, n = pool.counters, len(puts)
     counters.put_granted += granted
     if granted == n:
         return
-    refused = n - granted - int(np.count_nonzero(present))
-    no_space = int(np.count_nonzero(puts["status"] == PutStatus.NO_SPACE))
+    aliases = int(np.count_nonzero(puts["status"] == PutStatus.DEDUPLICATED))
+    counters.put_granted += aliases
+    refused = n - granted - aliases - int(np.count_nonzero(present))
+    roomless = puts["status"] == PutStatus.NO_SPACE
+    no_space = int(np.count_nonzero(roomless))
+    if no_space:
+        pool.decisions.note(Fate.REFUSED, 0, command.digests[roomless], pool.now_s)
     counters.put_no_space += no_space
     counters.put_refused += refused - no_space
 
@@ -395,6 +417,7 @@ def _grant(
         pool.segments.drops,
         links,
         chain=command.chain,
+        contents=_contents(command, positions),
     )
     note(pool, keys.digests, namespace.incarnation)
     pool.register_grant(session, grant)

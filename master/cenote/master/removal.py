@@ -16,9 +16,9 @@ from .commands import (
     SetQuota,
     Unpin,
 )
+from .digest_checks import check_digests
 from .effects import Gone, GoneReason, NamespaceOpened, Pinned, QuotaSet
 from .lifetimes import set_pins
-from .lookups import check_digests
 from .namespaces import Namespace
 from .pool import Pool, Rows
 from .rebuilding import refuse_while_blank, tell_namespace

@@ -8,6 +8,7 @@ replaces an older one, whatever order they come in.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,16 @@ from numpy.typing import NDArray
 
 from cenote.api.errors import InternalError, StaleEpoch
 
+from .dynamic_config import apply_configured
 from .effects import (
+    Configured,
+    Digested,
     DurableEffect,
     EpochStarted,
     Expires,
     Gone,
     GoneReason,
+    NamespaceGone,
     NamespaceOpened,
     NodeDrains,
     NodeKnown,
@@ -39,6 +44,7 @@ from .lifetimes import lifetimes, pins, replay_expires, replay_pinned, start_tim
 from .move_tables import Cause
 from .objects import LIVE
 from .pool import Pool, Rows
+from .quotas import NO_QUOTA
 from .rebuilding import begin_pool, known_pool, name_pool
 from .spans import SEGMENT_MASK, distinct, from_placed, to_placed
 
@@ -135,13 +141,27 @@ def _replicas_changed(pool: Pool, effect: ReplicasChanged) -> None:
     there[there] = pool.seqs_of(rows[there]) == effect.seqs[there]
     counts = effect.extent_counts.astype(np.int64)
     spans = from_placed(effect.placed)[np.repeat(there, counts)]
-    rows, counts = rows[there], counts[there]
-    if len(rows):
-        pool.set_spans(rows, counts, spans, effect.replicas[there])
+    rows, counts, replicas = rows[there], counts[there], effect.replicas[there]
+    if not len(rows):
+        return
+    # Several changes were joined when they were read: of one object the last is what it has.
+    _, from_end = np.unique(rows[::-1], return_index=True)
+    if len(from_end) < len(rows):
+        last = np.zeros(len(rows), np.bool_)
+        last[len(rows) - 1 - from_end] = True
+        spans = np.ascontiguousarray(spans[np.repeat(last, counts)])
+        rows, counts, replicas = rows[last], counts[last], replicas[last]
+    pool.set_spans(rows, counts, spans, replicas)
 
 
 def _namespace(pool: Pool, effect: NamespaceOpened) -> None:
     pool.namespaces.apply(effect)
+    pool.sweep_at = 1
+
+
+def _namespace_gone(pool: Pool, effect: NamespaceGone) -> None:
+    pool.namespaces.delete(effect.namespace_id)
+    pool.quotas.apply(replace(NO_QUOTA, namespace_id=effect.namespace_id))
     pool.sweep_at = 1
 
 
@@ -191,6 +211,10 @@ def _segment_gone(pool: Pool, effect: SegmentGone) -> None:
     pool.segments.drop(effect.segment_id)
 
 
+def _digested(pool: Pool, effect: Digested) -> None:
+    pool.blobs.add(effect.contents, effect.digests, effect.seqs)
+
+
 def _epoch(pool: Pool, effect: EpochStarted) -> None:
     pool.replayed_epoch = max(pool.replayed_epoch, effect.epoch)
     pool.last_seq = max(pool.last_seq, effect.last_seq)
@@ -208,6 +232,8 @@ _REPLAY: dict[type[DurableEffect], Callable[[Pool, Any], None]] = {
     Gone: _gone,
     ReplicasChanged: _replicas_changed,
     NamespaceOpened: _namespace,
+    NamespaceGone: _namespace_gone,
+    Configured: apply_configured,
     QuotaSet: _quota,
     NodeKnown: _node,
     NodeServes: _serves,
@@ -218,6 +244,7 @@ _REPLAY: dict[type[DurableEffect], Callable[[Pool, Any], None]] = {
     SegmentGone: _segment_gone,
     Pinned: replay_pinned,
     Expires: replay_expires,
+    Digested: _digested,
     EpochStarted: _epoch,
     PoolKnown: _pool,
 }
@@ -286,6 +313,10 @@ def _parts(pool: Pool) -> Iterator[DurableEffect]:
     yield from _epochs(pool)
     for namespace in sorted(pool.namespaces.by_id.values(), key=lambda n: n.namespace_id):
         yield namespace.opened()
+    if pool.namespaces.highest_deleted:
+        yield NamespaceGone(pool.namespaces.highest_deleted)
+    if pool.overrides:
+        yield Configured(pool.overrides)
     yield from pool.quotas.by_id.values()
     if pool.pool_id:
         yield known_pool(pool)
@@ -308,6 +339,14 @@ def _parts(pool: Pool) -> Iterator[DurableEffect]:
         yield from _stored_chunk(pool, rows[start : start + _CHUNK_ROWS])
     yield from pins(pool, rows)
     yield from lifetimes(pool)
+    yield from _contents(pool)
+
+
+def _contents(pool: Pool) -> Iterator[Digested]:
+    contents, digests, seqs = pool.blobs.entries()
+    for start in range(0, len(seqs), _CHUNK_ROWS):
+        part = slice(start, start + _CHUNK_ROWS)
+        yield Digested(digests[part], seqs[part], contents[part])
 
 
 def _epochs(pool: Pool) -> Iterator[DurableEffect]:

@@ -296,6 +296,8 @@ class RequestReader:
         content = message.content_digests
         if content and len(content) != len(digests) * DIGEST_BYTES:
             raise InvalidArgument("content_digests is not one digest a key")
+        if content:
+            command.contents = unpack_digests(content)
         if message.HasField("options"):
             _apply_options(command, message.options)
         if message.shard_count:
@@ -341,6 +343,7 @@ class RequestReader:
             _failed_replicas(message.failed_replicas),
             self._names(message.names, len(checksums)) if message.HasField("names") else None,
             message.sealed_through,
+            message.tickets or None,
         )
 
     def _names(self, names: pb.SpareNames, count: int) -> SpareNames:

@@ -14,7 +14,7 @@ from .allocator import SegmentAllocator
 from .effects import SegmentKnown, SlotsGrown
 from .nodes import Node, NodeState
 from .slots import SlotNumbers
-from .spans import SEGMENT_MASK, Spans, by_segment
+from .spans import SEGMENT_MASK, Spans, by_segment, joined_runs, leaders_of
 
 __all__ = ["DRAM", "GROW_ALWAYS", "NO_SLOT", "Segment", "Segments"]
 
@@ -50,6 +50,8 @@ class Segment:
         "retired",
         "retired_units",
         "segment_id",
+        "shared",
+        "shared_units",
         "size_bytes",
         "slots",
         "tier",
@@ -78,6 +80,11 @@ class Segment:
         not was refused then, or has gone since: its space may be another's."""
         self.is_new = False
         """Met first in this epoch: no lease of an earlier one can be on it."""
+        self.shared: dict[int, int] = {}
+        """By offset: how many hold this extent beside the first one (content dedup). Space is free
+        when nobody holds it any more; each holder has a slot of its own."""
+        self.shared_units = 0
+        """What they would take, had each an extent of its own."""
 
     def known(self) -> SegmentKnown:
         """What SegmentKnown says of it now; growth of its slot table follows as SlotsGrown."""
@@ -195,16 +202,18 @@ class Segment:
             return
         if len(spans) == 1 and not number:
             _, slot, offset, length = spans[0].tolist()
-            allocator.free(offset, length)
+            self.give_space(offset, length)
             if slot != NO_SLOT:
                 self.slots.give_one(slot)
             return
-        offsets, lengths = spans[:, 2].astype(np.int64), spans[:, 3].astype(np.int64)
-        if number:
-            allocator.hold(number, offsets, lengths)
-        else:
-            allocator.free_bulk(offsets, lengths)
         slots = spans[:, 1]
+        if self.shared:
+            spans = spans[[not self._unshare(*place) for place in spans[:, 2:4].tolist()]]
+        offsets, lengths = spans[:, 2].astype(np.int64), spans[:, 3].astype(np.int64)
+        if number and len(spans):
+            allocator.hold(number, offsets, lengths)
+        elif len(spans):
+            allocator.free_bulk(offsets, lengths)
         if int(slots.max()) == NO_SLOT:
             slots = slots[slots != NO_SLOT]
         self.slots.give(slots)
@@ -229,34 +238,70 @@ class Segment:
         return [] if allocator is None else allocator.allocate_between(offset, end)
 
     def give_space(self, offset: int, length: int) -> None:
-        """Undo `claim`."""
-        if self.allocator is not None:
+        """Undo `claim`, or `share`."""
+        if self.allocator is not None and not (self.shared and self._unshare(offset, length)):
             self.allocator.free(offset, length)
 
+    def share(self, offset: int, length: int) -> None:
+        """One more holds this extent, all of it, which is taken."""
+        self.shared[offset] = self.shared.get(offset, 0) + 1
+        self.shared_units += length
+
+    def _unshare(self, offset: int, length: int) -> bool:
+        """One less holds this extent; False where nobody else does."""
+        others = self.shared.get(offset, 0)
+        if not others:
+            return False
+        self.shared_units -= length
+        if others == 1:
+            del self.shared[offset]
+        else:
+            self.shared[offset] = others - 1
+        return True
+
     def build(
-        self, ready_units: int, spans: Spans, order: Callable[[], NDArray[np.int64]]
+        self,
+        ready_units: int,
+        spans: Spans,
+        order: Callable[[], NDArray[np.int64]],
+        contents: Callable[[], NDArray[np.uint64]],
     ) -> list[int]:
         """Make the allocator, with these spans taken.
 
         Returns the positions of those that can't be: out of range, in a range that was given up for
         slots (a journal that lost its end knows of neither that nor of their removal before), or
         over others that come earlier in `order`, which is only asked for where it matters. Their
-        owners must go.
+        owners must go. Spans of the same place share it where their `contents` (uint64[n, 2]: size
+        and checksum of the objects) are the same.
         """
         self.ready_units = ready_units
         self.slots = SlotNumbers(self.slots.total)
         self.allocator = allocator = self._empty_allocator()
+        self.shared, self.shared_units = {}, 0
         refused: list[int] = []
-        runs = _joined_runs(spans, ready_units)
+        runs, leaders = joined_runs(spans, ready_units), np.arange(len(spans))
+        if runs is None:
+            leaders = leaders_of(spans, contents())
+            runs = joined_runs(spans[np.unique(leaders)], ready_units)
         if runs is not None:
             if all(allocator.allocate_at(o, n) for o, n in runs):
                 self.slots.claim(spans[:, 1])
+                for place in spans[leaders != np.arange(len(spans)), 2:4].tolist():
+                    self.share(*place)
                 return refused
             self.allocator = allocator = self._empty_allocator()
         places = spans[:, 2:4].tolist()
+        taken: dict[int, bool] = {}
+        """By leader: whether its place could be taken."""
         for i in order().tolist():
             offset, length = places[i]
-            if offset + length > ready_units or not allocator.allocate_at(offset, length):
+            leader = int(leaders[i])
+            if leader not in taken:
+                fits = offset + length <= ready_units
+                taken[leader] = fits and allocator.allocate_at(offset, length)
+            elif taken[leader]:
+                self.share(offset, length)
+            if not taken[leader]:
                 refused.append(i)
         self.slots.claim(np.delete(spans[:, 1], refused))
         return refused
@@ -315,20 +360,6 @@ class Segment:
         self.slots.total = max(self.slots.total, grown.slots)
 
 
-def _joined_runs(spans: Spans, ready_units: int) -> list[tuple[int, int]] | None:
-    """(offset, length) of what spans cover, neighbours joined; None when some overlap."""
-    if not len(spans):
-        return []
-    order = np.argsort(spans[:, 2], kind="stable")
-    starts = spans[order, 2].astype(np.int64)
-    ends = starts + spans[order, 3]
-    if int(ends[-1]) > ready_units or (starts[1:] < ends[:-1]).any():
-        return None
-    heads = np.flatnonzero(np.r_[True, starts[1:] != ends[:-1]])
-    tails = np.r_[heads[1:], len(starts)] - 1
-    return list(zip(starts[heads].tolist(), (ends[tails] - starts[heads]).tolist(), strict=True))
-
-
 class Segments:
     """All segments that are not gone. Columns are indexed by segment id; ids are never reused."""
 
@@ -345,6 +376,7 @@ class Segments:
         "freed",
         "freed_number",
         "has_ssd",
+        "kept_units",
         "on_ssd",
         "readable",
         "shut",
@@ -362,6 +394,8 @@ class Segments:
         """Rises with each of them."""
         self._holding: set[int] = set()
         """Segments that hold something back."""
+        self.kept_units = 0
+        """Given, and not free for that, since others hold it, too; since the start."""
         self.drops = 0
         """How many have gone: grants made before the last one may have lost extents."""
         self.shut: set[int] = set()
@@ -444,7 +478,9 @@ class Segments:
         for segment_id, part in by_segment(spans):
             segment = self.by_id.get(segment_id)
             if segment is not None:
+                shared_units = segment.shared_units
                 segment.give(part, number)
+                self.kept_units += shared_units - segment.shared_units
                 if number:
                     self._holding.add(segment_id)
 

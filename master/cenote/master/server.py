@@ -196,7 +196,7 @@ class MasterServer:
             )
             self._grpc.add_service(
                 admin_pb2_grpc.add_AdminServiceServicer_to_server,
-                AdminGrpc(front, version=self._version, cluster_name=config.cluster_name),
+                AdminGrpc(front, config, version=self._version),
                 ADMIN_SERVICE,
             )
             grpc_host, _ = host_and_port(config.grpc, "grpc")
@@ -204,7 +204,7 @@ class MasterServer:
             await self._grpc.start()
         if config.metrics_listen:
             metrics = Metrics()
-            register_metrics(metrics, front, self.lane.stats, self._ticks)
+            register_metrics(metrics, front, self.lane.stats, self._ticks, version=self._version)
             if self._guard is not None:
                 register_refusals(metrics, self._guard.refusals)
             metrics_host, metrics_port = host_and_port(config.metrics_listen, "metrics-listen")

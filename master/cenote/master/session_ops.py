@@ -100,8 +100,10 @@ def abandon_session(pool: Pool, session: Session) -> None:
     """
     pool.counters.sessions_expired += 1
     for grant in list(session.grants.values()):
-        quarantine(pool, session.session_id, grant.pending_spans())
-        end_grant(pool, session, grant)
+        if grant.checksums is None:
+            quarantine(pool, session.session_id, grant.pending_spans())
+        # Nothing is written to aliases.
+        end_grant(pool, session, grant, free=grant.checksums is not None)
     for lease in list(session.leases):
         if lease.is_hold:
             _orphan_hold(pool, session.session_id, lease)

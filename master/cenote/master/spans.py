@@ -27,6 +27,8 @@ __all__ = [
     "extent_rows",
     "from_extents",
     "from_placed",
+    "joined_runs",
+    "leaders_of",
     "pack_span",
     "segment_ids_of",
     "segments_of",
@@ -150,3 +152,24 @@ def extent_rows(
     sums = np.add.reduceat(out[:, 2], first).astype(np.int64)
     out[last, 2] -= (sums - lengths[owner[first]]).astype(np.uint64)
     return out.tobytes()
+
+
+def joined_runs(spans: Spans, ready_units: int) -> list[tuple[int, int]] | None:
+    """(offset, length) of what spans cover, neighbours joined; None when some overlap."""
+    if not len(spans):
+        return []
+    order = np.argsort(spans[:, 2], kind="stable")
+    starts = spans[order, 2].astype(np.int64)
+    ends = starts + spans[order, 3]
+    if int(ends[-1]) > ready_units or (starts[1:] < ends[:-1]).any():
+        return None
+    heads = np.flatnonzero(np.r_[True, starts[1:] != ends[:-1]])
+    tails = np.r_[heads[1:], len(starts)] - 1
+    return list(zip(starts[heads].tolist(), (ends[tails] - starts[heads]).tolist(), strict=True))
+
+
+def leaders_of(spans: Spans, contents: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """For each span the first one of the same place and contents, mostly itself."""
+    rows = np.column_stack((spans[:, 2:4].astype(np.uint64), contents))
+    _, first, group = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    return first[group.reshape(-1)]

@@ -19,7 +19,7 @@ A command that raises (a subclass of `CenoteError`) has changed nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -30,10 +30,13 @@ from cenote.api.rows import UNIT_BYTES
 from cenote.policy.base import EvictionPolicy
 
 from . import (
+    administering,
     attach,
     commits,
+    dynamic_config,
     evacuation,
     eviction,
+    explaining,
     housekeeping,
     lookups,
     node_ops,
@@ -48,7 +51,9 @@ from . import (
     view,
 )
 from . import commands as c
+from .admin_commands import Configure, DeleteNamespace, Evict
 from .effects import DurableEffect, Effect
+from .nodes import NodeState
 from .pool import Pool
 from .spans import Spans
 from .state_config import StateConfig
@@ -100,6 +105,9 @@ class MasterState:
             c.Detach: node_ops.detach,
             Drain: evacuation.drain,
             Rebalance: rebalancing.rebalance,
+            Configure: dynamic_config.configure,
+            DeleteNamespace: administering.delete_namespace,
+            Evict: administering.evict_objects,
             c.ReportFailure: node_ops.report_failure,
             c.NodeProbed: node_ops.node_probed,
             c.Tick: housekeeping.tick,
@@ -278,6 +286,14 @@ class MasterState:
     def namespaces(self) -> list[view.NamespaceStatus]:
         return view.namespaces(self._pool)
 
+    def node_states(self, now_s: float) -> list[NodeState]:
+        """Of each node, cheaply."""
+        return view.node_states(self._pool, now_s)
+
+    def namespace_uses(self) -> list[view.NamespaceUse]:
+        """Of each namespace, cheaply."""
+        return view.namespace_uses(self._pool)
+
     def tasks(self, now_s: float) -> list[task_view.TaskStatus]:
         """What is in hand that takes longer."""
         return list(task_view.tasks(self._pool, now_s))
@@ -290,6 +306,30 @@ class MasterState:
     ) -> view.ObjectStats:
         """Raises NamespaceReset."""
         return view.objects(self._pool, namespace_id, generation, digests, now_s)
+
+    def explain(
+        self, namespace_id: int, generation: int, digest: c.Digests, now_s: float
+    ) -> explaining.Explanation:
+        """What is known of one key: uint64[2]. Raises NamespaceReset."""
+        return explaining.explain(self._pool, namespace_id, generation, digest, now_s)
+
+    def holders(self, now_s: float) -> list[explaining.HolderStatus]:
+        """Sessions, and what each of them holds."""
+        return explaining.holders(self._pool, now_s)
+
+    def facts(self, now_s: float) -> dict[str, object]:
+        """Sizes of what it keeps, for people who look for a bug."""
+        return view.facts(self._pool, now_s)
+
+    @property
+    def overrides(self) -> Mapping[str, float]:
+        """Limits that were changed since the master was started."""
+        return self._pool.overrides
+
+    @property
+    def limits(self) -> StateConfig:
+        """What is in force."""
+        return self._pool.config
 
     def namespace_seed(self, namespace_id: int, generation: int) -> int:
         """Seed of the digests of a namespace's keys. Raises NamespaceReset."""

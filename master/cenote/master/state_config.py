@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
-__all__ = ["StateConfig"]
+__all__ = ["DYNAMIC", "StateConfig", "with_overrides"]
 
 MIB = 1 << 20
 
@@ -76,3 +79,21 @@ class StateConfig:
     pool_id: bytes = b""
     """Of a pool that begins now: 16 random bytes; empty where no metadata are kept."""
     namespaces_max: int = 10_000
+    decisions_max: int = 1 << 16
+    """Objects about whose end it is remembered why, for people who ask; 32 bytes each."""
+
+
+DYNAMIC: Final[Mapping[str, tuple[type, float, float]]] = {
+    "hot_bytes_per_s": (int, 0, 1 << 50),
+    "leased_share_max": (float, 0, 1),
+    "node_forget_s": (float, 1, 1e7),
+    "pinned_share_max": (float, 0, 1),
+    "repair_after_s": (float, 0.2, 1e7),
+}
+"""Name -> its type, the least and the most that it may be."""
+
+
+def with_overrides(config: StateConfig, values: Mapping[str, float]) -> StateConfig:
+    """With these values instead; names of another release do nothing."""
+    known = {n: DYNAMIC[n][0](v) for n, v in values.items() if n in DYNAMIC}
+    return dataclasses.replace(config, **known) if known else config

@@ -14,6 +14,7 @@ from typing import Any, Final
 from cenote.api.errors import TenureEnded
 
 from . import commands as c
+from .admin_commands import Configure, DeleteNamespace, Evict
 from .commands import ExtendTenure
 from .pool import Pool
 from .task_commands import Drain, Rebalance
@@ -37,6 +38,9 @@ DECISIONS: Final[frozenset[type[Any]]] = frozenset(
         c.Detach,
         Drain,
         Rebalance,
+        Configure,
+        DeleteNamespace,
+        Evict,
         c.ReportFailure,
         c.NodeProbed,
     )

@@ -49,7 +49,9 @@ def told_of(pool: Pool, rows: Rows, *, everything: bool) -> Told:
     in_memory[owner[~on_ssd]] = True
     if not in_memory.all():
         note_touches(pool, rows[~in_memory])
-        pool.counters.acquired_hits_ssd += int(np.count_nonzero(~in_memory))
+        cold_hits = int(np.count_nonzero(~in_memory))
+        pool.counters.acquired_hits_ssd += cold_hits
+        pool.namespaces.found_ssd[pool.record_of(int(rows[0]))[5]] += cold_hits
     if everything:
         cold = np.zeros(len(rows), np.bool_)
         cold[owner[on_ssd]] = True

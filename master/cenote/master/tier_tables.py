@@ -83,7 +83,17 @@ class Copies:
 class Tiers:
     """Whose turn it is next; checked again when it comes."""
 
-    __slots__ = ("at", "cold_until", "looked_at_s", "rows", "stamps", "victims", "wanted")
+    __slots__ = (
+        "allowances",
+        "at",
+        "cold_until",
+        "has_budgets",
+        "looked_at_s",
+        "rows",
+        "stamps",
+        "victims",
+        "wanted",
+    )
 
     def __init__(self) -> None:
         self.rows: Rows = np.zeros(0, np.int64)
@@ -95,5 +105,10 @@ class Tiers:
         self.looked_at_s = -1.0
         self.victims: dict[int, tuple[Rows, NDArray[np.uint64]]] = {}
         """SSD segment id -> what is to be evicted there next, and its stamps."""
+        self.allowances: dict[int, int] = {}
+        """Node id -> bytes that may be written to its device in this tick, where writes there have
+        a budget."""
+        self.has_budgets = False
+        """Whether there is any such node."""
         self.wanted: list[tuple[int, int]] = []
         """To be promoted: (row, seq)."""

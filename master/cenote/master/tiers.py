@@ -21,9 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cenote.api.rows import UNIT_BYTES
+from cenote.policy.endurance import is_admitted, is_spared
 from cenote.policy.lru import oldest_first
 
 from .copies import CopyRow, order_copies, rows_of_version
+from .decisions import Why
 from .eviction import evict, evict_nearby, reserve_units
 from .nodes import Node
 from .object_columns import COPIED, COPYING, PARTIAL, TOUCHED, UNCOPYABLE
@@ -35,7 +37,15 @@ from .spans import SEGMENT_MASK, Spans, pack_span, segments_of
 from .tier_tables import Copy
 from .victims import evictable_mask
 
-__all__ = ["note_chain", "note_touches", "plan_copies", "want"]
+__all__ = [
+    "is_tiered",
+    "note_cached_reads",
+    "note_chain",
+    "note_reuse",
+    "note_touches",
+    "plan_copies",
+    "want",
+]
 
 COPIES_PER_TICK = 128
 PROMOTIONS_PER_TICK = 32
@@ -46,6 +56,8 @@ CANDIDATES_S_MIN, CANDIDATES_ROW_S = 0.01, 50e-9
 they are."""
 SSD_VICTIMS = 4_096
 _PROMOTIONS_MAX = 4_096
+_BLOCK_BYTES = 4_096
+"""Of an SSD."""
 _ROOM_TRIES = 4
 _UNWANTED = UNCOPYABLE | PARTIAL
 _SSD_REPLICA_MIN = 1
@@ -73,6 +85,32 @@ def note_touches(pool: Pool, rows: Rows) -> None:
         wanted.extend(list(pairs)[: _PROMOTIONS_MAX - len(wanted)])
 
 
+def note_reuse(pool: Pool, rows: Rows) -> None:
+    """These were read, or put once more. Where a device's writes have a budget it is remembered of
+    what is in memory: that is the better worth a write."""
+    if pool.tiers.has_budgets:
+        on_ssd = pool.segments.on_ssd[pool.extent_words.take(rows * 4) & SEGMENT_MASK]
+        pool.state[rows[~on_ssd]] |= np.uint8(TOUCHED)
+
+
+def note_cached_reads(pool: Pool, rows: Rows) -> None:
+    """These were read from locations that readers remembered."""
+    if pool.segments.has_ssd:
+        note_reuse(pool, rows)
+        cold = rows[pool.segments.on_ssd[pool.extent_words.take(rows * 4) & SEGMENT_MASK]]
+        if len(cold):
+            note_touches(pool, cold)
+
+
+def is_tiered(pool: Pool, row: int, extents: int) -> bool:
+    """Whether a row that is read may be on an SSD. Notes its use, as `note_reuse`."""
+    if pool.segments.on_ssd[pool.extent_of(row)[0]]:
+        return True
+    if pool.tiers.has_budgets:
+        pool.state[row] |= np.uint8(TOUCHED)
+    return extents > 1
+
+
 def want(pool: Pool, rows: Rows) -> None:
     """These will be read soon: what of it is on an SSD alone is promoted, in this order."""
     wanted = pool.tiers.wanted
@@ -93,6 +131,7 @@ def plan_copies(pool: Pool, now_s: float) -> None:
     if not disks:
         return
     budgets = {node_id: _budget(pool, node_id, now_s) for node_id in disks}
+    _note_allowances(pool, disks)
     if pool.tiers.wanted:
         _promote(pool, budgets)
     _demote(pool, disks, budgets, now_s)
@@ -106,6 +145,34 @@ def _budget(pool: Pool, node_id: int, now_s: float) -> int:
     memory = sum(s.capacity_units for s in _memory_of(pool, node))
     most = min(pool.config.copying_bytes_max // UNIT_BYTES, memory >> 2)
     return most - pool.copies.units_by_node.get(node_id, 0)
+
+
+def _note_allowances(pool: Pool, disks: Iterable[int]) -> None:
+    """What devices whose writes have a budget may be written in this tick."""
+    allowances = {}
+    for node_id in disks:
+        counters = pool.nodes.by_id[node_id].counters
+        if counters.ssd_write_budget_bytes:
+            # Copies under way may be charged there already, or not.
+            under_way = pool.copies.units_by_node.get(node_id, 0) * UNIT_BYTES
+            allowances[node_id] = counters.ssd_write_allowance_bytes - under_way
+    pool.tiers.allowances = allowances
+    pool.tiers.has_budgets = bool(allowances)
+
+
+def _is_worth_it(pool: Pool, node_id: int, units: int, *, was_reused: bool) -> bool:
+    """Whether a copy of so many units may be written to a node's device, for the sake of its
+    budget; it is taken off this tick's allowance."""
+    allowance = pool.tiers.allowances.get(node_id)
+    if allowance is None:
+        return True
+    budget = pool.nodes.by_id[node_id].counters.ssd_write_budget_bytes
+    # Its last block is filled up, and a page of slots is written with it.
+    size = (-(-units * UNIT_BYTES // _BLOCK_BYTES) + 1) * _BLOCK_BYTES
+    if not is_admitted(size, budget, allowance, was_reused=was_reused):
+        return False
+    pool.tiers.allowances[node_id] = allowance - size
+    return True
 
 
 def _memory_of(pool: Pool, node: Node) -> list[Segment]:
@@ -171,8 +238,22 @@ def _look_for_cold(pool: Pool, disks: dict[int, list[Segment]]) -> None:
     pool.state[rows[has_copy]] |= np.uint8(COPIED)
     tiers.cold_until = int(pool.stamp[rows[-1]])
     has_copy |= (pool.state.take(rows) & np.uint8(COPYING | _UNWANTED)) != 0
+    if tiers.has_budgets:
+        has_copy |= _is_declined(pool, rows)
     tiers.rows = rows[~has_copy]
     tiers.stamps = pool.stamp.take(tiers.rows)
+
+
+def _is_declined(pool: Pool, rows: Rows) -> NDArray[np.bool_]:
+    """Which of them are not worth a write now: on a node that spares its device, and not asked for
+    since they were put."""
+    spared = np.zeros(len(pool.segments.readable), np.bool_)
+    for node_id, allowance in pool.tiers.allowances.items():
+        node = pool.nodes.by_id[node_id]
+        spared[node.segment_ids] = is_spared(node.counters.ssd_write_budget_bytes, allowance)
+    declined: NDArray[np.bool_] = spared[pool.extent_words.take(rows * 4) & SEGMENT_MASK]
+    declined &= (pool.state.take(rows) & TOUCHED) == 0
+    return declined
 
 
 def _demote_one(
@@ -199,6 +280,10 @@ def _demote_one(
         if nodes or budgets.get(node_id, 0) <= 0:
             continue
         units = sum(extent[5] for extent in here)
+        if not _is_worth_it(pool, node_id, units, was_reused=bool(state & TOUCHED)):
+            # Not for the next ones either, most likely: to be looked for anew, without such.
+            budgets[node_id], pool.tiers.at = 0, len(pool.tiers.rows)
+            continue
         owner = int(pool.incarnations_of(np.array([row]))[0])
         target = _take_on_ssd(pool, disks[node_id], units, owner)
         if target is None:
@@ -290,7 +375,7 @@ def _evict_on_ssd(pool: Pool, segment: Segment, units: int) -> bool:
             sums = np.cumsum(pool.extent_words.take(part * 4 + 3), dtype=np.int64)
             enough = int(np.searchsorted(sums, goal - freed)) + 1
             taken = min(enough, len(part))
-            freed += evict(pool, part[:taken], segment.tier) if taken else 0
+            freed += evict(pool, part[:taken], segment.tier, Why.SSD_FULL) if taken else 0
             at += 64 if taken == len(part) else int(np.flatnonzero(good)[taken])
         if stamps is not None:
             pool.tiers.victims[segment.segment_id] = (rows[at:], stamps[at:])

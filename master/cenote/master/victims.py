@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from cenote.policy.endurance import is_spared
+
 from .object_columns import COPIED, PARTIAL, UNCOPYABLE
 from .objects import LIVE
 from .pool import Pool, Rows
@@ -175,7 +177,10 @@ def _without_loss(pool: Pool, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
     copied_from = np.zeros(len(pool.segments.readable), np.bool_)
     nodes = [s.node for s in pool.segments.by_id.values() if s.tier != DRAM and s.is_usable]
     for node in nodes:
-        copied_from[node.segment_ids] = True
+        # Where a device is spared, most of what has no copy is not going to have one.
+        told = node.counters
+        if not is_spared(told.ssd_write_budget_bytes, told.ssd_write_allowance_bytes):
+            copied_from[node.segment_ids] = True
     good |= ~copied_from[pool.objects.segment]
     good &= mask
     return good if good.any() else mask

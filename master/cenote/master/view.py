@@ -24,12 +24,16 @@ __all__ = [
     "CurveOf",
     "MissRatios",
     "NamespaceStatus",
+    "NamespaceUse",
     "NodeStatus",
     "ObjectStats",
     "PoolStatus",
     "SegmentStatus",
     "curves",
+    "facts",
+    "namespace_uses",
     "namespaces",
+    "node_states",
     "nodes",
     "objects",
     "segments",
@@ -47,6 +51,8 @@ class PoolStatus:
     objects: int
     capacity_bytes: int
     used_bytes: int
+    logical_bytes: int
+    """What would be used, had each object bytes of its own (content dedup)."""
     """In memory, as the capacity is."""
     ssd_capacity_bytes: int
     ssd_used_bytes: int
@@ -60,6 +66,7 @@ class PoolStatus:
     leases: int
     leased_bytes: int
     """Payload."""
+    leased_bytes_max: int
     pinned_objects: int
     pinned_bytes: int
     """Payload."""
@@ -68,6 +75,8 @@ class PoolStatus:
     """What all quotas promise together."""
     ssd_quota_bytes: int
     sessions: int
+    quarantined_sessions: int
+    """Cut off by the master, and not yet by all daemons."""
     grants: int
     nodes_alive: int
     nodes_total: int
@@ -79,6 +88,9 @@ class PoolStatus:
     policy_wanted: str
     policy: str
     policy_switches: int
+    ssd_write_budget_bytes: int
+    """Of all SSDs that have one: for any 24 hours."""
+    ssd_written_day_bytes: int
     rdma_trouble: str
     """Of a node whose memory goes over TCP though it has RDMA, why; empty where there is none."""
     notice: str
@@ -113,6 +125,10 @@ class NodeStatus:
     rdma_received_bytes: int
     rdma_sent_bytes: int
     rdma_trouble: str
+    ssd_write_budget_bytes: int
+    ssd_write_allowance_bytes: int
+    ssd_written_day_bytes: int
+    ssd_written_total_bytes: int
     quarantined_session_ids: list[bytes]
 
 
@@ -160,6 +176,20 @@ class NamespaceStatus:
 
 
 @dataclass(slots=True)
+class NamespaceUse:
+    """What is known of a namespace without a look at its objects."""
+
+    name: str
+    objects: int
+    dram_bytes: int
+    ssd_bytes: int
+    asked: int
+    found: int
+    found_ssd: int
+    """Of those found, on SSDs alone."""
+
+
+@dataclass(slots=True)
 class ObjectStats:
     """As in an AcquireReply, without a lease or a touch; all columns one a key."""
 
@@ -197,13 +227,18 @@ def status(pool: Pool, now_s: float) -> PoolStatus:
     namespaces_ = pool.namespaces
     copying = sum(c.units for c in pool.copies.by_id.values() if not c.is_promotion)
     on_ssd = max(0, sum(s.used_units for s in segments_ if s.tier != DRAM) - copying)
+    logical = int(namespaces_.units.sum()) - on_ssd
+    # What is granted of others' extents is no object yet.
+    granted = sum(g.units for g in pool.grants.by_id.values() if g.checksums is not None)
+    saved = sum(s.shared_units for s in segments_) - granted
     return PoolStatus(
         epoch=pool.epoch,
         last_seq=pool.last_seq,
         view_version=pool.view_version,
         objects=pool.objects.live_count,
         capacity_bytes=pool.segments.memory_units * UNIT_BYTES,
-        used_bytes=(int(namespaces_.units.sum()) - on_ssd) * UNIT_BYTES,
+        used_bytes=max(0, logical - saved) * UNIT_BYTES,
+        logical_bytes=logical * UNIT_BYTES,
         ssd_capacity_bytes=sum(s.capacity_units for s in segments_ if s.tier != DRAM) * UNIT_BYTES,
         ssd_used_bytes=on_ssd * UNIT_BYTES,
         copying_bytes=pool.copies.units * UNIT_BYTES,
@@ -212,12 +247,14 @@ def status(pool: Pool, now_s: float) -> PoolStatus:
         quarantined_bytes=pool.orphans.units * UNIT_BYTES,
         leases=len(pool.leases),
         leased_bytes=pool.leased_bytes,
+        leased_bytes_max=pool.lease_cap_bytes,
         pinned_objects=pool.pinned_objects,
         pinned_bytes=pool.pinned_bytes,
         pinned_bytes_max=int(pool.capacity_bytes * pool.config.pinned_share_max),
         dram_quota_bytes=sum(quota.dram_bytes for quota in pool.quotas.by_id.values()),
         ssd_quota_bytes=sum(quota.ssd_bytes for quota in pool.quotas.by_id.values()),
         sessions=len(pool.sessions.by_id),
+        quarantined_sessions=len(pool.orphans),
         grants=len(pool.grants),
         nodes_alive=sum(node.is_readable and node.attached for node in nodes_),
         nodes_total=sum(bool(node.segment_ids) or node.is_readable for node in nodes_),
@@ -228,6 +265,8 @@ def status(pool: Pool, now_s: float) -> PoolStatus:
         policy_wanted=pool.config.policy,
         policy=pool.policy.name,
         policy_switches=pool.advisor.switches,
+        ssd_write_budget_bytes=sum(node.counters.ssd_write_budget_bytes for node in nodes_),
+        ssd_written_day_bytes=sum(node.counters.ssd_written_day_bytes for node in nodes_),
         rdma_trouble=_rdma_trouble(nodes_),
         notice=notice(pool),
         counters=pool.counters,
@@ -244,7 +283,6 @@ def _rdma_trouble(nodes_: Iterable[Node]) -> str:
 
 
 def _node(node: Node, parts: list[Segment], now_s: float) -> NodeStatus:
-    suspect = node.is_readable and any(t > now_s for t in node.suspect_until_s.values())
     return NodeStatus(
         node_id=node.node_id,
         uuid=node.uuid,
@@ -253,7 +291,7 @@ def _node(node: Node, parts: list[Segment], now_s: float) -> NodeStatus:
         failure_domain=node.domain,
         endpoints=list(node.endpoints),
         segment_ids=list(node.segment_ids),
-        state=NodeState.SUSPECT if suspect else node.state,
+        state=_state_of(node, now_s),
         attached=node.attached,
         drained=node.drained,
         capacity_bytes=sum(s.capacity_units for s in parts) * UNIT_BYTES,
@@ -269,8 +307,23 @@ def _node(node: Node, parts: list[Segment], now_s: float) -> NodeStatus:
         rdma_received_bytes=node.counters.rdma_received_bytes,
         rdma_sent_bytes=node.counters.rdma_sent_bytes,
         rdma_trouble=node.counters.rdma_trouble,
+        ssd_write_budget_bytes=node.counters.ssd_write_budget_bytes,
+        ssd_write_allowance_bytes=node.counters.ssd_write_allowance_bytes,
+        ssd_written_day_bytes=node.counters.ssd_written_day_bytes,
+        ssd_written_total_bytes=node.counters.ssd_written_total_bytes,
         quarantined_session_ids=list(node.quarantined_session_ids),
     )
+
+
+def _state_of(node: Node, now_s: float) -> NodeState:
+    suspect = node.is_readable and any(t > now_s for t in node.suspect_until_s.values())
+    return NodeState.SUSPECT if suspect else node.state
+
+
+def node_states(pool: Pool, now_s: float) -> list[NodeState]:
+    """Of each node that has segments, or can be read from."""
+    known = (n for n in pool.nodes.by_id.values() if n.segment_ids or n.is_readable)
+    return [_state_of(node, now_s) for node in known]
 
 
 def nodes(pool: Pool, now_s: float) -> list[NodeStatus]:
@@ -335,6 +388,58 @@ def namespaces(pool: Pool) -> list[NamespaceStatus]:
         )
         for namespace in sorted(columns.by_id.values(), key=lambda n: n.namespace_id)
     ]
+
+
+def facts(pool: Pool, now_s: float) -> dict[str, object]:
+    """Counters, and how much there is of everything."""
+    table = pool.objects
+    return {
+        "counters": {name: getattr(pool.counters, name) for name in Counters.__slots__},
+        "objects": table.live_count,
+        "rows": table.used_rows,
+        "high_water": table.high_water,
+        "table_bytes": table.memory_bytes(),
+        "sessions": len(pool.sessions.by_id),
+        "leases": len(pool.leases),
+        "grants": len(pool.grants),
+        "orphans": len(pool.orphans),
+        "incarnations": pool.namespaces.count,
+        "stale_objects": pool.namespaces.stale_objects,
+        "segments": [
+            {
+                "segment_id": s.segment_id,
+                "node": s.node.name,
+                "free_units": s.free_units,
+                "largest_free_units": s.largest_free_units,
+                "free_runs": s.free_runs,
+                "usable": s.is_usable,
+            }
+            for s in pool.segments.by_id.values()
+        ],
+        "decisions": {"keys": len(pool.decisions), "batches": pool.decisions.batches},
+        "adoption_open": pool.adoption_open,
+        "tenure_left_s": pool.tenure_end_s - now_s,
+    }
+
+
+def namespace_uses(pool: Pool) -> list[NamespaceUse]:
+    columns = pool.namespaces
+    found = []
+    for namespace in columns.by_id.values():
+        at = namespace.incarnation
+        ssd_units = int(columns.ssd_units[at])
+        found.append(
+            NamespaceUse(
+                namespace.name,
+                int(columns.objects[at]),
+                (int(columns.units[at]) - ssd_units) * UNIT_BYTES,
+                ssd_units * UNIT_BYTES,
+                columns.asked[at],
+                columns.found[at],
+                columns.found_ssd[at],
+            )
+        )
+    return found
 
 
 def curves(pool: Pool) -> MissRatios:

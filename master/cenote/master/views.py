@@ -101,6 +101,10 @@ def node_message(node: NodeStatus) -> admin_pb2.NodeStatus:
         rdma_received_bytes=node.rdma_received_bytes,
         rdma_sent_bytes=node.rdma_sent_bytes,
         rdma_trouble=node.rdma_trouble,
+        ssd_write_budget_bytes=node.ssd_write_budget_bytes,
+        ssd_write_allowance_bytes=node.ssd_write_allowance_bytes,
+        ssd_written_day_bytes=node.ssd_written_day_bytes,
+        ssd_written_total_bytes=node.ssd_written_total_bytes,
     )
 
 

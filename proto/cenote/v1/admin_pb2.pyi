@@ -11,7 +11,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("cluster_name", "epoch", "role", "metadata_backend", "uptime_s", "objects", "capacity_bytes", "used_bytes", "granted_bytes", "condemned_bytes", "quarantined_bytes", "leases", "leased_bytes", "sessions", "grants", "evicted_objects", "evicted_bytes", "nodes_alive", "nodes_total", "metadata_memory_bytes", "journal_bytes", "last_seq", "pinned_objects", "server_version", "acquired_keys", "acquired_hits", "lost_objects", "damaged_replicas", "broken_slots", "unverified_slots", "masters", "backlog_entries", "backlog_bytes", "backlog_age_s", "tenure_left_s", "writes_refused", "last_entry", "notice", "eviction_policy_wanted", "eviction_policy", "eviction_policy_switches", "ssd_capacity_bytes", "ssd_used_bytes", "acquired_hits_ssd", "demoted_objects", "demoted_bytes", "promoted_objects", "promoted_bytes", "failed_copies", "evicted_to_ssd", "copying_bytes", "rdma_trouble", "pinned_bytes", "pinned_bytes_max", "expired_objects", "dram_quota_bytes", "ssd_quota_bytes", "moving")
+    __slots__ = ("cluster_name", "epoch", "role", "metadata_backend", "uptime_s", "objects", "capacity_bytes", "used_bytes", "granted_bytes", "condemned_bytes", "quarantined_bytes", "leases", "leased_bytes", "sessions", "grants", "evicted_objects", "evicted_bytes", "nodes_alive", "nodes_total", "metadata_memory_bytes", "journal_bytes", "last_seq", "pinned_objects", "server_version", "acquired_keys", "acquired_hits", "lost_objects", "damaged_replicas", "broken_slots", "unverified_slots", "masters", "backlog_entries", "backlog_bytes", "backlog_age_s", "tenure_left_s", "writes_refused", "last_entry", "notice", "eviction_policy_wanted", "eviction_policy", "eviction_policy_switches", "ssd_capacity_bytes", "ssd_used_bytes", "acquired_hits_ssd", "demoted_objects", "demoted_bytes", "promoted_objects", "promoted_bytes", "failed_copies", "evicted_to_ssd", "copying_bytes", "rdma_trouble", "ssd_write_budget_bytes", "ssd_written_day_bytes", "pinned_bytes", "pinned_bytes_max", "expired_objects", "dram_quota_bytes", "ssd_quota_bytes", "moving", "logical_bytes", "dedup_objects", "dedup_bytes")
     CLUSTER_NAME_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -64,12 +64,17 @@ class GetStatusResponse(_message.Message):
     EVICTED_TO_SSD_FIELD_NUMBER: _ClassVar[int]
     COPYING_BYTES_FIELD_NUMBER: _ClassVar[int]
     RDMA_TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    SSD_WRITE_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SSD_WRITTEN_DAY_BYTES_FIELD_NUMBER: _ClassVar[int]
     PINNED_BYTES_FIELD_NUMBER: _ClassVar[int]
     PINNED_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     EXPIRED_OBJECTS_FIELD_NUMBER: _ClassVar[int]
     DRAM_QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
     SSD_QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
     MOVING_FIELD_NUMBER: _ClassVar[int]
+    LOGICAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEDUP_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    DEDUP_BYTES_FIELD_NUMBER: _ClassVar[int]
     cluster_name: str
     epoch: int
     role: str
@@ -122,13 +127,18 @@ class GetStatusResponse(_message.Message):
     evicted_to_ssd: int
     copying_bytes: int
     rdma_trouble: str
+    ssd_write_budget_bytes: int
+    ssd_written_day_bytes: int
     pinned_bytes: int
     pinned_bytes_max: int
     expired_objects: int
     dram_quota_bytes: int
     ssd_quota_bytes: int
     moving: str
-    def __init__(self, cluster_name: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[str] = ..., metadata_backend: _Optional[str] = ..., uptime_s: _Optional[float] = ..., objects: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., condemned_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., sessions: _Optional[int] = ..., grants: _Optional[int] = ..., evicted_objects: _Optional[int] = ..., evicted_bytes: _Optional[int] = ..., nodes_alive: _Optional[int] = ..., nodes_total: _Optional[int] = ..., metadata_memory_bytes: _Optional[int] = ..., journal_bytes: _Optional[int] = ..., last_seq: _Optional[int] = ..., pinned_objects: _Optional[int] = ..., server_version: _Optional[str] = ..., acquired_keys: _Optional[int] = ..., acquired_hits: _Optional[int] = ..., lost_objects: _Optional[int] = ..., damaged_replicas: _Optional[int] = ..., broken_slots: _Optional[int] = ..., unverified_slots: _Optional[int] = ..., masters: _Optional[_Iterable[_Union[MasterInfo, _Mapping]]] = ..., backlog_entries: _Optional[int] = ..., backlog_bytes: _Optional[int] = ..., backlog_age_s: _Optional[float] = ..., tenure_left_s: _Optional[float] = ..., writes_refused: _Optional[str] = ..., last_entry: _Optional[int] = ..., notice: _Optional[str] = ..., eviction_policy_wanted: _Optional[str] = ..., eviction_policy: _Optional[str] = ..., eviction_policy_switches: _Optional[int] = ..., ssd_capacity_bytes: _Optional[int] = ..., ssd_used_bytes: _Optional[int] = ..., acquired_hits_ssd: _Optional[int] = ..., demoted_objects: _Optional[int] = ..., demoted_bytes: _Optional[int] = ..., promoted_objects: _Optional[int] = ..., promoted_bytes: _Optional[int] = ..., failed_copies: _Optional[int] = ..., evicted_to_ssd: _Optional[int] = ..., copying_bytes: _Optional[int] = ..., rdma_trouble: _Optional[str] = ..., pinned_bytes: _Optional[int] = ..., pinned_bytes_max: _Optional[int] = ..., expired_objects: _Optional[int] = ..., dram_quota_bytes: _Optional[int] = ..., ssd_quota_bytes: _Optional[int] = ..., moving: _Optional[str] = ...) -> None: ...
+    logical_bytes: int
+    dedup_objects: int
+    dedup_bytes: int
+    def __init__(self, cluster_name: _Optional[str] = ..., epoch: _Optional[int] = ..., role: _Optional[str] = ..., metadata_backend: _Optional[str] = ..., uptime_s: _Optional[float] = ..., objects: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., condemned_bytes: _Optional[int] = ..., quarantined_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., sessions: _Optional[int] = ..., grants: _Optional[int] = ..., evicted_objects: _Optional[int] = ..., evicted_bytes: _Optional[int] = ..., nodes_alive: _Optional[int] = ..., nodes_total: _Optional[int] = ..., metadata_memory_bytes: _Optional[int] = ..., journal_bytes: _Optional[int] = ..., last_seq: _Optional[int] = ..., pinned_objects: _Optional[int] = ..., server_version: _Optional[str] = ..., acquired_keys: _Optional[int] = ..., acquired_hits: _Optional[int] = ..., lost_objects: _Optional[int] = ..., damaged_replicas: _Optional[int] = ..., broken_slots: _Optional[int] = ..., unverified_slots: _Optional[int] = ..., masters: _Optional[_Iterable[_Union[MasterInfo, _Mapping]]] = ..., backlog_entries: _Optional[int] = ..., backlog_bytes: _Optional[int] = ..., backlog_age_s: _Optional[float] = ..., tenure_left_s: _Optional[float] = ..., writes_refused: _Optional[str] = ..., last_entry: _Optional[int] = ..., notice: _Optional[str] = ..., eviction_policy_wanted: _Optional[str] = ..., eviction_policy: _Optional[str] = ..., eviction_policy_switches: _Optional[int] = ..., ssd_capacity_bytes: _Optional[int] = ..., ssd_used_bytes: _Optional[int] = ..., acquired_hits_ssd: _Optional[int] = ..., demoted_objects: _Optional[int] = ..., demoted_bytes: _Optional[int] = ..., promoted_objects: _Optional[int] = ..., promoted_bytes: _Optional[int] = ..., failed_copies: _Optional[int] = ..., evicted_to_ssd: _Optional[int] = ..., copying_bytes: _Optional[int] = ..., rdma_trouble: _Optional[str] = ..., ssd_write_budget_bytes: _Optional[int] = ..., ssd_written_day_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., pinned_bytes_max: _Optional[int] = ..., expired_objects: _Optional[int] = ..., dram_quota_bytes: _Optional[int] = ..., ssd_quota_bytes: _Optional[int] = ..., moving: _Optional[str] = ..., logical_bytes: _Optional[int] = ..., dedup_objects: _Optional[int] = ..., dedup_bytes: _Optional[int] = ...) -> None: ...
 
 class MasterInfo(_message.Message):
     __slots__ = ("name", "addresses", "grpc", "role", "silent_s")
@@ -155,7 +165,7 @@ class ListNodesResponse(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("view", "capacity_bytes", "used_bytes", "heartbeat_age_s", "read_bytes", "written_bytes", "sessions", "process_id", "server_version", "rdma_registered_bytes", "rdma_queue_pairs", "rdma_received_bytes", "rdma_sent_bytes", "rdma_trouble", "drained")
+    __slots__ = ("view", "capacity_bytes", "used_bytes", "heartbeat_age_s", "read_bytes", "written_bytes", "sessions", "process_id", "server_version", "rdma_registered_bytes", "rdma_queue_pairs", "rdma_received_bytes", "rdma_sent_bytes", "rdma_trouble", "ssd_write_budget_bytes", "ssd_write_allowance_bytes", "ssd_written_day_bytes", "ssd_written_total_bytes", "drained")
     VIEW_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +180,10 @@ class NodeStatus(_message.Message):
     RDMA_RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     RDMA_SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     RDMA_TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    SSD_WRITE_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SSD_WRITE_ALLOWANCE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SSD_WRITTEN_DAY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SSD_WRITTEN_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     DRAINED_FIELD_NUMBER: _ClassVar[int]
     view: _common_pb2.NodeView
     capacity_bytes: int
@@ -185,8 +199,12 @@ class NodeStatus(_message.Message):
     rdma_received_bytes: int
     rdma_sent_bytes: int
     rdma_trouble: str
+    ssd_write_budget_bytes: int
+    ssd_write_allowance_bytes: int
+    ssd_written_day_bytes: int
+    ssd_written_total_bytes: int
     drained: bool
-    def __init__(self, view: _Optional[_Union[_common_pb2.NodeView, _Mapping]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., heartbeat_age_s: _Optional[float] = ..., read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., sessions: _Optional[int] = ..., process_id: _Optional[int] = ..., server_version: _Optional[str] = ..., rdma_registered_bytes: _Optional[int] = ..., rdma_queue_pairs: _Optional[int] = ..., rdma_received_bytes: _Optional[int] = ..., rdma_sent_bytes: _Optional[int] = ..., rdma_trouble: _Optional[str] = ..., drained: bool = ...) -> None: ...
+    def __init__(self, view: _Optional[_Union[_common_pb2.NodeView, _Mapping]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., heartbeat_age_s: _Optional[float] = ..., read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., sessions: _Optional[int] = ..., process_id: _Optional[int] = ..., server_version: _Optional[str] = ..., rdma_registered_bytes: _Optional[int] = ..., rdma_queue_pairs: _Optional[int] = ..., rdma_received_bytes: _Optional[int] = ..., rdma_sent_bytes: _Optional[int] = ..., rdma_trouble: _Optional[str] = ..., ssd_write_budget_bytes: _Optional[int] = ..., ssd_write_allowance_bytes: _Optional[int] = ..., ssd_written_day_bytes: _Optional[int] = ..., ssd_written_total_bytes: _Optional[int] = ..., drained: bool = ...) -> None: ...
 
 class ListSegmentsRequest(_message.Message):
     __slots__ = ()
@@ -437,3 +455,250 @@ class RebalanceRequest(_message.Message):
 class RebalanceResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class DeleteNamespaceRequest(_message.Message):
+    __slots__ = ("name", "credentials")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    credentials: _common_pb2.Credentials
+    def __init__(self, name: _Optional[str] = ..., credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ...) -> None: ...
+
+class DeleteNamespaceResponse(_message.Message):
+    __slots__ = ("objects",)
+    OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    objects: int
+    def __init__(self, objects: _Optional[int] = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("namespace", "key", "credentials")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    key: bytes
+    credentials: _common_pb2.Credentials
+    def __init__(self, namespace: _Optional[str] = ..., key: _Optional[bytes] = ..., credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("state", "size_bytes", "version", "idle_s", "leases", "pinned_s", "places", "writer", "decisions", "log_keys", "log_s", "over_quota", "found_in", "namespace", "tenure_s")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    PINNED_S_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    WRITER_FIELD_NUMBER: _ClassVar[int]
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    LOG_KEYS_FIELD_NUMBER: _ClassVar[int]
+    LOG_S_FIELD_NUMBER: _ClassVar[int]
+    OVER_QUOTA_FIELD_NUMBER: _ClassVar[int]
+    FOUND_IN_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TENURE_S_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    size_bytes: int
+    version: _common_pb2.Version
+    idle_s: float
+    leases: int
+    pinned_s: float
+    places: _containers.RepeatedCompositeFieldContainer[ObjectPlace]
+    writer: str
+    decisions: _containers.RepeatedCompositeFieldContainer[KeyDecision]
+    log_keys: int
+    log_s: float
+    over_quota: bool
+    found_in: _containers.RepeatedScalarFieldContainer[str]
+    namespace: NamespaceStatus
+    tenure_s: float
+    def __init__(self, state: _Optional[str] = ..., size_bytes: _Optional[int] = ..., version: _Optional[_Union[_common_pb2.Version, _Mapping]] = ..., idle_s: _Optional[float] = ..., leases: _Optional[int] = ..., pinned_s: _Optional[float] = ..., places: _Optional[_Iterable[_Union[ObjectPlace, _Mapping]]] = ..., writer: _Optional[str] = ..., decisions: _Optional[_Iterable[_Union[KeyDecision, _Mapping]]] = ..., log_keys: _Optional[int] = ..., log_s: _Optional[float] = ..., over_quota: bool = ..., found_in: _Optional[_Iterable[str]] = ..., namespace: _Optional[_Union[NamespaceStatus, _Mapping]] = ..., tenure_s: _Optional[float] = ...) -> None: ...
+
+class ObjectPlace(_message.Message):
+    __slots__ = ("replica", "segment_id", "tier", "node_name", "node_state", "attached", "offset_bytes", "length_bytes")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    NODE_NAME_FIELD_NUMBER: _ClassVar[int]
+    NODE_STATE_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    segment_id: int
+    tier: _common_pb2.Tier
+    node_name: str
+    node_state: _common_pb2.NodeState
+    attached: bool
+    offset_bytes: int
+    length_bytes: int
+    def __init__(self, replica: _Optional[int] = ..., segment_id: _Optional[int] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., node_name: _Optional[str] = ..., node_state: _Optional[_Union[_common_pb2.NodeState, str]] = ..., attached: bool = ..., offset_bytes: _Optional[int] = ..., length_bytes: _Optional[int] = ...) -> None: ...
+
+class KeyDecision(_message.Message):
+    __slots__ = ("fate", "cause", "ago_s", "idle_s", "batch_objects", "seq")
+    FATE_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    AGO_S_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    BATCH_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    fate: str
+    cause: str
+    ago_s: float
+    idle_s: float
+    batch_objects: int
+    seq: int
+    def __init__(self, fate: _Optional[str] = ..., cause: _Optional[str] = ..., ago_s: _Optional[float] = ..., idle_s: _Optional[float] = ..., batch_objects: _Optional[int] = ..., seq: _Optional[int] = ...) -> None: ...
+
+class ListSessionsRequest(_message.Message):
+    __slots__ = ("limit",)
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    def __init__(self, limit: _Optional[int] = ...) -> None: ...
+
+class ListSessionsResponse(_message.Message):
+    __slots__ = ("sessions", "sessions_total")
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionStatus]
+    sessions_total: int
+    def __init__(self, sessions: _Optional[_Iterable[_Union[SessionStatus, _Mapping]]] = ..., sessions_total: _Optional[int] = ...) -> None: ...
+
+class SessionStatus(_message.Message):
+    __slots__ = ("session_id", "client_name", "boot_id", "process_id", "leases", "holds", "leased_objects", "leased_bytes", "ends_s", "grants", "granted_bytes", "expires_s")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_NAME_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_FIELD_NUMBER: _ClassVar[int]
+    LEASED_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    LEASED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENDS_S_FIELD_NUMBER: _ClassVar[int]
+    GRANTS_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_S_FIELD_NUMBER: _ClassVar[int]
+    session_id: bytes
+    client_name: str
+    boot_id: str
+    process_id: int
+    leases: int
+    holds: int
+    leased_objects: int
+    leased_bytes: int
+    ends_s: float
+    grants: int
+    granted_bytes: int
+    expires_s: float
+    def __init__(self, session_id: _Optional[bytes] = ..., client_name: _Optional[str] = ..., boot_id: _Optional[str] = ..., process_id: _Optional[int] = ..., leases: _Optional[int] = ..., holds: _Optional[int] = ..., leased_objects: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., ends_s: _Optional[float] = ..., grants: _Optional[int] = ..., granted_bytes: _Optional[int] = ..., expires_s: _Optional[float] = ...) -> None: ...
+
+class EvictObjectsRequest(_message.Message):
+    __slots__ = ("namespace", "keys", "key_lengths", "size_bytes", "idle_s", "objects_max", "credentials")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    KEY_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_MAX_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    keys: bytes
+    key_lengths: bytes
+    size_bytes: int
+    idle_s: float
+    objects_max: int
+    credentials: _common_pb2.Credentials
+    def __init__(self, namespace: _Optional[str] = ..., keys: _Optional[bytes] = ..., key_lengths: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., idle_s: _Optional[float] = ..., objects_max: _Optional[int] = ..., credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ...) -> None: ...
+
+class EvictObjectsResponse(_message.Message):
+    __slots__ = ("objects", "size_bytes", "pinned", "leased", "absent")
+    OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    LEASED_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
+    objects: int
+    size_bytes: int
+    pinned: int
+    leased: int
+    absent: int
+    def __init__(self, objects: _Optional[int] = ..., size_bytes: _Optional[int] = ..., pinned: _Optional[int] = ..., leased: _Optional[int] = ..., absent: _Optional[int] = ...) -> None: ...
+
+class GetConfigRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetConfigResponse(_message.Message):
+    __slots__ = ("values",)
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedCompositeFieldContainer[ConfigValue]
+    def __init__(self, values: _Optional[_Iterable[_Union[ConfigValue, _Mapping]]] = ...) -> None: ...
+
+class ConfigValue(_message.Message):
+    __slots__ = ("name", "value", "dynamic", "changed", "started_with", "help")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    DYNAMIC_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    STARTED_WITH_FIELD_NUMBER: _ClassVar[int]
+    HELP_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: str
+    dynamic: bool
+    changed: bool
+    started_with: str
+    help: str
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ..., dynamic: bool = ..., changed: bool = ..., started_with: _Optional[str] = ..., help: _Optional[str] = ...) -> None: ...
+
+class SetConfigRequest(_message.Message):
+    __slots__ = ("values", "unset", "credentials")
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    UNSET_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.ScalarMap[str, str]
+    unset: _containers.RepeatedScalarFieldContainer[str]
+    credentials: _common_pb2.Credentials
+    def __init__(self, values: _Optional[_Mapping[str, str]] = ..., unset: _Optional[_Iterable[str]] = ..., credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ...) -> None: ...
+
+class SetConfigResponse(_message.Message):
+    __slots__ = ("values",)
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedCompositeFieldContainer[ConfigValue]
+    def __init__(self, values: _Optional[_Iterable[_Union[ConfigValue, _Mapping]]] = ...) -> None: ...
+
+class TakeSnapshotRequest(_message.Message):
+    __slots__ = ("only_look", "credentials")
+    ONLY_LOOK_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
+    only_look: bool
+    credentials: _common_pb2.Credentials
+    def __init__(self, only_look: bool = ..., credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ...) -> None: ...
+
+class TakeSnapshotResponse(_message.Message):
+    __slots__ = ("wanted_entry", "covered_entry", "journal_bytes")
+    WANTED_ENTRY_FIELD_NUMBER: _ClassVar[int]
+    COVERED_ENTRY_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    wanted_entry: int
+    covered_entry: int
+    journal_bytes: int
+    def __init__(self, wanted_entry: _Optional[int] = ..., covered_entry: _Optional[int] = ..., journal_bytes: _Optional[int] = ...) -> None: ...
+
+class DebugDumpRequest(_message.Message):
+    __slots__ = ("credentials",)
+    CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
+    credentials: _common_pb2.Credentials
+    def __init__(self, credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ...) -> None: ...
+
+class DebugDumpResponse(_message.Message):
+    __slots__ = ("json",)
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    json: str
+    def __init__(self, json: _Optional[str] = ...) -> None: ...

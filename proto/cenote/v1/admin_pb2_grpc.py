@@ -89,6 +89,46 @@ class AdminServiceStub(object):
                 request_serializer=cenote_dot_v1_dot_admin__pb2.RebalanceRequest.SerializeToString,
                 response_deserializer=cenote_dot_v1_dot_admin__pb2.RebalanceResponse.FromString,
                 _registered_method=True)
+        self.DeleteNamespace = channel.unary_unary(
+                '/cenote.v1.AdminService/DeleteNamespace',
+                request_serializer=cenote_dot_v1_dot_admin__pb2.DeleteNamespaceRequest.SerializeToString,
+                response_deserializer=cenote_dot_v1_dot_admin__pb2.DeleteNamespaceResponse.FromString,
+                _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/cenote.v1.AdminService/Explain',
+                request_serializer=cenote_dot_v1_dot_admin__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=cenote_dot_v1_dot_admin__pb2.ExplainResponse.FromString,
+                _registered_method=True)
+        self.ListSessions = channel.unary_unary(
+                '/cenote.v1.AdminService/ListSessions',
+                request_serializer=cenote_dot_v1_dot_admin__pb2.ListSessionsRequest.SerializeToString,
+                response_deserializer=cenote_dot_v1_dot_admin__pb2.ListSessionsResponse.FromString,
+                _registered_method=True)
+        self.EvictObjects = channel.unary_unary(
+                '/cenote.v1.AdminService/EvictObjects',
+                request_serializer=cenote_dot_v1_dot_admin__pb2.EvictObjectsRequest.SerializeToString,
+                response_deserializer=cenote_dot_v1_dot_admin__pb2.EvictObjectsResponse.FromString,
+                _registered_method=True)
+        self.GetConfig = channel.unary_unary(
+                '/cenote.v1.AdminService/GetConfig',
+                request_serializer=cenote_dot_v1_dot_admin__pb2.GetConfigRequest.SerializeToString,
+                response_deserializer=cenote_dot_v1_dot_admin__pb2.GetConfigResponse.FromString,
+                _registered_method=True)
+        self.SetConfig = channel.unary_unary(
+                '/cenote.v1.AdminService/SetConfig',
+                request_serializer=cenote_dot_v1_dot_admin__pb2.SetConfigRequest.SerializeToString,
+                response_deserializer=cenote_dot_v1_dot_admin__pb2.SetConfigResponse.FromString,
+                _registered_method=True)
+        self.TakeSnapshot = channel.unary_unary(
+                '/cenote.v1.AdminService/TakeSnapshot',
+                request_serializer=cenote_dot_v1_dot_admin__pb2.TakeSnapshotRequest.SerializeToString,
+                response_deserializer=cenote_dot_v1_dot_admin__pb2.TakeSnapshotResponse.FromString,
+                _registered_method=True)
+        self.DebugDump = channel.unary_unary(
+                '/cenote.v1.AdminService/DebugDump',
+                request_serializer=cenote_dot_v1_dot_admin__pb2.DebugDumpRequest.SerializeToString,
+                response_deserializer=cenote_dot_v1_dot_admin__pb2.DebugDumpResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -161,6 +201,60 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteNamespace(self, request, context):
+        """All objects, quota and name are gone at once; their space comes back soon.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Explain(self, request, context):
+        """Where a key is, or why it is not there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSessions(self, request, context):
+        """Who holds leases and grants.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EvictObjects(self, request, context):
+        """Bounded: whoever wants more to go asks again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetConfig(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetConfig(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TakeSnapshot(self, request, context):
+        """Of the metadata: replaces the journal so far.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DebugDump(self, request, context):
+        """What this process is doing, for people who look for a bug; a standby answers, too.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -218,6 +312,46 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Rebalance,
                     request_deserializer=cenote_dot_v1_dot_admin__pb2.RebalanceRequest.FromString,
                     response_serializer=cenote_dot_v1_dot_admin__pb2.RebalanceResponse.SerializeToString,
+            ),
+            'DeleteNamespace': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteNamespace,
+                    request_deserializer=cenote_dot_v1_dot_admin__pb2.DeleteNamespaceRequest.FromString,
+                    response_serializer=cenote_dot_v1_dot_admin__pb2.DeleteNamespaceResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=cenote_dot_v1_dot_admin__pb2.ExplainRequest.FromString,
+                    response_serializer=cenote_dot_v1_dot_admin__pb2.ExplainResponse.SerializeToString,
+            ),
+            'ListSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSessions,
+                    request_deserializer=cenote_dot_v1_dot_admin__pb2.ListSessionsRequest.FromString,
+                    response_serializer=cenote_dot_v1_dot_admin__pb2.ListSessionsResponse.SerializeToString,
+            ),
+            'EvictObjects': grpc.unary_unary_rpc_method_handler(
+                    servicer.EvictObjects,
+                    request_deserializer=cenote_dot_v1_dot_admin__pb2.EvictObjectsRequest.FromString,
+                    response_serializer=cenote_dot_v1_dot_admin__pb2.EvictObjectsResponse.SerializeToString,
+            ),
+            'GetConfig': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetConfig,
+                    request_deserializer=cenote_dot_v1_dot_admin__pb2.GetConfigRequest.FromString,
+                    response_serializer=cenote_dot_v1_dot_admin__pb2.GetConfigResponse.SerializeToString,
+            ),
+            'SetConfig': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetConfig,
+                    request_deserializer=cenote_dot_v1_dot_admin__pb2.SetConfigRequest.FromString,
+                    response_serializer=cenote_dot_v1_dot_admin__pb2.SetConfigResponse.SerializeToString,
+            ),
+            'TakeSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeSnapshot,
+                    request_deserializer=cenote_dot_v1_dot_admin__pb2.TakeSnapshotRequest.FromString,
+                    response_serializer=cenote_dot_v1_dot_admin__pb2.TakeSnapshotResponse.SerializeToString,
+            ),
+            'DebugDump': grpc.unary_unary_rpc_method_handler(
+                    servicer.DebugDump,
+                    request_deserializer=cenote_dot_v1_dot_admin__pb2.DebugDumpRequest.FromString,
+                    response_serializer=cenote_dot_v1_dot_admin__pb2.DebugDumpResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -517,6 +651,222 @@ class AdminService(object):
             '/cenote.v1.AdminService/Rebalance',
             cenote_dot_v1_dot_admin__pb2.RebalanceRequest.SerializeToString,
             cenote_dot_v1_dot_admin__pb2.RebalanceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteNamespace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cenote.v1.AdminService/DeleteNamespace',
+            cenote_dot_v1_dot_admin__pb2.DeleteNamespaceRequest.SerializeToString,
+            cenote_dot_v1_dot_admin__pb2.DeleteNamespaceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cenote.v1.AdminService/Explain',
+            cenote_dot_v1_dot_admin__pb2.ExplainRequest.SerializeToString,
+            cenote_dot_v1_dot_admin__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cenote.v1.AdminService/ListSessions',
+            cenote_dot_v1_dot_admin__pb2.ListSessionsRequest.SerializeToString,
+            cenote_dot_v1_dot_admin__pb2.ListSessionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EvictObjects(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cenote.v1.AdminService/EvictObjects',
+            cenote_dot_v1_dot_admin__pb2.EvictObjectsRequest.SerializeToString,
+            cenote_dot_v1_dot_admin__pb2.EvictObjectsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetConfig(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cenote.v1.AdminService/GetConfig',
+            cenote_dot_v1_dot_admin__pb2.GetConfigRequest.SerializeToString,
+            cenote_dot_v1_dot_admin__pb2.GetConfigResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetConfig(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cenote.v1.AdminService/SetConfig',
+            cenote_dot_v1_dot_admin__pb2.SetConfigRequest.SerializeToString,
+            cenote_dot_v1_dot_admin__pb2.SetConfigResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cenote.v1.AdminService/TakeSnapshot',
+            cenote_dot_v1_dot_admin__pb2.TakeSnapshotRequest.SerializeToString,
+            cenote_dot_v1_dot_admin__pb2.TakeSnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DebugDump(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/cenote.v1.AdminService/DebugDump',
+            cenote_dot_v1_dot_admin__pb2.DebugDumpRequest.SerializeToString,
+            cenote_dot_v1_dot_admin__pb2.DebugDumpResponse.FromString,
             options,
             channel_credentials,
             insecure,

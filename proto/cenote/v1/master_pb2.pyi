@@ -343,7 +343,7 @@ class PutStartRequest(_message.Message):
     def __init__(self, keys: _Optional[_Union[_common_pb2.KeyBatch, _Mapping]] = ..., sizes: _Optional[bytes] = ..., tail_lengths: _Optional[bytes] = ..., content_digests: _Optional[bytes] = ..., options: _Optional[_Union[PutOptions, _Mapping]] = ..., session_id: _Optional[bytes] = ..., request_id: _Optional[int] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., shard_index: _Optional[int] = ..., shard_count: _Optional[int] = ..., credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., spare_count: _Optional[int] = ..., spare_bytes: _Optional[int] = ..., sealed_seqs: _Optional[bytes] = ..., sealed_epoch: _Optional[int] = ...) -> None: ...
 
 class PutStartResponse(_message.Message):
-    __slots__ = ("puts", "extents", "grant_id", "epoch", "view_version", "spare_grant_id", "spare_extents", "unsealed", "grant_proofs", "spare_proofs")
+    __slots__ = ("puts", "extents", "grant_id", "epoch", "view_version", "spare_grant_id", "spare_extents", "unsealed", "alias_grant_id", "alias_extents", "alias_checksums", "grant_signatures", "spare_signatures")
     PUTS_FIELD_NUMBER: _ClassVar[int]
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
     GRANT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -352,8 +352,11 @@ class PutStartResponse(_message.Message):
     SPARE_GRANT_ID_FIELD_NUMBER: _ClassVar[int]
     SPARE_EXTENTS_FIELD_NUMBER: _ClassVar[int]
     UNSEALED_FIELD_NUMBER: _ClassVar[int]
-    GRANT_PROOFS_FIELD_NUMBER: _ClassVar[int]
-    SPARE_PROOFS_FIELD_NUMBER: _ClassVar[int]
+    ALIAS_GRANT_ID_FIELD_NUMBER: _ClassVar[int]
+    ALIAS_EXTENTS_FIELD_NUMBER: _ClassVar[int]
+    ALIAS_CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    GRANT_SIGNATURES_FIELD_NUMBER: _ClassVar[int]
+    SPARE_SIGNATURES_FIELD_NUMBER: _ClassVar[int]
     puts: bytes
     extents: bytes
     grant_id: int
@@ -362,9 +365,12 @@ class PutStartResponse(_message.Message):
     spare_grant_id: int
     spare_extents: bytes
     unsealed: bytes
-    grant_proofs: bytes
-    spare_proofs: bytes
-    def __init__(self, puts: _Optional[bytes] = ..., extents: _Optional[bytes] = ..., grant_id: _Optional[int] = ..., epoch: _Optional[int] = ..., view_version: _Optional[int] = ..., spare_grant_id: _Optional[int] = ..., spare_extents: _Optional[bytes] = ..., unsealed: _Optional[bytes] = ..., grant_proofs: _Optional[bytes] = ..., spare_proofs: _Optional[bytes] = ...) -> None: ...
+    alias_grant_id: int
+    alias_extents: bytes
+    alias_checksums: bytes
+    grant_signatures: bytes
+    spare_signatures: bytes
+    def __init__(self, puts: _Optional[bytes] = ..., extents: _Optional[bytes] = ..., grant_id: _Optional[int] = ..., epoch: _Optional[int] = ..., view_version: _Optional[int] = ..., spare_grant_id: _Optional[int] = ..., spare_extents: _Optional[bytes] = ..., unsealed: _Optional[bytes] = ..., alias_grant_id: _Optional[int] = ..., alias_extents: _Optional[bytes] = ..., alias_checksums: _Optional[bytes] = ..., grant_signatures: _Optional[bytes] = ..., spare_signatures: _Optional[bytes] = ...) -> None: ...
 
 class SpareNames(_message.Message):
     __slots__ = ("keys", "sizes", "tail_lengths", "chain")
@@ -379,7 +385,7 @@ class SpareNames(_message.Message):
     def __init__(self, keys: _Optional[_Union[_common_pb2.KeyBatch, _Mapping]] = ..., sizes: _Optional[bytes] = ..., tail_lengths: _Optional[bytes] = ..., chain: bool = ...) -> None: ...
 
 class PutCommitRequest(_message.Message):
-    __slots__ = ("grant_id", "indexes", "checksums", "session_id", "request_id", "piggyback", "epoch", "failed_replicas", "names", "sealed_through")
+    __slots__ = ("grant_id", "indexes", "checksums", "session_id", "request_id", "piggyback", "epoch", "failed_replicas", "names", "sealed_through", "tickets")
     GRANT_ID_FIELD_NUMBER: _ClassVar[int]
     INDEXES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
@@ -390,6 +396,7 @@ class PutCommitRequest(_message.Message):
     FAILED_REPLICAS_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
     SEALED_THROUGH_FIELD_NUMBER: _ClassVar[int]
+    TICKETS_FIELD_NUMBER: _ClassVar[int]
     grant_id: int
     indexes: bytes
     checksums: bytes
@@ -400,7 +407,8 @@ class PutCommitRequest(_message.Message):
     failed_replicas: bytes
     names: SpareNames
     sealed_through: int
-    def __init__(self, grant_id: _Optional[int] = ..., indexes: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., session_id: _Optional[bytes] = ..., request_id: _Optional[int] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., epoch: _Optional[int] = ..., failed_replicas: _Optional[bytes] = ..., names: _Optional[_Union[SpareNames, _Mapping]] = ..., sealed_through: _Optional[int] = ...) -> None: ...
+    tickets: bytes
+    def __init__(self, grant_id: _Optional[int] = ..., indexes: _Optional[bytes] = ..., checksums: _Optional[bytes] = ..., session_id: _Optional[bytes] = ..., request_id: _Optional[int] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., epoch: _Optional[int] = ..., failed_replicas: _Optional[bytes] = ..., names: _Optional[_Union[SpareNames, _Mapping]] = ..., sealed_through: _Optional[int] = ..., tickets: _Optional[bytes] = ...) -> None: ...
 
 class PutCommitResponse(_message.Message):
     __slots__ = ("statuses", "epoch", "seq_first")
@@ -533,7 +541,7 @@ class SegmentInfo(_message.Message):
     def __init__(self, node_segment_index: _Optional[int] = ..., tier: _Optional[_Union[_common_pb2.Tier, str]] = ..., incarnation: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., ready_bytes: _Optional[int] = ..., unit_bytes: _Optional[int] = ..., slots: _Optional[int] = ..., retired_extents: _Optional[bytes] = ..., unverified: bool = ..., slot_sums: _Optional[bytes] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("credentials", "node_name", "node_uuid", "boot_id", "failure_domain", "endpoints", "segments", "inventory", "more", "last_epoch", "process_id", "server_version", "start_number", "attempt", "slice", "claims", "pool", "master_pool_id", "slots_per_block", "told_blocks")
+    __slots__ = ("credentials", "node_name", "node_uuid", "boot_id", "failure_domain", "endpoints", "segments", "inventory", "more", "last_epoch", "process_id", "server_version", "start_number", "attempt", "slice", "claims", "pool", "master_pool_id", "slots_per_block", "told_blocks", "ticket_key")
     CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
     NODE_NAME_FIELD_NUMBER: _ClassVar[int]
     NODE_UUID_FIELD_NUMBER: _ClassVar[int]
@@ -554,6 +562,7 @@ class AttachRequest(_message.Message):
     MASTER_POOL_ID_FIELD_NUMBER: _ClassVar[int]
     SLOTS_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
     TOLD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TICKET_KEY_FIELD_NUMBER: _ClassVar[int]
     credentials: _common_pb2.Credentials
     node_name: str
     node_uuid: bytes
@@ -574,7 +583,8 @@ class AttachRequest(_message.Message):
     master_pool_id: bytes
     slots_per_block: int
     told_blocks: bytes
-    def __init__(self, credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., node_name: _Optional[str] = ..., node_uuid: _Optional[bytes] = ..., boot_id: _Optional[str] = ..., failure_domain: _Optional[str] = ..., endpoints: _Optional[_Iterable[_Union[_common_pb2.Endpoint, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[SegmentInfo, _Mapping]]] = ..., inventory: _Optional[bytes] = ..., more: bool = ..., last_epoch: _Optional[int] = ..., process_id: _Optional[int] = ..., server_version: _Optional[str] = ..., start_number: _Optional[int] = ..., attempt: _Optional[int] = ..., slice: _Optional[int] = ..., claims: _Optional[bytes] = ..., pool: _Optional[_Union[PoolCopy, _Mapping]] = ..., master_pool_id: _Optional[bytes] = ..., slots_per_block: _Optional[int] = ..., told_blocks: _Optional[bytes] = ...) -> None: ...
+    ticket_key: bytes
+    def __init__(self, credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., node_name: _Optional[str] = ..., node_uuid: _Optional[bytes] = ..., boot_id: _Optional[str] = ..., failure_domain: _Optional[str] = ..., endpoints: _Optional[_Iterable[_Union[_common_pb2.Endpoint, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[SegmentInfo, _Mapping]]] = ..., inventory: _Optional[bytes] = ..., more: bool = ..., last_epoch: _Optional[int] = ..., process_id: _Optional[int] = ..., server_version: _Optional[str] = ..., start_number: _Optional[int] = ..., attempt: _Optional[int] = ..., slice: _Optional[int] = ..., claims: _Optional[bytes] = ..., pool: _Optional[_Union[PoolCopy, _Mapping]] = ..., master_pool_id: _Optional[bytes] = ..., slots_per_block: _Optional[int] = ..., told_blocks: _Optional[bytes] = ..., ticket_key: _Optional[bytes] = ...) -> None: ...
 
 class PoolCopy(_message.Message):
     __slots__ = ("pool_id", "ancestors", "namespaces")
@@ -663,7 +673,7 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, node_id: _Optional[int] = ..., epoch: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[SegmentInfo, _Mapping]]] = ..., wait_ms: _Optional[int] = ..., done_instruction: _Optional[int] = ..., cut_session_ids: _Optional[bytes] = ..., quarantined_session_ids: _Optional[bytes] = ..., stats: _Optional[_Union[NodeStats, _Mapping]] = ..., start_number: _Optional[int] = ..., withdrawn_session_ids: _Optional[bytes] = ..., copied: _Optional[bytes] = ..., endpoints: _Optional[_Iterable[_Union[_common_pb2.Endpoint, _Mapping]]] = ...) -> None: ...
 
 class NodeStats(_message.Message):
-    __slots__ = ("read_bytes", "written_bytes", "seals", "sessions", "connections", "broken_slots", "unverified_slots", "damaged_slots", "rdma_registered_bytes", "rdma_queue_pairs", "rdma_received_bytes", "rdma_sent_bytes", "rdma_trouble")
+    __slots__ = ("read_bytes", "written_bytes", "seals", "sessions", "connections", "broken_slots", "unverified_slots", "damaged_slots", "rdma_registered_bytes", "rdma_queue_pairs", "rdma_received_bytes", "rdma_sent_bytes", "rdma_trouble", "ssd_write_budget_bytes", "ssd_write_allowance_bytes", "ssd_written_day_bytes", "ssd_written_total_bytes")
     READ_BYTES_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     SEALS_FIELD_NUMBER: _ClassVar[int]
@@ -677,6 +687,10 @@ class NodeStats(_message.Message):
     RDMA_RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     RDMA_SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     RDMA_TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    SSD_WRITE_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SSD_WRITE_ALLOWANCE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SSD_WRITTEN_DAY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SSD_WRITTEN_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     read_bytes: int
     written_bytes: int
     seals: int
@@ -690,7 +704,11 @@ class NodeStats(_message.Message):
     rdma_received_bytes: int
     rdma_sent_bytes: int
     rdma_trouble: str
-    def __init__(self, read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., seals: _Optional[int] = ..., sessions: _Optional[int] = ..., connections: _Optional[int] = ..., broken_slots: _Optional[int] = ..., unverified_slots: _Optional[int] = ..., damaged_slots: _Optional[bytes] = ..., rdma_registered_bytes: _Optional[int] = ..., rdma_queue_pairs: _Optional[int] = ..., rdma_received_bytes: _Optional[int] = ..., rdma_sent_bytes: _Optional[int] = ..., rdma_trouble: _Optional[str] = ...) -> None: ...
+    ssd_write_budget_bytes: int
+    ssd_write_allowance_bytes: int
+    ssd_written_day_bytes: int
+    ssd_written_total_bytes: int
+    def __init__(self, read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., seals: _Optional[int] = ..., sessions: _Optional[int] = ..., connections: _Optional[int] = ..., broken_slots: _Optional[int] = ..., unverified_slots: _Optional[int] = ..., damaged_slots: _Optional[bytes] = ..., rdma_registered_bytes: _Optional[int] = ..., rdma_queue_pairs: _Optional[int] = ..., rdma_received_bytes: _Optional[int] = ..., rdma_sent_bytes: _Optional[int] = ..., rdma_trouble: _Optional[str] = ..., ssd_write_budget_bytes: _Optional[int] = ..., ssd_write_allowance_bytes: _Optional[int] = ..., ssd_written_day_bytes: _Optional[int] = ..., ssd_written_total_bytes: _Optional[int] = ...) -> None: ...
 
 class Instruction(_message.Message):
     __slots__ = ("number", "grow_slots", "cut_sessions", "clear_slots", "copy_extents", "keep_pool", "pull_replicas")

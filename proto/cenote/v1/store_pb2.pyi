@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DataHelloRequest(_message.Message):
-    __slots__ = ("session_id", "epoch", "boot_id", "process_id", "want_descriptors", "writer", "wants_claims", "has_head", "ticket")
+    __slots__ = ("session_id", "epoch", "boot_id", "process_id", "want_descriptors", "writer", "wants_claims", "has_head", "wants_staging", "ticket")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class DataHelloRequest(_message.Message):
     WRITER_FIELD_NUMBER: _ClassVar[int]
     WANTS_CLAIMS_FIELD_NUMBER: _ClassVar[int]
     HAS_HEAD_FIELD_NUMBER: _ClassVar[int]
+    WANTS_STAGING_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     epoch: int
@@ -25,8 +26,9 @@ class DataHelloRequest(_message.Message):
     writer: bool
     wants_claims: bool
     has_head: bool
+    wants_staging: bool
     ticket: bytes
-    def __init__(self, session_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., boot_id: _Optional[str] = ..., process_id: _Optional[int] = ..., want_descriptors: bool = ..., writer: bool = ..., wants_claims: bool = ..., has_head: bool = ..., ticket: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., boot_id: _Optional[str] = ..., process_id: _Optional[int] = ..., want_descriptors: bool = ..., writer: bool = ..., wants_claims: bool = ..., has_head: bool = ..., wants_staging: bool = ..., ticket: _Optional[bytes] = ...) -> None: ...
 
 class AccessTicket(_message.Message):
     __slots__ = ("session_id", "holder", "role", "namespaces", "may_map", "key_id")
@@ -45,7 +47,7 @@ class AccessTicket(_message.Message):
     def __init__(self, session_id: _Optional[bytes] = ..., holder: _Optional[str] = ..., role: _Optional[int] = ..., namespaces: _Optional[_Iterable[str]] = ..., may_map: bool = ..., key_id: _Optional[int] = ...) -> None: ...
 
 class DataHelloResponse(_message.Message):
-    __slots__ = ("epoch", "node_id", "server_version", "segments", "has_claims", "claims_offset", "has_head", "disk_segments")
+    __slots__ = ("epoch", "node_id", "server_version", "segments", "has_claims", "claims_offset", "has_head", "disk_segments", "staging_id", "staging_bytes")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +56,8 @@ class DataHelloResponse(_message.Message):
     CLAIMS_OFFSET_FIELD_NUMBER: _ClassVar[int]
     HAS_HEAD_FIELD_NUMBER: _ClassVar[int]
     DISK_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    STAGING_ID_FIELD_NUMBER: _ClassVar[int]
+    STAGING_BYTES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     node_id: int
     server_version: str
@@ -62,7 +66,9 @@ class DataHelloResponse(_message.Message):
     claims_offset: int
     has_head: bool
     disk_segments: _containers.RepeatedCompositeFieldContainer[SharedSegment]
-    def __init__(self, epoch: _Optional[int] = ..., node_id: _Optional[int] = ..., server_version: _Optional[str] = ..., segments: _Optional[_Iterable[_Union[SharedSegment, _Mapping]]] = ..., has_claims: bool = ..., claims_offset: _Optional[int] = ..., has_head: bool = ..., disk_segments: _Optional[_Iterable[_Union[SharedSegment, _Mapping]]] = ...) -> None: ...
+    staging_id: int
+    staging_bytes: int
+    def __init__(self, epoch: _Optional[int] = ..., node_id: _Optional[int] = ..., server_version: _Optional[str] = ..., segments: _Optional[_Iterable[_Union[SharedSegment, _Mapping]]] = ..., has_claims: bool = ..., claims_offset: _Optional[int] = ..., has_head: bool = ..., disk_segments: _Optional[_Iterable[_Union[SharedSegment, _Mapping]]] = ..., staging_id: _Optional[int] = ..., staging_bytes: _Optional[int] = ...) -> None: ...
 
 class SharedSegment(_message.Message):
     __slots__ = ("segment_id", "size_bytes", "incarnation", "tier", "ready_bytes", "index")

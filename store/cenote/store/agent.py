@@ -7,6 +7,7 @@ long as it lives. `stop` ends the thread wherever it is and takes leave of the m
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import threading
 import time
@@ -141,6 +142,8 @@ class StoreAgent:
         self._attacher = Attacher(identity, segments, self._stopping, slots_per_block)
         self._settled = threading.Event()
         self._logged_s = -_LOG_INTERVAL_S
+        self.beaten_s = math.nan
+        """When a heartbeat was answered last, on the monotonic clock."""
         self._thread = threading.Thread(target=self._run, name="cenote-agent", daemon=True)
 
     @property
@@ -346,6 +349,7 @@ class StoreAgent:
         response = self._current_link().heartbeat(request, beat.wait_s + self._beat_margin_s)
         if self._on_keys is not None:
             self._on_keys(response.access_keys)
+        self.beaten_s = time.monotonic()
         self._attacher.told_endpoints = endpoints
         for one, told in zip(self._copying, copied, strict=True):
             one.told(told)

@@ -172,6 +172,7 @@ class Attacher:
             attempt=self._attempts,
             slice=number,
             master_pool_id=self._master_pool_id,
+            ticket_key=self._segments.ticket_key,
         )
 
 

@@ -21,6 +21,11 @@ from .serving import peer_name
 __all__ = ["DENIED", "Checkpoint"]
 
 DENIED: Final = PermissionDenied.code
+_FOR_MAPPERS: Final = {
+    wire.OP_RDMA: "RDMA",
+    wire.OP_STAGED: "reading staging memory",
+    wire.OP_PROVE: "deduplication",
+}
 
 
 @final
@@ -75,10 +80,12 @@ class Checkpoint:
                 remedy="go over TCP, as clients do by themselves",
             )
 
-    def need_store(self) -> None:
-        """Raises PermissionDenied for all but store daemons."""
-        if not self._session.is_store:
+    def check_operation(self, op: int) -> None:
+        """Raises PermissionDenied for what is not for everybody, whatever it is about."""
+        if op == wire.OP_SLOTS and not self._session.is_store:
             raise PermissionDenied("only store daemons copy slots")
+        if op in _FOR_MAPPERS:
+            self.need_mapping(_FOR_MAPPERS[op])
 
     # ---- requests -----------------------------------------------------------------------------
 

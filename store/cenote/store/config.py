@@ -118,6 +118,14 @@ class StoreConfig:
         default=0,
         metadata=option(unit="size", help="most bytes a second to write there; 0: no limit"),
     )
+    ssd_daily_writes: int = field(
+        default=0,
+        metadata=option(
+            unit="size",
+            help="endurance mode: most bytes to write there in any 24 hours, such as 2TiB; what is"
+            " worth them is chosen; 0: no budget",
+        ),
+    )
     wipe_on_exit: bool = field(
         default=False,
         metadata=option(help="remove the memory's files at the end: a restart begins empty"),
@@ -212,6 +220,10 @@ class StoreConfig:
                 host_and_port(address, name.replace("_", "-"))
         if self.ssd_size and not self.ssd:
             raise ConfigError("--ssd-size without --ssd", remedy="name a file or device with --ssd")
+        if self.ssd_daily_writes and not self.ssd:
+            raise ConfigError(
+                "--ssd-daily-writes without --ssd", remedy="name a file or device with --ssd"
+            )
         for name in ("socket", "socket_dir", "ssd"):
             path = getattr(self, name)
             flag = "--" + name.replace("_", "-")

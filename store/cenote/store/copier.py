@@ -26,6 +26,7 @@ from .copy_jobs import Copy, unpack_copies
 from .copy_outcomes import CopierCounters, Outcomes
 from .demoter import Demoter
 from .dram import DramSegment
+from .endurance import Endurance
 from .promoter import Promoter
 from .segments import LocalSegments
 
@@ -43,11 +44,14 @@ class Copier:
         segments: LocalSegments,
         *,
         write_limit: int = 0,
+        endurance: Endurance | None = None,
         wait: Callable[[float], bool] | None = None,
     ) -> None:
-        """`write_limit`: bytes a second that go to the SSD, 0: as many as it takes. `wait(s)` is
-        how time passes until then; it tells whether to stop."""
+        """`write_limit`: bytes a second that go to the SSD, 0: as many as it takes. `endurance`:
+        what they are charged to. `wait(s)` is how time passes until then; it tells whether to
+        stop."""
         self._segments = segments
+        self._endurance = endurance
         self._outcomes = Outcomes()
         self._demoter = Demoter(segments, self._outcomes, write_limit, wait)
         self._promoter = Promoter(segments, self._outcomes)
@@ -93,9 +97,16 @@ class Copier:
         self._outcomes.report(copies[room:])
         up: list[Copy] = []
         down: list[Copy] = []
+        beyond: list[Copy] = []
         for one in copies[:room]:
-            to_memory = isinstance(self._segments.by_id(one.segment_id), DramSegment)
-            (up if to_memory else down).append(one)
+            if isinstance(self._segments.by_id(one.segment_id), DramSegment):
+                up.append(one)
+            elif self._endurance is None or self._endurance.charge(one.length):
+                down.append(one)
+            else:  # its master knows of the budget, too, a little later
+                one.status = CopyStatus.FAILED
+                beyond.append(one)
+        self._outcomes.report(beyond)
         if up:
             self._promoter.queue.add(up)
         if down:

@@ -7,11 +7,12 @@ import gc
 import os
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
-from typing import Final, TypeVar, final
+from typing import Final, final
 
 from cenote.api.errors import CenoteError, ResourceUnavailable
+from cenote.kv.calls import register_calls
 from cenote.rpc.address import is_loopback
 from cenote.rpc.grpc_util import GrpcServer
 from cenote.runtime.log import get_logger
@@ -37,7 +38,8 @@ from .config import (
     socket_path,
 )
 from .copier import Copier
-from .gate import Gate
+from .endurance import Endurance
+from .gate import OPEN, Gate
 from .grpc_service import STORE_SERVICE, StoreGrpc
 from .master_link import LaneMasterLink
 from .node_files import NodeFiles, control_directory_for, stale_nodes
@@ -52,6 +54,8 @@ from .sessions import SessionTable
 from .slot_format import boot_id_bytes
 from .ssd import SsdFile
 from .store_metrics import (
+    register_copies,
+    register_endurance,
     register_metrics,
     register_rdma,
     register_refusals,
@@ -69,7 +73,6 @@ _SERVER_STOP_S: Final = 0.4
 _GRPC_STOP_S: Final = 0.3
 _RDMA_STOP_S: Final = 0.3
 
-T = TypeVar("T")
 _log = get_logger(__name__)
 
 
@@ -105,6 +108,7 @@ class StoreDaemon:
         self._verifier: Verifier | None = None
         self._ssd: SsdFile | None = None
         self._copier: Copier | None = None
+        self._endurance: Endurance | None = None
         self._puller: Puller | None = None
         self._grpc: GrpcServer | None = None
         self._metrics_server: MetricsServer | None = None
@@ -294,11 +298,7 @@ class StoreDaemon:
     def _warn_if_open(self) -> None:
         host, _ = host_and_port(self._config.listen, "listen")
         if self._gate is None and not is_loopback(host):
-            _log.warning(
-                "the data server is open to the network, and asks nobody who he is: give"
-                " --token-file, and --tokens to the master",
-                host=host,
-            )
+            _log.warning("the data server " + OPEN, host=host)
 
     def _stats(
         self,
@@ -321,11 +321,19 @@ class StoreDaemon:
         )
         if self._rdma is not None:
             self._rdma.tell(stats)
+        if self._endurance is not None:
+            self._endurance.tell(stats)
         return stats
 
     def _start_copies(self, segments: LocalSegments) -> None:
         if segments.disk is not None:
-            self._copier = Copier(segments, write_limit=self._config.ssd_write_limit)
+            config = self._config
+            if config.ssd_daily_writes:
+                device = segments.disk.device
+                self._endurance = Endurance(device, config.ssd_daily_writes)
+            self._copier = Copier(
+                segments, write_limit=config.ssd_write_limit, endurance=self._endurance
+            )
             self._copier.start()
         self._puller = Puller(
             segments,
@@ -359,15 +367,22 @@ class StoreDaemon:
     ) -> str:
         metrics, agent = Metrics(), self.agent
         assert agent is not None
-        register_metrics(
-            metrics, segments, server.counters, sessions.session_count, lambda: agent.stage
-        )
+        metrics.build_info("store", self._version)
+        register_metrics(metrics, segments, server, sessions, agent)
         assert self._verifier is not None
         register_verifier(metrics, self._verifier)
         if self._gate is not None:
             register_refusals(metrics, self._gate.refusals)
+        register_copies(
+            metrics,
+            None if self._copier is None else self._copier.counters,
+            None if self._puller is None else self._puller.counters,
+        )
+        register_calls(metrics)
         if self._rdma is not None:
             register_rdma(metrics, self._rdma)
+        if self._endurance is not None:
+            register_endurance(metrics, self._endurance)
         host, port = host_and_port(self._config.metrics_listen, "metrics-listen")
         self._metrics_server = MetricsServer(metrics, port, host)
         return f"http://{joined(host, self._metrics_server.port)}/metrics"
@@ -431,7 +446,7 @@ class StoreDaemon:
                 self._opening.exception()  # `start` raised it, unless it was cancelled before
         if self._failed is not None and self._failed.done() and not self._failed.cancelled():
             self._failed.exception()  # `wait` may not have been there to take it
-        closing = []
+        closing: list[Awaitable[object]] = []
         if self.agent is not None:
             agent, survive = self.agent, self._contents_survive()
             closing.append(
@@ -440,15 +455,15 @@ class StoreDaemon:
                 )
             )
         if self._copier is not None:
-            closing.append(asyncio.to_thread(_returning(False, self._copier.stop)))
+            closing.append(asyncio.to_thread(self._copier.stop))
         if self._puller is not None:
-            closing.append(asyncio.to_thread(_returning(False, self._puller.stop)))
+            closing.append(asyncio.to_thread(self._puller.stop))
         if self._preparation is not None:
-            closing.append(asyncio.to_thread(_returning(False, self._preparation.stop)))
+            closing.append(asyncio.to_thread(self._preparation.stop))
         if self._verifier is not None:
-            closing.append(asyncio.to_thread(_returning(False, self._verifier.stop)))
+            closing.append(asyncio.to_thread(self._verifier.stop))
         if self._metrics_server is not None:
-            closing.append(asyncio.to_thread(_returning(False, self._metrics_server.close)))
+            closing.append(asyncio.to_thread(self._metrics_server.close))
         await asyncio.gather(*closing)
         if self._grpc is not None:
             await self._grpc.close(_GRPC_STOP_S)
@@ -469,6 +484,8 @@ class StoreDaemon:
                 self._rdma.close(_RDMA_STOP_S)
             if self.segments is not None:
                 self.segments.close()
+            if self._endurance is not None:
+                self._endurance.save()
             if self._ssd is not None:
                 self._ssd.close()
             if self._files is not None:
@@ -483,14 +500,6 @@ class StoreDaemon:
                     files.remove(segment.index)
         if self._config.wipe_on_exit or not files.indexes():
             files.remove_all()
-
-
-def _returning(value: T, function: Callable[[], None]) -> Callable[[], T]:
-    def call() -> T:
-        function()
-        return value
-
-    return call
 
 
 def _rest_after_start() -> None:

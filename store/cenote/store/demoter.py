@@ -1,15 +1,18 @@
 """Copies from memory to the SSD: one thread has payloads written, another one makes slots of them.
 
     writes   found -> under way, several requests at a time -> proven by checksum
-    places   flush -> slots, written -> flush -> reported
+    places   flush -> slots, written -> the next flush -> reported
 
 While some become slots the next ones are being written. Whatever was written by the time the other
-thread is free again is flushed together: the slower flushes are, the more of them share one.
+thread is free again is flushed together, and with it the slots of those before: the slower flushes
+are, the more of them share one.
+
+Neither thread has a lower priority: one that waits for a processor while it holds the interpreter's
+lock keeps all others of this daemon waiting.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -26,23 +29,14 @@ from .disk_io import DiskIo
 from .segments import LocalSegments
 from .ssd import SsdSegment
 
-__all__ = ["NICENESS", "Demoter", "lower_priority"]
+__all__ = ["Demoter"]
 
 PLACED_MAX: Final = 1024
 """Copies that become slots between two flushes, at most."""
 PAUSE_S_MIN: Final = 0.02
-NICENESS: Final = 10
 _JOIN_S: Final = 1.0
 
 _log = get_logger(__name__)
-
-
-def lower_priority() -> None:
-    """This thread goes after those that clients wait for."""
-    try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-    except OSError as error:  # already lower, and raising it is not for everybody
-        _log.debug("can't lower a thread's priority", error=error.strerror)
 
 
 @final
@@ -90,7 +84,6 @@ class Demoter:
     # ---- writes -------------------------------------------------------------------------------
 
     def _write_all(self) -> None:
-        lower_priority()
         writer: PayloadWriter | None = None
         disk: DiskIo | None = None
         while not self._stopping.is_set():
@@ -147,55 +140,70 @@ class Demoter:
                 self._to_place.notify()
 
     def _place_all(self) -> None:
-        lower_priority()
+        placed: list[Copy] = []
         while not self._stopping.is_set():
             with self._placing:
-                if not self._written:
+                if not self._written and not placed:
                     self._to_place.wait(1.0)
                 some, self._written = self._written[:PLACED_MAX], self._written[PLACED_MAX:]
-            if not some:
+            if not some and not placed:
                 continue
             try:
-                self._place([one for one in some if one.status == CopyStatus.DONE])
+                self._flush(some, placed)
+                self._place(some)
             except Exception:  # as above
-                _log.exception("copies failed", copies=len(some))
-                for one in some:
+                _log.exception("copies failed", copies=len(some) + len(placed))
+                for one in [*some, *placed]:
                     one.status = CopyStatus.FAILED
-            self._outcomes.report(some)
-            self.queue.ended(len(some))
+            self._end(placed)
+            placed = [one for one in some if one.status == CopyStatus.DONE]
+            self._end([one for one in some if one.status != CopyStatus.DONE])
 
-    def _place(self, copies: list[Copy]) -> None:
-        """Flush, then make slots of them."""
+    def _flush(self, written: list[Copy], placed: list[Copy]) -> None:
+        """One flush for the payloads of some copies and the slots of those before them."""
         disk = self._segments.disk
-        if not copies:
-            return
         try:
             if disk is None:
                 raise OSError("the SSD was given up")
             disk.flush()
-            with self._outcomes.placing:
-                self._make_slots(copies)
         except OSError:
-            for one in copies:
+            with self._outcomes.placing:
+                for segment, some in self._by_segment(placed):
+                    segment.take_back([one.record for one in some])
+            for one in [*written, *placed]:
                 one.status = CopyStatus.FAILED
+
+    def _place(self, written: list[Copy]) -> None:
+        """Make slots of those whose payloads were flushed."""
+        with self._outcomes.placing:
+            for one in written:
+                if one.epoch < self._outcomes.epoch:
+                    one.status = CopyStatus.FAILED
+            for segment, some in self._by_segment(written):
+                try:
+                    segment.place([one.record for one in some])
+                except OSError:
+                    for one in some:
+                        one.status = CopyStatus.FAILED
+
+    def _by_segment(self, copies: list[Copy]) -> list[tuple[SsdSegment, list[Copy]]]:
+        """Those that have not failed, by the segment that they go to, if it is still there."""
+        found: dict[int, tuple[SsdSegment, list[Copy]]] = {}
+        for one in copies:
+            segment = self._segments.by_id(one.segment_id)
+            if not isinstance(segment, SsdSegment):
+                one.status = CopyStatus.FAILED
+            elif one.status == CopyStatus.DONE:
+                found.setdefault(one.segment_id, (segment, []))[1].append(one)
+        return list(found.values())
+
+    def _end(self, copies: list[Copy]) -> None:
+        """Count and report these."""
         counters = self._outcomes.counters
         for one in copies:
             if one.status == CopyStatus.DONE:
                 counters.demoted += 1
                 counters.demoted_bytes += one.size_bytes
-
-    def _make_slots(self, copies: list[Copy]) -> None:
-        """Of the copies for each segment. Raises OSError."""
-        by_segment: dict[int, list[Copy]] = {}
-        for one in copies:
-            if one.epoch < self._outcomes.epoch:
-                one.status = CopyStatus.FAILED
-            else:
-                by_segment.setdefault(one.segment_id, []).append(one)
-        for segment_id, some in by_segment.items():
-            segment = self._segments.by_id(segment_id)
-            if isinstance(segment, SsdSegment):
-                segment.place([one.record for one in some])
-            else:
-                for one in some:
-                    one.status = CopyStatus.FAILED
+        if copies:
+            self._outcomes.report(copies)
+            self.queue.ended(len(copies))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import mmap
 import os
 import queue
+import secrets
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -46,14 +47,22 @@ multiples of BLOCK_BYTES."""
 @final
 class Staging:
     """Aligned memory that bytes pass through between the device and everybody else, registered once
-    as one region (`address`, `size_bytes`), in buffers of BUFFER_BYTES."""
+    as one region (`address`, `size_bytes`), in buffers of BUFFER_BYTES.
+
+    It is a file in memory, so that readers on this host can map it (`open_for_reader`) and take
+    what was read from there. `staging_id` says to them that it still is the one that they mapped.
+    """
 
     def __init__(self, size_bytes: int) -> None:
         """Raises ResourceUnavailable."""
         count = max(STAGING_BYTES_MIN, size_bytes) // BUFFER_BYTES
         self.size_bytes = count * BUFFER_BYTES
+        self.staging_id = secrets.randbits(63) | 1
         try:
-            self._memory = mmap.mmap(-1, self.size_bytes)
+            self._fd = os.memfd_create("cenote-staging", os.MFD_CLOEXEC)
+            # All of it now: whoever touches a page that can't be had is killed.
+            os.posix_fallocate(self._fd, 0, self.size_bytes)
+            self._memory = mmap.mmap(self._fd, self.size_bytes)
         except OSError as error:
             raise ResourceUnavailable(
                 f"can't get {self.size_bytes} bytes of staging memory: {error.strerror}",
@@ -64,6 +73,23 @@ class Staging:
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in range(count):
             self._free.put(self.address + number * BUFFER_BYTES)
+
+    def open_for_reader(self) -> int:
+        """A descriptor for mapping it read-only, which the caller closes. Raises
+        ResourceUnavailable."""
+        try:
+            return os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise ResourceUnavailable(
+                f"the staging memory can't be opened for a client: {error.strerror}",
+                remedy="raise the daemon's limit of open files (ulimit -n), and mount /proc",
+            ) from error
+
+    def close(self) -> None:
+        """Let go of the file. The memory stays for as long as requests may be under way."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
     def take(self, timeout_s: float) -> int | None:
         """The address of a buffer, None where none becomes free in time."""
@@ -89,6 +115,7 @@ class DiskCounters:
     read_bytes: int = 0
     writes: int = 0
     written_bytes: int = 0
+    flushes: int = 0
     errors: int = 0
     """Reads, writes and flushes that failed."""
 
@@ -103,7 +130,7 @@ class Request:
     pieces: Sequence[Piece]
     is_write: bool = False
     error: OSError | None = None
-    done: threading.Lock = field(default_factory=threading.Lock)
+    done: threading.Lock = field(default_factory=lambda: threading.Lock())
     """Held until it is carried out."""
     given_up: bool = False
 
@@ -222,6 +249,7 @@ class DiskIo:
         except OSError as error:
             self.note_failure("flush", 0, error)
             raise
+        self.counters.flushes += 1
 
     def note_failure(self, what: str, offset: int, error: OSError) -> None:
         """Something failed at the device."""
@@ -242,6 +270,7 @@ class DiskIo:
             self._work.put(None)
         for thread in self._threads:
             thread.join(_JOIN_S)
+        self.staging.close()
 
 
 def aligned(offset: int, length: int) -> tuple[int, int]:

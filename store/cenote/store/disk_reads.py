@@ -26,6 +26,7 @@ __all__ = ["Group", "plan_groups", "send_items"]
 WINDOW_BUFFERS: Final = 16
 """That one connection has at most."""
 GROUP_BYTES_MIN: Final = 128 << 10
+ROUNDS: Final = 4
 _VIEWS_MAX: Final = 512
 
 
@@ -49,9 +50,10 @@ class Group:
 
 
 def group_bytes_for(lengths: list[int]) -> int:
-    """How much one request of a read takes: of a short one an eighth, so that its first bytes are
-    on their way to the reader while the others are being read."""
-    return min(BUFFER_BYTES, max(GROUP_BYTES_MIN, (sum(lengths) >> 3) & -GROUP_BYTES_MIN))
+    """How much one request of a read takes: of a short one a quarter, so that its first bytes are
+    on their way to the reader while the others are being read. (Smaller ones cost more in threads
+    that wake each other than they gain.)"""
+    return min(BUFFER_BYTES, max(GROUP_BYTES_MIN, (sum(lengths) >> 2) & -GROUP_BYTES_MIN))
 
 
 def plan_groups(
@@ -61,7 +63,8 @@ def plan_groups(
     groups: list[Group] = []
     current: Group | None = None
     used = 0  # of the current group's buffer
-    pieces_max = max(1, -(-len(addresses) // threads))
+    # Several for each thread: or all would end at the same time, with nothing sent before.
+    pieces_max = max(1, -(-len(addresses) // (threads * ROUNDS)))
     for address, length in zip(addresses, lengths, strict=True):
         if address < DISK_ADDRESS:
             groups.append(Group(memory=(address, length)))

@@ -33,8 +33,9 @@ from .segment import Segment, SegmentSet
 from .segments import LocalSegments
 from .slot_format import SLOT_RECORD
 
-__all__ = ["PORTS", "Gate", "Pass"]
+__all__ = ["OPEN", "PORTS", "Gate", "Pass"]
 
+OPEN: Final = "is open to the network, and asks nobody who he is: give --token-file, and --tokens to the master"
 PORTS: Final = ("tcp", "unix", "grpc")
 _DENIED: Final = PermissionDenied.code
 

@@ -16,7 +16,6 @@ from .copy_jobs import Copy, find
 from .copy_outcomes import Outcomes
 from .copy_queue import CopyQueue
 from .copy_writer import DEVICE_S, STEP_BYTES
-from .demoter import lower_priority
 from .device import BLOCK_BYTES
 from .disk_io import BUFFER_BYTES, DiskIo, Request
 from .dram import DramSegment
@@ -55,7 +54,6 @@ class Promoter:
             self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
-        lower_priority()
         while not self._stopping.is_set():
             one = self.queue.take(wait=True)
             if one is None:

@@ -91,6 +91,11 @@ class SegmentSet(Protocol):
         """Nothing may be written under an older grant."""
         ...
 
+    @property
+    def ticket_key(self) -> bytes:
+        """By which the master knows tickets of this process; see `proofs`."""
+        ...
+
     def by_id(self, segment_id: int) -> Segment | None: ...
 
     def knows(self, namespace_id: int, generation: int) -> bool:

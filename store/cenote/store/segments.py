@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 from collections.abc import Sequence
 from typing import Final, final
 
+from cenote.api.contents import TICKET_KEY_BYTES
 from cenote.api.errors import ResourceUnavailable
 from cenote.runtime.log import get_logger
 from cenote.runtime.memory import PAGE_BYTES
@@ -72,6 +74,8 @@ class LocalSegments:
         """Of the leader that this daemon follows; 0 before the first attach."""
         self.pool = PoolCopyFile()
         """What is kept of the pool that they belong to."""
+        self.ticket_key = secrets.token_bytes(TICKET_KEY_BYTES)
+        """By which the master knows tickets of this process; see `proofs`."""
         self.claim_file: ClaimFile | None = None
         """Where these claims are."""
         self.node_id = next((s.header.node_id for s in self._segments if s.header.node_id), 0)

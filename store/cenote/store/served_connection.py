@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final, final
 
 import numpy as np
@@ -29,37 +31,41 @@ from cenote.api.errors import (
     StaleLocation,
     Unavailable,
 )
-from cenote.api.rows import EXTENT
+from cenote.api.rows import EXTENT, PROOF
 from cenote.runtime.log import get_logger
+from cenote.runtime.metrics import Histogram
 from cenote.transport import wire
 from cenote.transport.base import U8Array, U64Array
 from cenote.transport.item_stream import move_items
 from cenote.transport.memory_access import MEMORY, locate
-from cenote.transport.opening import close_all
-from cenote.v1 import store_pb2
 
 from .checkpoint import DENIED, Checkpoint
 from .claims import ClaimFile
 from .disk_reads import send_items
 from .gate import Gate
+from .offering import answer_with_descriptors
+from .proofs import prove_rows
 from .rdma_host import HostedLane, RdmaHost
-from .segment import Segment, SegmentSet, seal_rows
+from .segment import SegmentSet, seal_rows
 from .served_socket import STEP_BYTES, Gone, ServedSocket
 from .serving import (
+    TIMED_MASK,
     ConnectionCounters,
     ServingLimits,
     epoch_error,
     grant_error,
     introduction,
+    judged,
     seals_in,
+    stretches,
 )
-from .sessions import SessionTable, open_marked
+from .sessions import SessionTable
 from .slot_reads import records_of
 from .ssd import DISK_ADDRESS
+from .staged_reads import send_staged
 
 __all__ = ["ServedConnection"]
 
-_STALE: Final = StaleLocation.code
 _INVALID: Final = InvalidArgument.code
 _VOID: Final = GrantRevoked.code
 _NO_EPOCH: Final = 1 << 32
@@ -84,16 +90,20 @@ class ServedConnection:
         server_version: str,
         on_end: Callable[[ServedConnection], None],
         rdma: RdmaHost | None = None,
+        times: Mapping[int, Histogram] | None = None,
     ) -> None:
         self.counters = ConnectionCounters()
+        self._times = times or {}
         self._io = ServedSocket(sock, limits.spin_s)
-        self._is_unix = sock.family == socket.AF_UNIX
+        self.is_unix = sock.family == socket.AF_UNIX
         self._segments = segments
         self._sessions = sessions
         self._claims = claims
         self._limits = limits
         self._checkpoint = None if gate is None else Checkpoint(gate, segments, sock)
         """None where all may do all."""
+        seal = partial(seal_rows, segments)
+        self._seal_rows = seal if self._checkpoint is None else self._checkpoint.seal_rows
         self._server_version = server_version
         self._on_end = on_end
         self._session_id = b""
@@ -163,6 +173,7 @@ class ServedConnection:
 
     def _refuse(self, error: CenoteError, greeted: bool) -> None:
         """Say why; the caller closes."""
+        self.counters.errors += 1
         if greeted:
             text = wire.encode_error(error)
             self._io.send_last(self._reply(error.code, 0, len(text)) + text)
@@ -180,7 +191,7 @@ class ServedConnection:
             self._io.receive_view(memoryview(body))
         hello = wire.decode_hello(body)
         may_write = self._checkpoint is None or self._checkpoint.admit(hello)
-        if hello.want_descriptors and not self._is_unix:
+        if hello.want_descriptors and not self.is_unix:
             raise InvalidArgument("descriptors are passed over the Unix socket only")
         self._sessions.admit(hello.session_id, self)
         self._session_id = hello.session_id
@@ -189,28 +200,14 @@ class ServedConnection:
         segments = list(self._segments.all())
         if hello.want_descriptors:
             offered = [s for s in segments if s.fd >= 0 or s.disk is not None]
-            self._answer_with_descriptors(offered, hello)
+            with self._changing:
+                self._io.stop_if_revoked()
+                answer_with_descriptors(
+                    self._io, self._segments, offered, hello, self._claims, self._server_version
+                )
         else:
             greeting = introduction(self._segments, segments, self._server_version)
             self._io.send_bytes(wire.encode_hello_reply(greeting))
-
-    def _answer_with_descriptors(
-        self, segments: list[Segment], hello: store_pb2.DataHelloRequest
-    ) -> None:
-        greeting = introduction(self._segments, segments, self._server_version)
-        descriptors = list[int]()
-        segments = [segment for segment in segments if segment.fd >= 0]
-        # Under the lock: whoever cuts this session sees either the descriptors' marks or none.
-        with self._changing:
-            self._io.stop_if_revoked()
-            try:
-                for segment in segments:
-                    marked = open_marked(segment, self._session_id, writable=hello.writer)
-                    descriptors.append(marked)
-                self._claims.offer(self._session_id, hello, greeting, descriptors)
-                self._io.send_with_descriptors(wire.encode_hello_reply(greeting), descriptors)
-            finally:
-                close_all(descriptors)
 
     # ---- requests ---------------------------------------------------------------------------
 
@@ -220,10 +217,22 @@ class ServedConnection:
         self._op = self._call_id = 0
         if not self._io.await_request(head):
             return
+        self.counters.requests += 1
+        if self.counters.requests & TIMED_MASK:
+            self._serve(head)
+            return
+        began_s = time.perf_counter()
+        self._serve(head)
+        if self._op in self._times:
+            self._times[self._op].observe(time.perf_counter() - began_s)
+
+    def _serve(self, head: memoryview) -> None:
         (op, _, _, count, call_id, epoch, grant_id, body, segment, _, offset, length) = (
             wire.REQUEST_ONE.unpack(head)
         )
         self._op, self._call_id = op, call_id
+        if self._checkpoint is not None and op > wire.OP_PING:
+            self._checkpoint.check_operation(op)
         if op == wire.OP_READ:
             if count == 1 and body == wire.EXTENT_BYTES:
                 self._read_one(segment, offset, length)
@@ -243,6 +252,9 @@ class ServedConnection:
             least = wire.SEAL_PREFIX.size + count * wire.SEAL_ROW_BYTES
             self._check(count, least <= body <= wire.SEAL_BYTES_MAX)
             self._seal(count, body, epoch)
+        elif op == wire.OP_PROVE:
+            self._check(count, body == count * wire.PROOF_ROW_BYTES)
+            self._prove(count, body, grant_id)
         elif op == wire.OP_PING:
             self._check(1, body == wire.BODY_BYTES_MIN)
             self._answer_one(0)
@@ -253,16 +265,13 @@ class ServedConnection:
                 self._checkpoint.show_grant(view, count, grant_id)
             self._answer_one(0)
         elif op == wire.OP_SLOTS:
-            if self._checkpoint is not None:
-                self._checkpoint.need_store()
             self._check(count, body == count * wire.SLOT_WANTED_BYTES)
-            statuses, records = records_of(self._segments, self._receive_body(body))
-            size = len(statuses) + len(records)
-            self._io.send_bytes(self._reply(0, count, size) + statuses + records)
+            self._answer_rows(*records_of(self._segments, self._receive_body(body)))
+        elif op == wire.OP_STAGED:
+            self._check(count, body == count * wire.EXTENT_BYTES)
+            self._read_staged(self._receive_rows(count), grant_id)
         elif op == wire.OP_RDMA:
             self._check(count, count == 1 and body <= wire.RDMA_BYTES_MAX)
-            if self._checkpoint is not None:
-                self._checkpoint.need_mapping("RDMA")
             self._serve_lane(body)
         else:
             raise ProtocolError(f"operation {op} is unknown")
@@ -294,14 +303,9 @@ class ServedConnection:
         segment = self._segments.by_id(segment_id)
         return None if segment is None else (segment.address, segment.ready_bytes)
 
-    def _judge(self, segment_id: int, offset: int, length: int) -> tuple[Segment | None, int]:
-        """As `_locate`, for one item."""
-        segment = self._segments.by_id(segment_id)
-        if segment is None:
-            return None, _STALE
-        if not length or offset + length > segment.ready_bytes:
-            return segment, _INVALID
-        return segment, 0
+    def _answer_rows(self, statuses: bytes, more: bytes = b"") -> None:
+        head = self._reply(0, len(statuses), len(statuses) + len(more))
+        self._io.send_bytes(head + statuses + more)
 
     def _answer_one(self, status: int) -> None:
         self._io.sock.send(
@@ -311,7 +315,7 @@ class ServedConnection:
     # ---- reads ------------------------------------------------------------------------------
 
     def _read_one(self, segment_id: int, offset: int, length: int) -> None:
-        segment, status = self._judge(segment_id, offset, length)
+        segment, status = judged(self._segments, segment_id, offset, length)
         if segment is None or status:
             self._answer_one(status)
             return
@@ -356,6 +360,22 @@ class ServedConnection:
             send_items(disk, self._io, addresses.tolist(), lengths.tolist(), stall_s)
         self.counters.read_bytes += total
 
+    def _read_staged(self, rows: NDArray[np.void], staging_id: int) -> None:
+        statuses, addresses, lengths = self._locate(rows)
+        statuses[(statuses == 0) & (addresses < DISK_ADDRESS)] = _INVALID
+        disk, good = self._segments.disk, statuses == 0
+        total = int(lengths[good].sum())
+        head = self._reply(0, len(rows), len(rows) + total) + statuses.tobytes()
+        if not total:
+            self._io.send_bytes(head)
+            return
+        if disk is None or disk.staging.staging_id != staging_id:
+            self._answer_error(StaleLocation("this staging memory is gone: the daemon began anew"))
+            return
+        places = addresses[good].tolist(), lengths[good].tolist()
+        send_staged(disk, self._io, head, *places, self._limits.stall_timeout_s)
+        self.counters.read_bytes += total
+
     # ---- changes ----------------------------------------------------------------------------
 
     def _drain(self, length: int, error: CenoteError, bytes_max: int = 1 << 30) -> None:
@@ -379,7 +399,7 @@ class ServedConnection:
     ) -> None:
         if length != payload:
             raise ProtocolError(f"a write of {length} bytes with a payload of {payload}")
-        segment, status = self._judge(segment_id, offset, length)
+        segment, status = judged(self._segments, segment_id, offset, length)
         if segment is not None and segment.disk is not None:
             status = _INVALID  # nobody writes there but the daemon
         self._changing_epoch = min(epoch, self._segments.epoch)
@@ -441,24 +461,17 @@ class ServedConnection:
         if stale:
             self._answer_error(epoch_error(epoch, self._segments.epoch))
         else:
-            self._io.send_bytes(self._reply(0, len(rows), len(rows)) + statuses.tobytes())
+            self._answer_rows(statuses.tobytes())
 
     def _write_some(self, good: NDArray[np.bool_], addresses: U64Array, lengths: U64Array) -> None:
         """Receive a payload of which some items have no place."""
-        turns = np.flatnonzero(good[1:] != good[:-1]) + 1
-        for first, last in zip([0, *turns.tolist()], [*turns.tolist(), len(good)], strict=True):
-            total = int(lengths[first:last].sum())
+        io = self._io
+        for first, last, total in stretches(good, lengths):
             if not good[first]:
                 self._drain(total, StaleLocation("the segments are gone or smaller"))
                 continue
-            move_items(
-                self._io.receive,
-                self._io.receive_views,
-                addresses[first:last],
-                lengths[first:last],
-                None,
-                STEP_BYTES,
-            )
+            where = addresses[first:last], lengths[first:last]
+            move_items(io.receive, io.receive_views, *where, None, STEP_BYTES)
             self.counters.written_bytes += total
 
     def _receive_body(self, length: int) -> memoryview:
@@ -490,12 +503,14 @@ class ServedConnection:
             stale = epoch < self._segments.epoch
             if not stale:
                 head = (epoch, namespace_id, generation)
-                if self._checkpoint is None:
-                    statuses = seal_rows(self._segments, head, rows, keys, key_starts)
-                else:
-                    statuses = self._checkpoint.seal_rows(head, rows, keys, key_starts)
+                statuses = self._seal_rows(head, rows, keys, key_starts)
         if stale:
             self._answer_error(epoch_error(epoch, self._segments.epoch))
             return
         self.counters.seals += count
-        self._io.send_bytes(self._reply(0, count, count) + statuses.tobytes())
+        self._answer_rows(statuses.tobytes())
+
+    def _prove(self, count: int, body: int, grant_id: int) -> None:
+        rows = np.frombuffer(self._receive_body(body), PROOF, count)
+        self._io.stop_if_revoked()
+        self._answer_rows(*prove_rows(self._segments, grant_id, rows))

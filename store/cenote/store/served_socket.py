@@ -11,7 +11,6 @@ import contextlib
 import select
 import socket
 import threading
-from collections.abc import Sequence
 from time import monotonic
 from typing import Final, final
 
@@ -171,6 +170,17 @@ class ServedSocket:
             self._cut_short(got)
         self.stop_if_revoked()
 
+    def receive_some(self, most: int) -> int:
+        """How many of at most so many bytes came, one at least; what they are is of no account."""
+        try:
+            got = self.sock.recv_into(_WASTE, most)
+        except BlockingIOError:
+            got = -1
+        if got <= 0:
+            self._cut_short(got)
+        self.stop_if_revoked()
+        return got
+
     def drain(self, length: int) -> None:
         """Receive bytes that have no place."""
         for start in range(0, length, STEP_BYTES):
@@ -184,6 +194,15 @@ class ServedSocket:
         view = memoryview(data)
         while len(view):
             view = view[self.sock.send(view, flags) :]
+
+    def send_descriptors(self, data: bytes, descriptors: list[int]) -> None:
+        """All of the data, with descriptors beside it as `wire` says."""
+        chunk = descriptors[: wire.DESCRIPTORS_PER_MESSAGE]
+        sent = socket.send_fds(self.sock, [data], chunk)
+        self.send_bytes(data[sent:])
+        for first in range(len(chunk), len(descriptors), wire.DESCRIPTORS_PER_MESSAGE):
+            chunk = descriptors[first : first + wire.DESCRIPTORS_PER_MESSAGE]
+            socket.send_fds(self.sock, [b"\x00"], chunk)
 
     def send(self, address: int, length: int) -> None:
         """The bytes at an address."""
@@ -200,19 +219,6 @@ class ServedSocket:
                 sent = 0
             else:
                 sent -= len(view)
-
-    def send_with_descriptors(self, answer: bytes, descriptors: Sequence[int]) -> None:
-        """The answer to a hello, with the first chunk of descriptors; then the others."""
-        chunk = descriptors[: wire.DESCRIPTORS_PER_MESSAGE]
-        sent = socket.send_fds(self.sock, [answer], list(chunk))
-        for first in range(len(chunk), len(descriptors), wire.DESCRIPTORS_PER_MESSAGE):
-            if sent < len(answer):
-                self.send_bytes(answer[sent:])
-                sent = len(answer)
-            chunk = descriptors[first : first + wire.DESCRIPTORS_PER_MESSAGE]
-            socket.send_fds(self.sock, [b"\x00"], list(chunk))
-        if sent < len(answer):
-            self.send_bytes(answer[sent:])
 
     def send_last(self, data: bytes) -> None:
         """Say something before closing, in a way that lets the client read it.

@@ -27,7 +27,7 @@ from .gate import Gate
 from .rdma_host import RdmaHost
 from .segment import SegmentSet
 from .served_connection import ServedConnection
-from .serving import ConnectionCounters, ServingLimits
+from .serving import ConnectionCounters, ServingLimits, served_times
 from .sessions import SessionTable
 
 __all__ = ["DataCounters", "DataServer"]
@@ -52,6 +52,12 @@ class DataCounters:
     connections: int
     accepted: int
     refused: int
+    requests: int = 0
+    errors: int = 0
+    """Connections ended by a refusal."""
+    unix_read_bytes: int = 0
+    """Of those read, over the Unix socket: by clients on this host, of what they can't map."""
+    unix_written_bytes: int = 0
 
 
 @final
@@ -91,7 +97,9 @@ class DataServer:
         self._server_version = server_version
         self._lock = threading.Lock()
         self._threads: dict[ServedConnection, threading.Thread] = {}
-        self._ended = ConnectionCounters()
+        self._ended = {is_unix: ConnectionCounters() for is_unix in (False, True)}
+        self.times = served_times()
+        """By operation of the wire."""
         self._accepted = 0
         self._refused = 0
         self._closing = threading.Event()
@@ -129,14 +137,23 @@ class DataServer:
     def counters(self) -> DataCounters:
         """What was served so far."""
         with self._lock:
-            every = [self._ended, *(connection.counters for connection in self._threads)]
+            unix, total = ConnectionCounters(), ConnectionCounters()
+            unix.add(self._ended[True])
+            total.add(self._ended[False])
+            for connection in self._threads:
+                (unix if connection.is_unix else total).add(connection.counters)
+            total.add(unix)
             return DataCounters(
-                read_bytes=sum(counters.read_bytes for counters in every),
-                written_bytes=sum(counters.written_bytes for counters in every),
-                seals=sum(counters.seals for counters in every),
+                read_bytes=total.read_bytes,
+                written_bytes=total.written_bytes,
+                seals=total.seals,
                 connections=len(self._threads),
                 accepted=self._accepted,
                 refused=self._refused,
+                requests=total.requests,
+                errors=total.errors,
+                unix_read_bytes=unix.read_bytes,
+                unix_written_bytes=unix.written_bytes,
             )
 
     def close(self, timeout_s: float = 1.0) -> None:
@@ -210,6 +227,7 @@ class DataServer:
                 self._server_version,
                 self._forget,
                 self.rdma,
+                self.times,
             )
             thread = threading.Thread(target=connection.run, name="cenote-data", daemon=True)
             with self._lock:
@@ -240,9 +258,7 @@ class DataServer:
     def _forget(self, connection: ServedConnection) -> None:
         with self._lock:
             self._threads.pop(connection, None)
-            self._ended.read_bytes += connection.counters.read_bytes
-            self._ended.written_bytes += connection.counters.written_bytes
-            self._ended.seals += connection.counters.seals
+            self._ended[connection.is_unix].add(connection.counters)
 
 
 def _prepare(sock: socket.socket) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final, cast
@@ -11,21 +11,27 @@ from typing import Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from cenote.api.errors import ProtocolError, StaleEpoch, StaleLocation
+from cenote.api.errors import InvalidArgument, ProtocolError, StaleEpoch, StaleLocation
 from cenote.api.rows import SEAL
+from cenote.runtime.metrics import Histogram
 from cenote.transport import wire
 from cenote.v1 import common_pb2, store_pb2
 
 from .segment import Segment, SegmentSet
 
 __all__ = [
+    "SERVED",
+    "TIMED_MASK",
     "ConnectionCounters",
     "ServingLimits",
     "epoch_error",
     "grant_error",
     "introduction",
+    "judged",
     "peer_name",
     "seals_in",
+    "served_times",
+    "stretches",
 ]
 
 _UCRED: Final = Struct("3i")
@@ -43,6 +49,14 @@ class ServingLimits:
     """How long a thread looks for a hot connection's next request before it sleeps; 0: never."""
 
 
+_STALE: Final = StaleLocation.code
+_INVALID: Final = InvalidArgument.code
+SERVED: Final = {wire.OP_READ: "read", wire.OP_WRITE: "write", wire.OP_SEAL: "seal"}
+"""Operations whose time is taken."""
+TIMED_MASK: Final = 15
+"""Of one request of sixteen."""
+
+
 @dataclass(slots=True)
 class ConnectionCounters:
     """What went over a connection; written by its thread alone."""
@@ -50,6 +64,23 @@ class ConnectionCounters:
     read_bytes: int = 0
     written_bytes: int = 0
     seals: int = 0
+    requests: int = 0
+    errors: int = 0
+    """Connections ended by a refusal."""
+
+    def add(self, other: ConnectionCounters) -> None:
+        """Those of a connection that has ended."""
+        self.read_bytes += other.read_bytes
+        self.written_bytes += other.written_bytes
+        self.seals += other.seals
+        self.requests += other.requests
+        self.errors += other.errors
+
+
+def served_times() -> dict[int, Histogram]:
+    """By operation, how long a request was served, its bytes included. All connections of a server
+    write to the same ones: under the interpreter lock no count is lost."""
+    return {operation: Histogram() for operation in SERVED}
 
 
 def introduction(
@@ -73,6 +104,18 @@ def introduction(
             )
         )
     return reply
+
+
+def judged(
+    segments: SegmentSet, segment_id: int, offset: int, length: int
+) -> tuple[Segment | None, int]:
+    """(its segment, the status of one item as a request names it)."""
+    segment = segments.by_id(segment_id)
+    if segment is None:
+        return None, _STALE
+    if not length or offset + length > segment.ready_bytes:
+        return segment, _INVALID
+    return segment, 0
 
 
 def epoch_error(epoch: int, followed: int) -> StaleEpoch:
@@ -122,3 +165,12 @@ def seals_in(
     if keys_bytes != len(keys):
         raise ProtocolError(f"{len(keys)} bytes of keys for {keys_bytes}")
     return namespace_id, generation, rows, keys, key_starts
+
+
+def stretches(
+    good: NDArray[np.bool_], lengths: NDArray[np.uint64]
+) -> Iterator[tuple[int, int, int]]:
+    """(first, end, bytes) of neighbours that are all good, or all not."""
+    turns = (np.flatnonzero(good[1:] != good[:-1]) + 1).tolist()
+    for first, end in zip([0, *turns], [*turns, len(good)], strict=True):
+        yield first, end, int(lengths[first:end].sum())

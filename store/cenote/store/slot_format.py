@@ -276,7 +276,9 @@ def pack_range(offset: int, length: int) -> bytes:
 
 
 def unpack_ranges(packed: bytes) -> list[tuple[int, int]] | None:
-    """(offset, length) of each range, or None where one is damaged."""
+    """(offset, length) of each range, or None where one is damaged or cut short."""
+    if len(packed) % RANGE_BYTES:
+        return None
     pieces = [packed[at : at + RANGE_BYTES] for at in range(0, len(packed), RANGE_BYTES)]
     if not all(map(_is_whole, pieces)):
         return None

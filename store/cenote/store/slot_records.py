@@ -51,6 +51,7 @@ def _at(name: str) -> int:
 
 
 _CRC: Final = Struct("<Q")
+_SLOT: Final = Struct("<I")
 _PLACE: Final = Struct("<IQQ")
 """slot, offset, length."""
 _WHOLE: Final = Struct("<HH")
@@ -73,6 +74,12 @@ class Bounds:
 
 
 # ---- columns --------------------------------------------------------------------------------
+
+
+def slot_of(record: bytes) -> int:
+    """The number of the slot that a record belongs to."""
+    slot: int = _SLOT.unpack_from(record, BODY_AT)[0]
+    return slot
 
 
 def malformed_rows(

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from struct import Struct
 from typing import Final, final
 
 import numpy as np
@@ -30,7 +29,6 @@ from cenote.api.slot_sums import slot_hashes, sums_of_columns
 
 from .ranges import RangeSet
 from .slot_format import (
-    BODY_AT,
     RECORD_BLOCKS,
     SLOT_BYTES,
     SLOT_RECORD,
@@ -50,6 +48,7 @@ from .slot_records import (
     joined,
     malformed_rows,
     sealed_head,
+    slot_of,
     sort_out,
     taken,
     write_checksums,
@@ -62,7 +61,6 @@ _INVALID: Final = InvalidArgument.code
 _BEYOND: Final = Unavailable.code
 _STALE: Final = StaleLocation.code
 
-_SLOT: Final = Struct("<I")
 
 _BATCH_ROWS_MAX: Final = 4096
 """Rows built and stored at once: it bounds scratch memory and the time under the lock."""
@@ -327,7 +325,7 @@ class SlotTable:
         so there is no late repeat that the order of versions would have to keep out. Raises
         InvalidArgument for a slot that there is not.
         """
-        slot: int = _SLOT.unpack_from(record, BODY_AT)[0]
+        slot = slot_of(record)
         at = slot * SLOT_BYTES
         with self._lock:
             if slot >= self._slots:

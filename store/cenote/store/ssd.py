@@ -45,6 +45,7 @@ from .slot_format import (
     TableHeader,
     unpack_header,
 )
+from .slot_records import slot_of
 from .slots import SlotTable
 
 __all__ = [
@@ -275,17 +276,20 @@ class SsdSegment:
         return self.table.namespace_at(slot)
 
     def place(self, records: list[bytes]) -> None:
-        """Write finished slot records, and flush: they survive a power cut when this returns.
+        """Write finished slot records; they survive a power cut once the device was flushed.
 
         Their payloads must have been flushed before. Raises OSError; then none of them counts.
         """
         slots = [self.table.place(record) for record in records]
         try:
             self.write_pages(self._pages_of(slots))
-            self.disk.flush()
         except OSError:
             self.table.unplace(slots)
             raise
+
+    def take_back(self, records: list[bytes]) -> None:
+        """These were placed, and could not be flushed: they don't count."""
+        self.table.unplace([slot_of(record) for record in records])
 
     def clear(self, refs: NDArray[np.void]) -> int:
         """`SlotTable.clear`. What the device has of it is behind until the page is written next:
@@ -400,16 +404,20 @@ class SsdFile:
 
 
 def find_survivors(device: Device, plans: list[SsdPlan]) -> list[TableHeader | None]:
-    """The header of each planned segment, None where there is none that fits."""
+    """The header of each planned segment, None where there is none that fits.
+
+    Raises ResourceUnavailable where that can't be read: it may be there, and would be written over.
+    """
     page = mmap.mmap(-1, HEADER_BYTES)
     found: list[TableHeader | None] = []
     for plan in plans:
         try:
             device.read(address_of(page), HEADER_BYTES, plan.base)
         except OSError as error:
-            _log.warning("a header can't be read", device=device.name, why=error.strerror)
-            found.append(None)
-            continue
+            raise ResourceUnavailable(
+                f"can't read {device.name}: {error.strerror or error}",
+                remedy="try again, replace the device, or start without it (--ssd)",
+            ) from error
         header = unpack_header(page[:])
         fits = header is not None and (
             (header.boot_id, header.index, header.unit_bytes, header.slots)

@@ -12,6 +12,7 @@ from cenote.api.errors import ResourceUnavailable
 from cenote.api.types import PathObstacle, PeerPath
 from cenote.cli.doctor.clock import SKEW_S, STEP_S, ClockFacts, judge_clock, judge_skew
 from cenote.cli.doctor.findings import Check, Finding, Verdict, run_checks
+from cenote.cli.doctor.gpu import GpuFacts, judge_gpus
 from cenote.cli.doctor.host import (
     DramFacts,
     HugePageFacts,
@@ -41,6 +42,21 @@ def assert_says(finding: Finding, verdict: Verdict, *parts: str) -> None:
         assert part in f"{finding.found} {finding.remedy}", finding
     if verdict in (WARN, FAIL):
         assert finding.remedy, finding
+
+
+# ---- GPUs --------------------------------------------------------------------------------------
+
+
+def test_gpus() -> None:
+    assert_says(judge_gpus(GpuFacts(False, "there is no CUDA driver here")), SKIPPED, "no NVIDIA")
+    hidden = judge_gpus(GpuFacts(True, "there is no CUDA driver here"))
+    assert_says(hidden, WARN, "no CUDA driver", "libcuda.so.1")
+    assert_says(judge_gpus(GpuFacts(True)), WARN, "no GPU is visible")
+    both = (("0000:3b:00.0", True), ("0000:af:00.0", True))
+    assert_says(judge_gpus(GpuFacts(True, "", both)), OK, "2 that NICs", "0000:af:00.0")
+    one = (("0000:3b:00.0", True), ("0000:af:00.0", False))
+    mixed = judge_gpus(GpuFacts(True, "", one))
+    assert_says(mixed, WARN, "NICs can't reach the memory of 0000:af:00.0", "open kernel modules")
 
 
 # ---- running -----------------------------------------------------------------------------------

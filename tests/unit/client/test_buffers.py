@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import ctypes
 import mmap
+import sys
 from typing import Any, cast
 
 import numpy as np
@@ -23,7 +24,11 @@ from cenote.client.buffers import (
     readable_memory,
     writable_memory,
 )
+from cenote.client.device_buffers import DeviceMemory
+from cenote.client.plan.device_rows import ON_HOST
 from cenote.client.plan.pieces import Pieces
+from cenote.runtime.gpu_copies import NO_STREAM
+from fake_gpu import FakeArray, FakeTensor
 
 
 def content(address: int, length: int) -> bytes:
@@ -261,37 +266,113 @@ def test_a_buffer_has_a_size(size: object) -> None:
         Buffer(size)  # type: ignore[arg-type]
 
 
-class FakeTensor:
-    """What is asked of a torch tensor."""
-
-    def __init__(self, memory: np.ndarray, device: str = "cpu", contiguous: bool = True) -> None:
-        self._memory = memory
-        self._contiguous = contiguous
-        self.device = type("device", (), {"type": device, "__str__": lambda _: device + ":0"})()
-
-    def data_ptr(self) -> int:
-        return self._memory.ctypes.data
-
-    def is_contiguous(self) -> bool:
-        return self._contiguous
-
-    def numel(self) -> int:
-        return self._memory.size
-
-    def element_size(self) -> int:
-        return self._memory.itemsize
-
-
-FakeTensor.__module__ = "torch"
-
-
 def test_tensors_are_taken_by_their_interface() -> None:
     memory = np.zeros(6, np.float32)
     assert writable_memory(FakeTensor(memory))[:2] == (memory.ctypes.data, 24)
     assert readable_memory(FakeTensor(memory))[:2] == (memory.ctypes.data, 24)
-    with pytest.raises(InvalidBuffer, match="lies on cuda:0"):
-        writable_memory(FakeTensor(memory, "cuda"))
+    for device in ("xpu", "mps"):
+        with pytest.raises(InvalidBuffer, match=f"lies on {device}:0") as caught:
+            writable_memory(FakeTensor(memory, device))
+        assert "tensor.cpu()" in caught.value.remedy
     with pytest.raises(InvalidBuffer, match="not contiguous"):
         writable_memory(FakeTensor(memory, contiguous=False))
     with pytest.raises(InvalidBuffer, match="empty"):
         writable_memory(FakeTensor(memory[:0]))
+
+
+# ---- on GPUs ------------------------------------------------------------------------------------
+
+
+class Told:
+    """What tells of itself by the CUDA array interface."""
+
+    def __init__(self, **told: object) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (4, 3),
+            "typestr": "<f4",
+            "data": (0x7000, False),
+            "version": 3,
+        } | told
+
+
+def test_tensors_on_a_gpu() -> None:
+    array = FakeArray(4096)
+    for tensor in (FakeTensor(array, "cuda"), array):
+        address, length, keeper = writable_memory(tensor)
+        assert (address, length) == (array.address, 4096)
+        assert isinstance(keeper, DeviceMemory)
+        assert keeper.device == 0
+        assert keeper.keeper is tensor
+    with pytest.raises(InvalidBuffer, match="not contiguous"):
+        writable_memory(FakeTensor(array, "cuda", contiguous=False))
+    pieces = pieces_of([array, bytearray(5)], 2, writable=True)
+    assert pieces.devices is not None
+    assert pieces.devices.numbers.tolist() == [0, ON_HOST]
+    assert pieces_of([bytearray(5)], 1, writable=True).devices is None
+
+
+def test_raw_memory_of_a_gpu() -> None:
+    keeper = writable_memory(RawBuffer(0x7000, 5, None, 3))[2]
+    assert keeper == DeviceMemory(0x7000, 5, 3, NO_STREAM, None)
+    for device in (-1, 1 << 16, True, "0"):
+        with pytest.raises(InvalidBuffer, match="there is no device"):
+            writable_memory(RawBuffer(0x7000, 5, None, device))  # type: ignore[arg-type]
+
+
+def test_the_cuda_array_interface() -> None:
+    assert writable_memory(Told())[:2] == (0x7000, 48)
+    assert writable_memory(Told(strides=(12, 4)))[:2] == (0x7000, 48)
+    streams: list[tuple[dict[str, Any], int]] = [
+        ({}, NO_STREAM),
+        ({"stream": None}, NO_STREAM),
+        ({"stream": 2}, 2),
+        ({"version": 2}, 1),
+    ]
+    for told, stream in streams:
+        keeper = writable_memory(Told(**told))[2]
+        assert isinstance(keeper, DeviceMemory)
+        assert keeper.stream == stream, told
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"strides": (24, 4)}, "not contiguous"),
+        ({"data": (0x7000, True)}, "read-only"),
+        ({"shape": (0, 3)}, "empty"),
+        ({"shape": None}, "incomplete"),
+    ]
+    for told, what in wrong:
+        with pytest.raises(InvalidBuffer, match=what):
+            writable_memory(Told(**told))
+    assert readable_memory(Told(data=(0x7000, True)))[:2] == (0x7000, 48)
+
+
+class Packed:
+    """What tells of itself by DLPack: host memory that says it lies elsewhere."""
+
+    def __init__(self, array: np.ndarray, kind: int = 2) -> None:
+        self.array, self.kind = array, kind
+        self.streams: list[object] = []
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.kind, 0
+
+    def __dlpack__(self, *, stream: object = None) -> object:
+        self.streams.append(stream)
+        return self.array.__dlpack__()
+
+
+def test_dlpack() -> None:
+    array = np.zeros((4, 3), np.float32)
+    packed = Packed(array)
+    users = sys.getrefcount(array)
+    address, length, keeper = writable_memory(packed)
+    assert (address, length) == (array.ctypes.data, 48)
+    assert isinstance(keeper, DeviceMemory)
+    assert packed.streams == [keeper.stream] == [1]
+    del keeper
+    assert sys.getrefcount(array) == users  # let go of
+    assert writable_memory(Packed(array[1:3]))[:2] == (array.ctypes.data + 12, 24)
+    with pytest.raises(InvalidBuffer, match="not contiguous"):
+        writable_memory(Packed(array[:, :2]))
+    with pytest.raises(InvalidBuffer, match="lies on ROCm"):
+        writable_memory(Packed(array, 10))
+    with pytest.raises(InvalidBuffer, match="no buffer protocol"):
+        writable_memory(Packed(array, 1))

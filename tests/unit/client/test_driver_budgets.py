@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -34,7 +35,8 @@ class SlowPool:
         self.now_s = 100.0
         self.deadlines: list[float] = []
         self.channels: dict[int, Any] = {}
-        self.state = SimpleNamespace(now=lambda: self.now_s, lease_proven=set())
+        moved = defaultdict(lambda: [0, 0])  # type: ignore[var-annotated]
+        self.state = SimpleNamespace(now=lambda: self.now_s, lease_proven=set(), moved=moved)
         self.verifies_by_lease = False
 
     def channel(self, node_id: int, deadline_s: float) -> SlowPool:

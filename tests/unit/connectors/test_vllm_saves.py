@@ -29,6 +29,21 @@ def test_blocks_are_saved_once_when_they_are_full() -> None:
     assert progress.advance(FULL, HASHES, 48, [[7, 8, 9]]) is None
 
 
+def test_most_steps_have_nothing_to_save_and_need_no_tables() -> None:
+    progress = SaveProgress()
+    due = [tokens for tokens in range(1, 65) if step_is_due(progress, tokens)]
+    assert due == [16, 32, 48, 64]
+    assert progress.due(HYBRID, HASHES, 65, [(2, 11, 32)]), "a state is handed out"
+    assert not progress.due(FULL, HASHES[:4], 200), "there are no hashes beyond 64 tokens"
+
+
+def step_is_due(progress: SaveProgress, tokens: int) -> bool:
+    due = progress.due(FULL, HASHES, tokens)
+    order = progress.advance(FULL, HASHES, tokens, [[7, 8, 9, 10]])
+    assert (order is not None) == due
+    return due
+
+
 def test_what_the_pool_has_is_not_saved_and_tokens_without_hash_are_not() -> None:
     progress = SaveProgress()
     progress.skip(FULL, 32)

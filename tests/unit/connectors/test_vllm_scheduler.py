@@ -200,7 +200,7 @@ def test_an_error_is_a_miss_and_several_open_the_breaker(made: Half, pool: Space
     request = Request("after")
     made.half.new_request(request, shared=True)
     assert made.half.matched_tokens(request, 0) == 0, "the pool is left alone for a while"
-    made.half.save("after", 100, [[1, 2, 3, 4, 5, 6]], ())
+    made.half.save("after", 100, lambda: [[1, 2, 3, 4, 5, 6]], ())
     assert not made.half.take_orders().saves
 
 
@@ -235,7 +235,7 @@ def test_what_the_pool_has_is_not_saved_again(made: Half, pool: Space) -> None:
     request = Request()
     made.half.new_request(request, shared=True)
     assert made.ask(request) == 32
-    made.half.save("r", 100, [[1, 2, 3, 4, 5, 6, 7]], ())
+    made.half.save("r", 100, lambda: [[1, 2, 3, 4, 5, 6, 7]], ())
     (order,) = made.half.take_orders().saves
     assert order.blocks == ((0, 2), (0, 3), (0, 4), (0, 5))
     made.half.finished("r")
@@ -246,7 +246,7 @@ def test_requests_that_share_nothing_are_left_alone(made: Half, pool: Space) -> 
     request = Request()
     made.half.new_request(request, shared=False)
     assert made.half.matched_tokens(request, 0) == 0
-    made.half.save("r", 100, [[1, 2, 3, 4, 5, 6]], ())
+    made.half.save("r", 100, lambda: [[1, 2, 3, 4, 5, 6]], ())
     assert not made.half.take_orders().saves
     assert made.half.matched_tokens(Request("never announced"), 0) == 0
 
@@ -307,6 +307,6 @@ def test_a_model_that_can_not_be_named_shares_nothing(pool: Space) -> None:
     assert done.wait(30.0), "its thread goes on"
     half.new_request(Request(), shared=True)
     assert half.matched_tokens(Request(), 0) == 0
-    half.save("r", 100, [[1, 2, 3, 4, 5, 6]], ())
+    half.save("r", 100, lambda: [[1, 2, 3, 4, 5, 6]], ())
     assert not half.take_orders().saves
     half.close()

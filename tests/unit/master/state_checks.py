@@ -49,17 +49,20 @@ def _check_space(pool: Pool) -> None:
     assert (spans[:, 3] > 0).all()
     for segment_id, segment in pool.segments.by_id.items():
         mine = spans[(spans[:, 0] & 0xFFFF) == segment_id]
-        starts = mine[:, 2].astype(np.int64)
-        ends = starts + mine[:, 3]
-        order = np.argsort(starts)
-        assert (starts[order][1:] >= ends[order][:-1]).all(), "two extents overlap"
+        places, holders = np.unique(mine[:, 2:4].astype(np.int64), axis=0, return_counts=True)
+        starts = places[:, 0]
+        ends = starts + places[:, 1]
+        assert (starts[1:] >= ends[:-1]).all(), "two extents overlap"
         numbers = mine[mine[:, 1] != NO_SLOT, 1]
         assert len(np.unique(numbers)) == len(numbers), "two extents have one slot"
         if segment.allocator is None:
             continue
         segment.allocator.check()
         assert not len(mine) or ends.max() <= segment.ready_units
-        assert segment.allocator.used_units == int(mine[:, 3].sum()), "units leaked"
+        shared = {int(s): int(n) - 1 for s, n in zip(starts, holders, strict=True) if n > 1}
+        assert segment.shared == shared, "an extent's holders are miscounted"
+        assert segment.shared_units == int((places[:, 1] * (holders - 1)).sum())
+        assert segment.allocator.used_units == int(places[:, 1].sum()), "units leaked"
         assert segment.slots.used == len(numbers), "slot numbers leaked"
         assert segment.slots.high <= segment.slots.total
         assert segment.retired_units == segment.allocator.retired_units

@@ -105,6 +105,9 @@ class FakeNode:
     copied: list[tuple[int, int]] = field(default_factory=list)
     """(copy id, status) to report in the next heartbeat."""
 
+    counters: NodeCounters = field(default_factory=NodeCounters)
+    """What its heartbeats tell."""
+
     @property
     def uuid(self) -> bytes:
         return self.number.to_bytes(16, "big")
@@ -172,6 +175,7 @@ class Kit:
             node.process_id,
             start_number=node.start_number,
             claims=claims,
+            ticket_key=node.uuid,
         )
 
     def restart_node(self, node: FakeNode) -> c.AttachReply:
@@ -204,7 +208,7 @@ class Kit:
                 node.done_instruction,
                 list(node.cut),
                 [],
-                NodeCounters(),
+                node.counters,
                 node.start_number,
                 list(node.withdrawn),
                 unverified=frozenset(i for i, s in enumerate(node.segments) if s.unverified),

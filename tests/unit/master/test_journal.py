@@ -17,11 +17,14 @@ from cenote.api.errors import InternalError
 from cenote.master.commands import EndpointInfo
 from cenote.master.effects import (
     PLACED,
+    Configured,
+    Digested,
     DurableEffect,
     EpochStarted,
     Expires,
     Gone,
     GoneReason,
+    NamespaceGone,
     NamespaceOpened,
     NodeDrains,
     NodeKnown,
@@ -51,6 +54,7 @@ from cenote.master.journal import (
     snapshot_records,
     verify_record,
 )
+from cenote.master.journal_layout import KIND_POOL, KIND_SERVES, POOL, SERVES
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
@@ -93,7 +97,7 @@ def expires(seed: int, n: int) -> Expires:
 def batches(draw: DrawFn) -> DurableEffect:
     seed, n = draw(st.integers(0, 1000)), draw(st.integers(1, 40))
     columns = random_columns(seed, n, draw(st.sampled_from([1, 3, 64])))
-    match draw(st.integers(0, 4)):
+    match draw(st.integers(0, 5)):
         case 0:
             return Stored(draw(st.integers(1, 2)), 1, draw(st.integers(1, 2)), **columns)
         case 1:
@@ -104,6 +108,8 @@ def batches(draw: DrawFn) -> DurableEffect:
             return ReplicasChanged(**{name: columns[name] for name in names})
         case 3:
             return Expires(draw(U64), 5, columns["digests"], columns["seqs"])
+        case 4:
+            return Digested(columns["digests"], columns["seqs"], columns["digests"][::-1].copy())
         case _:
             return Pinned(draw(st.integers(1, 2)), columns["digests"], draw(st.booleans()), 5)
 
@@ -122,6 +128,8 @@ PLAIN = st.one_of(
     st.builds(SlotsGrown, U32, U32, U32, U32),
     st.builds(SegmentMet, U32, U32),
     st.builds(NodeDrains, U32, st.booleans(), U64),
+    st.builds(NamespaceGone, U32),
+    st.builds(Configured, st.dictionaries(TEXT, st.floats(allow_nan=False), max_size=4)),
     st.builds(SegmentGone, U32),
     st.builds(EpochStarted, U32, U64),
     st.builds(SnapshotEnd, U64, U32),
@@ -132,7 +140,7 @@ def flattened(entries: Iterable[Entry]) -> list[object]:
     """Batches taken apart object by object: comparable however they were split and joined."""
     items: list[object] = []
     for entry in entries:
-        if not isinstance(entry, Stored | Gone | ReplicasChanged | Pinned | Expires):
+        if not isinstance(entry, Stored | Gone | ReplicasChanged | Pinned | Expires | Digested):
             items.append(dataclasses.astuple(entry))
             continue
         scalars, rows, extents = [], [], None
@@ -324,3 +332,18 @@ def test_a_record_that_lacks_entries_is_refused() -> None:
 def test_parse_header_takes_any_bytes(data: bytes) -> None:
     header = parse_header(data)
     assert header is None or data.startswith(MAGIC_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        # A pool whose 4 billion ancestors have no bytes each, or 64 KiB each.
+        (KIND_POOL, POOL.pack(0, 0, 0, 2**32 - 1)),
+        (KIND_POOL, POOL.pack(0, 0, 0xFFFF, 2**32 - 1)),
+        # A node that serves at no place, and bytes behind that.
+        (KIND_SERVES, SERVES.pack(1, 0) + b"more"),
+    ],
+)
+def test_impossible_numbers_cost_neither_memory_nor_time(kind: int, payload: bytes) -> None:
+    with pytest.raises(JournalCorrupt):
+        list(read_entries([sealed(struct.pack("<B3xI", kind, len(payload)) + payload, 1)]))

@@ -17,6 +17,8 @@ from cenote.master.effects import (
     SegmentKnown,
     Stored,
 )
+from cenote.master.journal import RecordWriter, SnapshotEnd, read_entries
+from cenote.master.spans import to_placed
 from cenote.master.state import MasterState, StateConfig
 from unit.master.state_checks import check, contents
 from unit.master.state_kit import KIB, Kit, new_node, restarted, session_id
@@ -70,6 +72,40 @@ def test_everything_durable_is_rebuilt(kit: Kit, snapshot: bool) -> None:
 def test_replaying_twice_changes_nothing(kit: Kit) -> None:
     state = MasterState(StateConfig(), 2)
     for effect in [*kit.durable(), *kit.durable(), *kit.state.snapshot()]:
+        state.replay(effect)
+    assert contents(state) == contents(kit.state)
+    check(state)
+
+
+def test_of_changes_that_are_read_as_one_the_last_counts(kit: Kit) -> None:
+    """Copied to another place, and gone from the first, with nothing between in the journal."""
+    pool = kit.state._pool
+    row = pool.objects.lookup(kit.digests(4))
+    _, spans = pool.spans_of(row)
+    assert len(spans) == 2
+    kit.put([6], 100, replicas=2)
+    journal = kit.durable()
+
+    def changed(key: int, *kept: int) -> ReplicasChanged:
+        row = pool.objects.lookup(kit.digests(key))
+        placed = to_placed(pool.spans_of(row)[1][list(kept)])
+        counts = np.array([len(kept)])
+        return ReplicasChanged(
+            pool.digests_of(row),
+            pool.seqs_of(row),
+            counts.astype(np.uint16),
+            counts.astype(np.uint8),
+            placed,
+        )
+
+    journal += [changed(4, 0, 1), changed(6, 1), changed(4, 0), changed(6, 0, 1), changed(4, 0, 1)]
+    writer = RecordWriter(1, 1)
+    for effect in journal:
+        writer.add(effect)
+    read = [e for e in read_entries(writer.take()) if not isinstance(e, SnapshotEnd)]
+    assert len(read) < len(journal), "they were joined"
+    state = MasterState(StateConfig(), 2)
+    for effect in read:
         state.replay(effect)
     assert contents(state) == contents(kit.state)
     check(state)

@@ -18,8 +18,8 @@ from cenote.store.copy_writer import REQUEST_BYTES
 from cenote.store.device import BLOCK_BYTES, open_device
 from cenote.store.disk_io import BUFFER_BYTES
 from cenote.store.disk_reads import plan_groups
-from cenote.store.ssd import DISK_ADDRESS, FAILURES_MAX, plan_ssd
-from faulty_device import io_error, no_fault
+from cenote.store.ssd import DISK_ADDRESS, FAILURES_MAX, SsdFile, plan_ssd
+from faulty_device import FaultyDevice, io_error, no_fault
 from ssd_node import SSD_ID, SsdNode, payload_of
 from waiting import wait_until
 
@@ -145,6 +145,27 @@ def test_a_payload_is_flushed_before_its_slot(tmp_path: Path) -> None:
         assert all(seen)
 
 
+def test_a_slot_whose_flush_fails_does_not_count(tmp_path: Path) -> None:
+    with SsdNode(tmp_path) as node:
+        node.put(0, payload_of(1, MIB), [(0, MIB)])
+        table_end = node.ssd.plan.data_at
+
+        def on_write(offset: int, length: int) -> OSError | None:
+            if offset < table_end:  # the payload is flushed: from now on nothing is
+                node.device.flush_error = OSError(errno.EIO, "injected")
+            return None
+
+        node.device.on_write = on_write
+        first = node.copy([0], 0, 0, MIB)
+        assert node.results(1) == {first: CopyStatus.FAILED}
+        assert not node.table_slots
+        assert node.ssd.table.sealed == 0
+        node.device.on_write, node.device.flush_error = no_fault, None
+        again = node.copy([0], 0, 0, MIB)
+        assert node.results(1) == {again: CopyStatus.DONE}
+        assert node.table_slots == [0]
+
+
 @pytest.mark.parametrize("torn_bytes", [0, 512, 1000])
 def test_a_torn_slot_is_no_slot_and_harms_no_other(tmp_path: Path, torn_bytes: int) -> None:
     with SsdNode(tmp_path) as node:
@@ -164,14 +185,15 @@ def test_a_torn_slot_is_no_slot_and_harms_no_other(tmp_path: Path, torn_bytes: i
         assert set(again.table_slots) - {93} == set(before)
 
 
-def test_a_device_that_fails_makes_no_copy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_a_device_that_fails_makes_no_copy(tmp_path: Path, number: int) -> None:
     with SsdNode(tmp_path) as node:
         node.put(0, payload_of(1, MIB), [(0, MIB)])
-        node.device.on_write = io_error
+        node.device.on_write = lambda offset, length: OSError(number, "injected")
         first = node.copy([0], 0, 0, MIB)
         assert node.results(1) == {first: CopyStatus.FAILED}
         node.device.on_write = no_fault
-        node.device.flush_error = OSError(errno.EIO, "injected")
+        node.device.flush_error = OSError(number, "injected")
         second = node.copy([0], 0, 0, MIB)
         assert node.results(1) == {second: CopyStatus.FAILED}
         assert not node.table_slots
@@ -279,6 +301,18 @@ def test_a_dead_device_is_given_up(tmp_path: Path) -> None:
         assert node.segments.ssd() == ()
         assert node.segments.by_id(SSD_ID) is None
         assert not node.segments.give_up_failed()
+
+
+def test_what_can_not_be_read_at_the_start_is_not_begun_anew(tmp_path: Path) -> None:
+    """An error that passes costs no contents."""
+    with SsdNode(tmp_path) as node:
+        made = fill(node)
+    device = FaultyDevice(open_device(tmp_path / "ssd", 24 * MIB))
+    device.on_read = io_error
+    with pytest.raises(ResourceUnavailable, match="can't read"):
+        SsdFile(tmp_path / "ssd", 24 * MIB, 8 * MIB, device=device)
+    with SsdNode(tmp_path) as again:
+        assert len(again.table_slots) == len(made)
 
 
 def test_a_disk_without_room_is_an_error_at_the_start(tmp_path: Path) -> None:

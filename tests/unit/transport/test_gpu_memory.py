@@ -8,13 +8,15 @@ import ctypes
 import mmap
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cenote.api.errors import InvalidBuffer, ResourceUnavailable
+from cenote.api.errors import InvalidBuffer, ResourceUnavailable, StaleEpoch
 from cenote.runtime.cuda import DmaBuf, export_dmabuf
+from cenote.transport.nics.facts import Place
 from cenote.transport.testing_support import DEADLINE_S, LocalMemory, batch, payload
 from fake_rdma import FakeFarEnd
 
@@ -154,3 +156,58 @@ def test_a_nic_that_takes_none(far: FakeFarEnd) -> None:
     assert "tensor.cpu()" in caught.value.remedy
     assert not far.transport.memory.has_device_memory
     assert far.near_verbs.devices["fake0"].regions == 0
+
+
+def test_nics_near_the_gpu_come_first(far: FakeFarEnd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From when its memory is registered: those of another NUMA node stand by."""
+    ports = far.transport._nics.ports
+    far.transport._nics.ports = tuple(
+        replace(port, numa_node=node) for port, node in zip(ports, (1, 0), strict=True)
+    )
+    far.transport._place = Place()
+
+    def order() -> list[tuple[str, bool]]:
+        return [(p.local.device, p.standby) for p in far.transport.paths_to(far.node).paths]
+
+    assert order() == [("fake0", False), ("fake1", False)]
+    places = {"0000:3b:00.0": Place(0), "0000:ff:00.0": Place()}
+    monkeypatch.setattr("cenote.transport.rdma.read_pci_place", places.__getitem__)
+    memory = LocalMemory(4096)
+    for address in ("", "0000:ff:00.0"):
+        region = far.transport.register_device(
+            memory.address, 4096, memory, exported, bus_address=address
+        )
+        far.transport.deregister(region)
+        assert order() == [("fake0", False), ("fake1", False)]
+    far.transport.register_device(
+        memory.address, 4096, memory, exported, bus_address="0000:3b:00.0"
+    )
+    assert order() == [("fake1", False), ("fake0", True)]
+
+
+def test_reads_that_a_lease_proves(far: FakeFarEnd) -> None:
+    """Straight into the GPU, and the daemon says whether its leader is still the lease's."""
+    channel = far.transport.connect(far.node, far.identity, 1, DEADLINE_S)
+    memory = LocalMemory(SIZE_BYTES)
+    data = payload(SIZE_BYTES, 4)
+    far.poke(0, data)
+    extents = batch([(far.segment_id, i << 16, 1 << 16) for i in range(16)])
+    addresses = (np.arange(16, dtype=np.uint64) << np.uint64(16)) + np.uint64(memory.address)
+    lease_id = far.segments.first_grant_id + 5
+    with pytest.raises(ResourceUnavailable, match="not registered"):
+        channel.read_direct(extents, addresses, lease_id, DEADLINE_S)
+    far.transport.register_device(memory.address, SIZE_BYTES, memory, exported)
+    assert not channel.read_direct(extents, addresses, lease_id, DEADLINE_S).any()
+    assert memory.bytes.tobytes() == data
+    with pytest.raises(StaleEpoch, match="leader was replaced"):
+        channel.read_direct(extents, addresses, 0, DEADLINE_S)
+    far.segments.first_grant_id = (lease_id | ((1 << 40) - 1)) + 1
+    with pytest.raises(StaleEpoch, match="leader was replaced"):
+        channel.read_direct(extents, addresses, lease_id, DEADLINE_S)
+    assert far.transport.counters.tcp_calls == 0
+    for device in far.near_verbs.devices.values():
+        far.fabric.pull(device)
+    with pytest.raises(ResourceUnavailable, match="does not go over RDMA now"):
+        channel.read_direct(extents, addresses, lease_id, DEADLINE_S)
+    assert far.transport.counters.tcp_calls == 0
+    channel.close()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 from time import monotonic
 from typing import Any
 
@@ -11,6 +12,7 @@ from xxhash import xxh3_64_intdigest
 
 from cenote.api.errors import DeadlineExceeded
 from cenote.api.rows import EXTENT
+from cenote.transport import gil
 from cenote.transport import memory_access as access
 from cenote.transport.testing_support import LocalMemory, payload
 
@@ -35,6 +37,38 @@ def test_copies_and_checksums(size: int) -> None:
     assert memory.bytes[1 : 1 + size].tobytes() == data
     assert memory.untouched(0, 1)
     assert memory.untouched(size + 1, size + 2)
+
+
+@pytest.mark.parametrize("gives_way", [False, True])
+def test_where_it_costs_much_the_gil_is_kept_unless_the_process_gives_way(
+    gives_way: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then copies are longer instead."""
+    size = 3 * access.HASH_STEP_BYTES
+    data = payload(size, 1)
+    source = np.frombuffer(data, np.uint8).ctypes.data
+    memory = LocalMemory(size)
+    held: list[int] = []
+    released: list[int] = []
+
+    def counting(calls: list[int]) -> Any:
+        def copy(target: int, source: int, length: int) -> None:
+            calls.append(length)
+            ctypes.memmove(target, source, length)
+
+        return copy
+
+    monkeypatch.setattr(access, "held_memmove", counting(held))
+    monkeypatch.setattr(access, "_memmove", counting(released))
+    monkeypatch.setattr(gil.RELEASES, "_keep_until", monotonic() + 60)
+    gil.RELEASES.give_way(gives_way)
+    try:
+        digest = access.copy_hashed(memory.address, source, size, monotonic() + 60)
+    finally:
+        gil.RELEASES.give_way(False)
+    assert digest == xxh3_64_intdigest(data)
+    steps = [access.HASH_STEP_BYTES] * 3
+    assert (held, released) == (([], [size]) if gives_way else (steps, []))
 
 
 def test_a_copy_ends_at_its_deadline() -> None:

@@ -12,7 +12,7 @@ from typing import Final
 from cenote.transport.nics.choice import Refusal, usable_ports
 from cenote.transport.nics.facts import NicPort
 from cenote.transport.nics.filters import DeviceFilter
-from cenote.transport.nics.sysfs import read_counters, read_netdevs, read_ports
+from cenote.transport.nics.sysfs import LOSS_COUNTERS, read_counters, read_netdevs, read_ports
 
 from .findings import Check, Finding, Verdict
 
@@ -21,19 +21,6 @@ __all__ = ["judge_counters", "judge_library", "judge_ports", "rdma_checks"]
 _SYS: Final = Path("/sys")
 _DEVICE_FILES: Final = Path("/dev/infiniband")
 _LIBRARIES: Final = ("ibverbs", "pyverbs")
-LOSS_COUNTERS: Final = (
-    "out_of_sequence",
-    "packet_seq_err",
-    "local_ack_timeout_err",
-    "rnr_nak_retry_err",
-    "roce_adp_retrans",
-    "retry_exceeded_err",
-    "out_of_seq_request",
-    "symbol_error",
-    "link_downed",
-    "rx_icrc_encapsulated",
-)
-"""Each of them counts bytes that had to be sent once more, or a link that was lost."""
 
 
 def rdma_checks(allowed: DeviceFilter, root: Path = _SYS) -> list[Check]:

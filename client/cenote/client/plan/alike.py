@@ -15,6 +15,7 @@ from cenote.api.errors import BufferInUse, ClientClosed
 from cenote.api.rows import ObjectStatus
 
 from .budgets import attempt_budget_s, node_failed
+from .device_rows import Devices
 from .fetches import Located
 from .pieces import Pieces
 from .state import Call
@@ -82,8 +83,8 @@ class Alike:
             return None
         return cls(located, node, pieces.addresses, sizes, words[:, 1])
 
-    def part(self, call: Call, verify: str) -> Part:
-        """The transfer of all of them."""
+    def part(self, call: Call, verify: str, direct: Devices | None = None) -> Part:
+        """The transfer of all of them; `direct`: to GPUs."""
         size_bytes = int(self.sizes.sum())
         hold = self._located.hold
         assert hold is not None
@@ -103,6 +104,7 @@ class Alike:
             size_bytes=size_bytes,
             checksum=mode,
             lease_id=hold.lease_id,
+            direct=direct,
         )
 
     def arrived(self, call: Call, part: Part) -> bool:

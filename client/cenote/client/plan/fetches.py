@@ -279,7 +279,7 @@ class Fetch:
                 yield from report_stalled(call, set(nodes[silent].tolist()))
                 self._state[again] = _AGAIN
         counts = count_nonzero(self._state[rows] == _MISS)
-        call.state.counters.unreachable_misses += int(counts)
+        call.space.counters.unreachable_misses += int(counts)
 
     def _holders(self, rows: I64, nodes: I64) -> set[int]:
         """The nodes that have anything of these rows."""

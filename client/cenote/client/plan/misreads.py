@@ -60,6 +60,6 @@ class Misreads:
                 misread_objects=b"".join(objects),
             )
             yield from ask_master(call, "report_failure", request, pb.ReportFailureResponse)
-            call.state.counters.misreads += len(digests)
+            call.space.counters.misreads += len(digests)
             call.avoid.add(node)  # in this call: it may take until its readers are done
             call.failed.add(node)

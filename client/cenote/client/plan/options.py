@@ -20,13 +20,15 @@ class PutOptions:
     chain: bool = False
     ttl_ms: int = 0
     pin: bool = False
+    dedup: bool = False
+    """Bytes that the namespace holds already are not moved: see `aliases`."""
 
     def takes_spares(self) -> bool:
         """Whether it is content with what spare extents are."""
         return (
             self.replicas <= 1
             and self.min_replicas <= 1
-            and not (self.durability or self.local_first or self.ttl_ms or self.pin)
+            and not (self.durability or self.local_first or self.ttl_ms or self.pin or self.dedup)
         )
 
     def message(self, avoid_node_ids: bytes = b"") -> master_pb2.PutOptions:

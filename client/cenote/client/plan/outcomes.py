@@ -49,7 +49,7 @@ class PutOutcome:
 
 
 def count_outcome(call: Call, outcome: PutOutcome, sizes: NDArray[np.uint64]) -> None:
-    counters = call.state.counters
+    counters = call.space.counters
     _, stored, existed, failed = np.bincount(outcome.statuses, minlength=4).tolist()
     counters.stored += stored
     counters.existed += existed

@@ -9,11 +9,15 @@ objects of the batch, one after the other) and cut at every border of either.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cenote.api.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from .device_rows import Devices
 
 __all__ = ["Items", "Pieces", "Placement", "cut_items", "place_replicas", "ranges"]
 
@@ -32,6 +36,8 @@ class Pieces:
     """Pieces of object i are `starts[i]:starts[i + 1]`; None: exactly one each."""
     keepers: list[object] = field(default_factory=list, repr=False)
     """What keeps the memory valid."""
+    devices: Devices | None = None
+    """Where some of it lies on GPUs, which the processor must not touch."""
 
     def __len__(self) -> int:
         return len(self.addresses) if self.starts is None else len(self.starts) - 1

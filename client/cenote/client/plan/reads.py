@@ -37,14 +37,16 @@ from cenote.v1 import master_pb2 as pb
 from .alike import CACHED_BYTES_MAX, Alike
 from .asking import ask_master
 from .budgets import LEASE_SHARE, READ_ATTEMPTS_MAX, backoff_s, lease_ttl_ms
+from .counters import FETCH, LOOKUP, READ, VERIFY
+from .device_rows import Devices
 from .fetches import Fetch, Located
 from .grants import LeaseHold
 from .misreads import Misreads
 from .pieces import Pieces, ranges
 from .state import Call, pick_digests
-from .steps import Move, Pause, Plan
+from .steps import Move, Pause, Plan, Settle
 
-__all__ = ["ReadOptions", "ReadOutcome", "acquire", "read_objects"]
+__all__ = ["ReadOptions", "ReadOutcome", "acquire", "read_direct", "read_objects"]
 
 I64 = NDArray[np.int64]
 _HIT: Final = int(GetStatus.HIT)
@@ -76,6 +78,8 @@ class ReadOutcome:
     values: list[bytes | None] | None = None
     errors: dict[int, CenoteError] = field(default_factory=dict)
     """The first error of each code."""
+    failures: list[tuple[str, CenoteError, int]] = field(default_factory=list)
+    """(stage, error, how many keys)."""
 
     @classmethod
     def blank(cls, count: int, *, values: bool) -> ReadOutcome:
@@ -90,7 +94,8 @@ class ReadOutcome:
         self.statuses[positions] = _HIT
         self.sizes[positions] = sizes
 
-    def fail(self, positions: I64, error: CenoteError) -> None:
+    def fail(self, positions: I64, error: CenoteError, stage: str) -> None:
+        self.failures.append((stage, error, len(positions)))
         self.statuses[positions] = GetStatus.FAILED
         self.codes[positions] = error.code
         self.errors.setdefault(error.code, error)
@@ -112,12 +117,14 @@ def read_objects(
         end = int(reader.todo[-1]) + 1
         try:
             yield from reader.read()
-        except (BufferInUse, ClientClosed, NamespaceReset):
+        except (BufferInUse, ClientClosed, NamespaceReset) as error:
+            call.space.counters.fail(READ, FETCH, error, count)
             raise
         except CenoteError as error:
             if len(reader.todo) == count:
+                call.space.counters.fail(READ, LOOKUP, error, count)
                 raise
-            outcome.fail(np.concatenate((reader.todo, np.arange(end, count))), error)
+            outcome.fail(np.concatenate((reader.todo, np.arange(end, count))), error, LOOKUP)
             break
         if options.chain and (outcome.statuses[first:end] == _MISS).any():
             break
@@ -125,13 +132,34 @@ def read_objects(
     return outcome
 
 
+def read_direct(
+    call: Call, digests: bytes, pieces: Pieces, options: ReadOptions
+) -> Plan[ReadOutcome | None]:
+    """Read a batch into memory of GPUs that NICs reach, without the processor; None where not all
+    of it can be had in this way: nothing is said of any key then."""
+    count = len(digests) // DIGEST_BYTES
+    devices = pieces.devices
+    if devices is None or count > call.state.limits.batch_keys_max:
+        return None
+    outcome = ReadOutcome.blank(count, values=False)
+    reader = _Reader(call, digests, pieces, options, outcome)
+    reader.todo = np.arange(count, dtype=np.int64)
+    yield Settle(devices, max(0.001, call.remaining_s()))
+    if not (yield from reader.read_direct(devices)):
+        return None
+    _count(call, outcome)
+    return outcome
+
+
 def _count(call: Call, outcome: ReadOutcome) -> None:
-    counters = call.state.counters
+    counters = call.space.counters
     hits, misses, failed = np.bincount(outcome.statuses, minlength=3).tolist()
     counters.hits += hits
     counters.misses += misses
     counters.failed += failed
     counters.read_bytes += int(outcome.sizes.sum())
+    for stage, error, keys in outcome.failures:
+        counters.fail(READ, stage, error, keys)
 
 
 class _Reader:
@@ -183,16 +211,29 @@ class _Reader:
                 f"the bytes were not where the master said, {READ_ATTEMPTS_MAX} times",
                 remedy="remove the key and put it again if this persists",
             )
-            self.outcome.fail(self.todo, lost)
+            self.outcome.fail(self.todo, lost, VERIFY)
 
-    def _fetch_alike(self, located: Located) -> Plan[bool]:
+    def read_direct(self, devices: Devices) -> Plan[bool]:
+        """Have a NIC put all of it on GPUs, proven by the lease; False: it is to be staged."""
+        lease = self.options.lease
+        if lease is not None:
+            return (yield from self._fetch_alike(self._under_lease(lease), devices))
+        located = yield from self._acquired()
+        try:
+            return (yield from self._fetch_alike(located, devices))
+        finally:
+            if located.hold is not None:
+                self.call.state.release(located.hold.lease_id)
+                self.call.state.holds.pop(located.hold.lease_id, None)
+
+    def _fetch_alike(self, located: Located, direct: Devices | None = None) -> Plan[bool]:
         """Read a whole batch of objects that lie in one piece each, on one node, and are all there:
         the usual case, in a tenth of the steps. False: not that, or it did not go smoothly."""
         call, todo = self.call, self.todo
         alike = Alike.of(call, located, self.pieces) if not call.avoid else None
         if alike is None or call.remaining_s() <= 0:
             return False
-        part = alike.part(call, self.options.verify)
+        part = alike.part(call, self.options.verify, direct)
         yield Move([part])
         if not alike.arrived(call, part):
             return False
@@ -217,7 +258,7 @@ class _Reader:
         finally:
             self._take_over(fetch, located)
             open_ = fetch.open_positions()
-            self.call.state.counters.stale_locations += len(open_)
+            self.call.space.counters.stale_locations += len(open_)
             self.todo = open_ if rest is None else np.union1d(rest, open_)
         if fetch.misread:
             rows = np.array(list(fetch.misread), np.int64)
@@ -233,7 +274,7 @@ class _Reader:
             sizes = fetch.objects["size"]
             outcome.hit(positions, sizes if everything else sizes[hits])
             if self.call.state.peers.on_ssd:
-                self.call.state.counters.ssd_hits += fetch.hits_on(self.call.state.peers.on_ssd)
+                self.call.space.counters.ssd_hits += fetch.hits_on(self.call.state.peers.on_ssd)
             if outcome.values is not None and fetch.values is not None:
                 for row, position in zip(hits.tolist(), positions.tolist(), strict=True):
                     outcome.values[position] = fetch.values[row]
@@ -243,7 +284,7 @@ class _Reader:
                 # Not what a lease says: its objects may have been removed since it was acquired.
                 self._remember(fetch, located)
         for rows, error in fetch.failed:
-            outcome.fail(fetch.positions[rows], error)
+            outcome.fail(fetch.positions[rows], error, FETCH)
 
     # ---- cached locations --------------------------------------------------------------------
 
@@ -295,7 +336,7 @@ class _Reader:
         """The master did not see these reads: tell it soon, so that hot objects don't look cold."""
         space = self.call.space
         digests = self._digests_of(positions)
-        self.call.state.counters.cached_reads += len(positions)
+        self.call.space.counters.cached_reads += len(positions)
         if self.options.chain:
             space.chain_touches.append((digests, True))
         else:

@@ -128,7 +128,7 @@ def put_single(
                 undone, status = _Undone(error), -1
             if status == PutStatus.EXISTS:
                 call.space.spares.note_existed()
-                call.state.counters.existed += 1
+                call.space.counters.existed += 1
                 return Outcome.EXISTED, Sameness.UNKNOWN
             if started is not None and status == PutStatus.GRANTED and extent_count == 1:
                 place = _granted_place(call, started)
@@ -281,7 +281,7 @@ def _commit(
     if status == CommitStatus.EXISTS_SAME or status == CommitStatus.EXISTS_DIFFERENT:
         call.sealed()
         space.spares.note_existed()
-        state.counters.existed += 1
+        space.counters.existed += 1
         same = status == CommitStatus.EXISTS_SAME
         return Outcome.EXISTED, Sameness.SAME if same else Sameness.DIFFERENT
     if status == CommitStatus.UNSEALED_SAME or status == CommitStatus.UNSEALED_DIFFERENT:
@@ -304,8 +304,8 @@ def _commit(
     if state.suspects:
         state.trust(node)
     space.spares.note_stored(1, state.now())
-    state.counters.stored += 1
-    state.counters.written_bytes += size
+    space.counters.stored += 1
+    space.counters.written_bytes += size
     return Outcome.STORED, Sameness.UNKNOWN
 
 

@@ -43,6 +43,7 @@ from .budgets import (
     node_failed,
     transfer_s,
 )
+from .counters import FETCH, LOOKUP, READ
 from .fetches import Located
 from .grants import LeaseHold
 from .pieces import Pieces
@@ -124,13 +125,17 @@ def read_single(
     body = call.key_head + digest + state.acquire_tail(ttl_ms)
     if news:
         body += b"\x1a" + varint(len(news)) + news
-    reply = yield from ask_packed(call, "acquire", body, pb.AcquireRequest, pb.AcquireResponse)
+    try:
+        reply = yield from ask_packed(call, "acquire", body, pb.AcquireRequest, pb.AcquireResponse)
+    except CenoteError as error:
+        call.space.counters.fail(READ, LOOKUP, error)
+        raise
     state.see_view(reply.view_version)
     if reply.past_tenure:
         state.doubt_leader()
     row = reply.objects
     if len(row) != _OBJECT_BYTES or row[31] == ObjectStatus.MISS:
-        state.counters.misses += 1
+        call.space.counters.misses += 1
         return MISS
     lease = reply.lease
     lease_id = lease.lease_id
@@ -138,9 +143,13 @@ def read_single(
     if lease_id:
         hold = LeaseHold(lease_id, lease.ttl_ms, asked_s + LEASE_SHARE * lease.ttl_ms / 1000)
     try:
-        found = yield from _read_row(
-            call, digest, row, reply.extents, hold, asked_s, address, length, verify
-        )
+        try:
+            found = yield from _read_row(
+                call, digest, row, reply.extents, hold, asked_s, address, length, verify
+            )
+        except CenoteError as error:
+            call.space.counters.fail(READ, FETCH, error)
+            raise
         if found is None:
             if hold is not None and hold.end_s < call.end_s:
                 state.holds[lease_id] = hold  # renewed while this call runs
@@ -215,7 +224,7 @@ def _read_row(
             return None
     elif got != checksum:
         return None
-    counters = state.counters
+    counters = call.space.counters
     counters.hits += 1
     counters.ssd_hits += segment in state.peers.on_ssd
     counters.read_bytes += size

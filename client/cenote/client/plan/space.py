@@ -9,6 +9,7 @@ from cenote.api.rows import DIGEST_BYTES
 from cenote.client.locations import LocationCache
 from cenote.v1 import common_pb2, master_pb2
 
+from .counters import SpaceCounters
 from .spares import Spares
 
 __all__ = ["Space", "varint"]
@@ -33,6 +34,7 @@ class Space:
 
     __slots__ = (
         "chain_touches",
+        "counters",
         "durability",
         "fingerprint",
         "generation",
@@ -57,6 +59,7 @@ class Space:
         self.key_head = b""
         """A request's field 1, a KeyBatch of one digest, up to that digest."""
         self.locations = LocationCache(location_entries_max)
+        self.counters = SpaceCounters()
         self.spares = Spares()
         # Of more than so many unreported reads the oldest are forgotten: they only order evictions.
         self.touches: deque[bytes] = deque(maxlen=_TOUCHES_MAX)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 
 from cenote.api.errors import CenoteError, DeadlineExceeded
 from cenote.api.rows import DIGEST_BYTES
+from cenote.runtime.metrics import Histogram
 from cenote.transport.access import Access
 from cenote.v1 import common_pb2, master_pb2
 
 from .budgets import OVERSLEPT_S, PROBE_WAIT_S, attempt_budget_s
 from .commits import Commits
-from .counters import Counters
+from .counters import CALL_KINDS, Counters
 from .grants import Grant, LeaseHold
 from .options import PutOptions
 from .peers import Peers
@@ -42,6 +43,8 @@ _PIGGYBACK_TOUCHES_MAX: Final = 256
 _PIGGYBACK_RELEASES_MAX: Final = 512
 _TAILS_MAX: Final = 64
 _CANCELLED_MAX: Final = 1024
+_TIMED_MASK: Final = 15
+"""One call of sixteen has its time taken, the first one among them."""
 _SUSPECT_FIRST_S: Final = 0.5
 _SUSPECT_MAX_S: Final = 5.0
 
@@ -77,6 +80,13 @@ class ClientState:
         self.limits = Limits()
         self.peers = Peers(common_pb2.ClusterView())
         self.counters = Counters()
+        self.calls = [0] * len(CALL_KINDS)
+        """Of each kind, ended."""
+        self.seconds = [Histogram() for _ in CALL_KINDS]
+        """How long calls took, of every sixteenth of its kind."""
+        self.moved: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
+        """By node: bytes read and written over the transport that is taken to it, whose list it
+        is; those of a transport are shared by its nodes."""
         self.view_seen = 0
         """The newest cluster view that a reply spoke of."""
         self.leader_in_doubt = False
@@ -232,6 +242,13 @@ class ClientState:
         self.cancelled.append(request_id)
         self.wake()
 
+    def note_call(self, call: Call) -> None:
+        """It has ended."""
+        kind = call.kind
+        count = self.calls[kind] = self.calls[kind] + 1
+        if count & _TIMED_MASK == 1:
+            self.seconds[kind].observe(self.now() - call.end_s + call.deadline_s)
+
     # ---- suspects ----------------------------------------------------------------------------
 
     def suspect(self, node_id: int, what: str) -> None:
@@ -279,6 +296,7 @@ class Call:
         "generation",
         "grants",
         "key_head",
+        "kind",
         "last_tries",
         "namespace_id",
         "now",
@@ -289,9 +307,11 @@ class Call:
         "unanswered",
     )
 
-    def __init__(self, state: ClientState, space: Space, deadline_s: float) -> None:
+    def __init__(self, state: ClientState, space: Space, deadline_s: float, kind: int = 0) -> None:
         self.state = state
         self.space = space
+        self.kind = kind
+        """Of `CALL_KINDS`."""
         self.deadline_s = deadline_s
         self.end_s = state.now() + deadline_s
         self.now = state.now
@@ -364,10 +384,10 @@ class Call:
         """What each answer to a PutStart tells: which view is the newest, and what proves its
         grants to daemons."""
         self.state.see_view(reply.view_version)
-        if reply.grant_proofs or reply.spare_proofs:
+        if reply.grant_signatures or reply.spare_signatures:
             keep, space = self.state.access.keep, self.namespace_id
-            keep(reply.grant_id, space, reply.extents, reply.grant_proofs)
-            keep(reply.spare_grant_id, space, reply.spare_extents, reply.spare_proofs)
+            keep(reply.grant_id, space, reply.extents, reply.grant_signatures)
+            keep(reply.spare_grant_id, space, reply.spare_extents, reply.spare_signatures)
 
     def keep_spares(
         self, reply: master_pb2.PutStartResponse, session_id: bytes, count: int

@@ -8,7 +8,7 @@ simulator are three drivers of the same plans (`drive` in `driver.py` is the sho
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Final, TypeAlias, TypeVar, cast
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 from google.protobuf.message import Message
@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from cenote.api.errors import CenoteError
 from cenote.transport.base import ExtentArray, ItemStatus, SealBatch, U8Array, U64Array
+from cenote.transport.proofs import ProofBatch
 
+from .device_rows import CopyRows, Devices
 from .pieces import Pieces
 
 __all__ = [
@@ -26,6 +28,8 @@ __all__ = [
     "AskMany",
     "AskRaw",
     "Checksum",
+    "CopyBegin",
+    "CopyWait",
     "Hash",
     "Move",
     "MoveOne",
@@ -36,9 +40,12 @@ __all__ = [
     "Reopen",
     "SealPart",
     "Seals",
+    "Settle",
     "Stage",
     "Staged",
+    "StagingAreas",
     "Step",
+    "TakeAreas",
 ]
 
 T = TypeVar("T")
@@ -107,6 +114,7 @@ class Part:
         "budget_s",
         "checksum",
         "checksums",
+        "direct",
         "error",
         "extents",
         "grant_id",
@@ -130,7 +138,10 @@ class Part:
         grant_id: int = READ_GRANT,
         lease_id: int = NO_LEASE,
         keeper: object = None,
+        direct: Devices | None = None,
     ) -> None:
+        self.direct = direct
+        """It reads into memory of GPUs, which NICs alone may touch: a lease has to prove it."""
         self.node_id = node_id
         self.extents = extents
         self.addresses = addresses
@@ -242,6 +253,40 @@ class Hash:
         self.sizes = sizes
 
 
+class HashWide:
+    """XXH3-128 over each object's pieces, in canonical byte order. Result: bytes, 16 each."""
+
+    __slots__ = ("pieces", "seed", "sizes")
+
+    def __init__(self, pieces: Pieces, sizes: U64Array, seed: int) -> None:
+        self.pieces = pieces
+        self.sizes = sizes
+        self.seed = seed
+
+
+class ProofPart:
+    """What one daemon is shown. The driver fills in how it went."""
+
+    __slots__ = ("batch", "budget_s", "error", "node_id", "statuses", "tickets")
+
+    def __init__(self, node_id: int, batch: ProofBatch, budget_s: float) -> None:
+        self.node_id = node_id
+        self.batch = batch
+        self.budget_s = budget_s
+        self.statuses: U8Array | None = None
+        self.tickets = b""
+        self.error: CenoteError | None = None
+
+
+class Proofs:
+    """Proofs for several daemons. Result: None, see the parts."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[ProofPart]) -> None:
+        self.parts = parts
+
+
 class Stage:
     """Copies of payloads of one size (one piece each) with their keys, all of one length, behind
     them. Result: Staged."""
@@ -280,6 +325,71 @@ class AllocateOne:
 
     def __init__(self, size: int) -> None:
         self.size = size
+
+
+class StagingAreas(Protocol):
+    """Host memory that GPUs and NICs reach, one area a turn, the same ones again and again. `close`
+    it in any case. See `client.devices.Areas`."""
+
+    lost: bool
+
+    def __len__(self) -> int: ...
+
+    def address(self, turn: int) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class TakeAreas:
+    """Memory to stage what lies on GPUs: up to `count` areas. Result: StagingAreas."""
+
+    __slots__ = ("count", "deadline_s")
+
+    def __init__(self, count: int, deadline_s: float) -> None:
+        self.count = count
+        self.deadline_s = deadline_s
+
+
+class CopyBegin:
+    """Begin the copies of a turn, between GPUs and its area. Result: None."""
+
+    __slots__ = ("areas", "keepers", "rows", "to_host", "turn")
+
+    def __init__(
+        self,
+        areas: StagingAreas,
+        turn: int,
+        rows: CopyRows,
+        keepers: Sequence[object],
+        *,
+        to_host: bool,
+    ) -> None:
+        self.areas = areas
+        self.turn = turn
+        self.rows = rows
+        self.keepers = keepers
+        self.to_host = to_host
+
+
+class CopyWait:
+    """Wait until the copies of the area of a turn have ended. Result: None."""
+
+    __slots__ = ("areas", "deadline_s", "turn")
+
+    def __init__(self, areas: StagingAreas, turn: int, deadline_s: float) -> None:
+        self.areas = areas
+        self.turn = turn
+        self.deadline_s = deadline_s
+
+
+class Settle:
+    """Wait until what GPUs have queued for this memory has ended. Result: None."""
+
+    __slots__ = ("deadline_s", "devices")
+
+    def __init__(self, devices: Devices, deadline_s: float) -> None:
+        self.devices = devices
+        self.deadline_s = deadline_s
 
 
 class Pause:
@@ -324,9 +434,15 @@ Step: TypeAlias = (
     | MoveOne
     | Seals
     | Hash
+    | HashWide
+    | Proofs
     | Stage
     | Allocate
     | AllocateOne
+    | TakeAreas
+    | CopyBegin
+    | CopyWait
+    | Settle
     | Pause
     | RefreshView
     | Reopen

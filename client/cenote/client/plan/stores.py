@@ -92,8 +92,9 @@ class Store:
         self.min_replicas = min_replicas
         self._granted = granted
         self._grant = granted.grant
-        self._cut = False
-        """A daemon cut this session off."""
+        self._cut = False  # whether a daemon cut this session off
+        self.checksums: U64 | None = None
+        """Of what is there already; see `AliasStore`."""
         self._seal_failures = 0
         self._until_s = 0.0  # when the step under way is to be done
         self._tails = tails

@@ -31,18 +31,16 @@ from cenote.api.errors import (
     InternalError,
     NamespaceReset,
     NoSpace,
-    ObjectTooLarge,
     QuotaExceeded,
-    ReplicasUnavailable,
     Unavailable,
 )
 from cenote.api.keys import tail_lengths
 from cenote.api.rows import DIGEST_BYTES, PUT, SEAL, UNIT_BYTES, PutStatus
 from cenote.api.types import PutStatus as Outcome
 from cenote.api.types import Sameness
-from cenote.runtime.units import format_size
 from cenote.v1 import master_pb2 as pb
 
+from .aliases import AliasStore, Contents, aliases_of
 from .asking import ask_master, hidden_after_report
 from .budgets import DECIDED_ATTEMPTS_MAX, PUT_ATTEMPTS_MAX, backoff_s
 from .granted import ONE_GRANTED, Granted
@@ -50,9 +48,10 @@ from .options import PutOptions
 from .others import seal_for_others
 from .outcomes import PutOutcome, count_outcome
 from .pieces import Pieces
+from .refusals import FOR_LACK_OF_NODES, refusal_of
 from .spares import SPARE_BYTES_MAX, SpareRun, units_of
 from .state import Call, pick_digests
-from .steps import Pause, Plan, RefreshView
+from .steps import HashWide, Pause, Plan, RefreshView
 from .stores import Store
 
 __all__ = ["put_objects"]
@@ -63,20 +62,6 @@ _OPEN: Final = 0
 _STORED: Final = int(Outcome.STORED)
 
 _NOT_YET_PAUSE_S: Final = 0.05
-_FOR_LACK_OF_NODES: Final = frozenset({PutStatus.NO_SPACE, PutStatus.REPLICAS_UNAVAILABLE})
-_REFUSALS: Final[dict[int, tuple[type[CenoteError], str]]] = {
-    PutStatus.NO_SPACE: (NoSpace, "the pool has no room that could be freed now"),
-    PutStatus.TOO_LARGE: (ObjectTooLarge, "the object is larger than the pool could ever hold"),
-    PutStatus.REPLICAS_UNAVAILABLE: (
-        ReplicasUnavailable,
-        "min_replicas can't be placed in as many failure domains",
-    ),
-    PutStatus.QUOTA_EXCEEDED: (
-        QuotaExceeded,
-        "the share of the pool that one session may have under way is used up",
-    ),
-    PutStatus.INVALID: (InternalError, "the master found this key's request invalid"),
-}
 
 
 def put_objects(
@@ -111,11 +96,15 @@ def put_objects(
         writer.note_decided(np.zeros(1, np.int64), *decided)
     writer.sameness[:] = sameness
     writer.last = last
+    if options.dedup:
+        hashed: bytes = yield HashWide(pieces, sizes, call.space.seed)
+        writer.contents = Contents(hashed)
     per_slice = call.state.limits.batch_keys_max
     for first in range(0, count, per_slice):
         todo = np.arange(first, min(count, first + per_slice), dtype=np.int64)
         try:
-            yield from writer.put(todo, started)
+            for turn in [todo] if writer.contents is None else writer.contents.turns(todo):
+                yield from writer.put(turn, started)
         except (BufferInUse, ClientClosed, NamespaceReset):
             raise
         except CenoteError as error:
@@ -139,6 +128,7 @@ class _Writer:
     __slots__ = (
         "again",
         "call",
+        "contents",
         "crowded",
         "decided",
         "digests",
@@ -176,6 +166,7 @@ class _Writer:
         self.tails = tails
         self.options = options
         self.outcome = outcome
+        self.contents: Contents | None = None
         self.last: CenoteError | None = None
         self.not_yet = False
         """The master has no space to give for some of it, but will have."""
@@ -227,6 +218,8 @@ class _Writer:
                 positions = todo[granted]
                 ours = Granted.by_answer(self.call, reply, granted, self._lengths(positions))
                 self.last = (yield from self._store(positions, ours)) or self.last
+            if reply.alias_grant_id:
+                yield from self._store_aliases(todo, reply)
             if reply.unsealed:
                 yield from self._seal_for_others(todo, reply)
             self._copy_duplicates(todo, duplicates)
@@ -300,6 +293,8 @@ class _Writer:
         if length and not call.avoid and options.takes_spares():  # else nobody would take them
             request.spare_count = call.space.spares.wanted(units_of(length), len(todo))
             request.spare_bytes = length
+        if self.contents is not None:
+            request.content_digests = self.contents.message(todo)
         if self.others:
             seqs = [self.others.get(position, 0) for position in todo.tolist()]
             request.sealed_seqs = np.array(seqs, "<u8").tobytes()
@@ -371,6 +366,14 @@ class _Writer:
             self.last = error
             self.call.space.spares.give_up()
 
+    def _store_aliases(self, todo: I64, reply: pb.PutStartResponse) -> Plan[None]:
+        """Refer to bytes that are there; those that can't be are sent."""
+        at, granted, checksums = aliases_of(self.call, reply, self.sizes[todo].astype(np.int64))
+        self.last = (yield from self._store(todo[at], granted, checksums)) or self.last
+        open_ = todo[at][self.outcome.statuses[todo[at]] == _OPEN]
+        assert self.contents is not None
+        self.again |= self.contents.were_refused(open_, failed=bool(self.call.failed))
+
     def _give_spares_back(self) -> Plan[None]:
         """All of them, now: what is put needs the room."""
         call = self.call
@@ -393,11 +396,10 @@ class _Writer:
         there = todo[statuses == PutStatus.EXISTS]
         there = there[~self.decided[there]]
         self.outcome.existed(there, self.sameness[there])
-        self.outcome.stored(todo[statuses == PutStatus.DEDUPLICATED])
         for status in np.unique(statuses).tolist():
-            if status in _FOR_LACK_OF_NODES and self.call.give_suspects_a_chance():
+            if status in FOR_LACK_OF_NODES and self.call.give_suspects_a_chance():
                 continue  # started anew, on nodes that failed a while ago, too
-            if status in _FOR_LACK_OF_NODES and self.call.may_try_once_more():
+            if status in FOR_LACK_OF_NODES and self.call.may_try_once_more():
                 self.lacking = True
                 continue
             if status == PutStatus.NO_SPACE and self.call.space.spares.held:
@@ -411,23 +413,14 @@ class _Writer:
                     remedy="try again once its daemons have attached, or with a longer deadline",
                 )
                 continue
-            refusal = _REFUSALS.get(status)
-            if status == PutStatus.QUOTA_EXCEEDED and refusal is not None:
+            refused = todo[statuses == status]
+            last = self.last if status != PutStatus.QUOTA_EXCEEDED else None
+            refusal = refusal_of(status, self.sizes[refused], self.options.min_replicas, last)
+            if status == PutStatus.QUOTA_EXCEEDED:
                 # What one session may have under way comes back with what is stored: left open.
-                self.last = refusal[0](refusal[1])
+                self.last = refusal
             elif refusal is not None:
-                kind, what = refusal
-                remedy = None
-                if status == PutStatus.TOO_LARGE:
-                    size = format_size(int(self.sizes[todo[statuses == status]].max()))
-                    what = f"the object of {size} is larger than the pool could ever hold"
-                    remedy = "add memory (`cenote status` shows the capacity), or split the object"
-                if status == PutStatus.REPLICAS_UNAVAILABLE and self.options.min_replicas <= 1:
-                    what = "no store daemon that takes new objects is attached to the master"
-                    remedy = "start one (cenote-store); `cenote nodes` shows who is there"
-                if status in _FOR_LACK_OF_NODES and self.last is not None:
-                    what += f"; before that in this call: {self.last.message}"
-                self.outcome.fail(todo[statuses == status], kind(what, remedy=remedy))
+                self.outcome.fail(refused, refusal)
         return (
             everything[statuses == PutStatus.GRANTED],
             everything[statuses == PutStatus.DUPLICATE_IN_BATCH],
@@ -467,12 +460,16 @@ class _Writer:
                 outcome.codes[target] = outcome.codes[source]
             outcome.sameness[target] = outcome.sameness[source]
 
-    def _store(self, positions: I64, granted: Granted) -> Plan[CenoteError | None]:
-        """Payload, commit and seal of what was granted; what is still open afterwards, and why."""
+    def _store(
+        self, positions: I64, granted: Granted, checksums: NDArray[np.uint64] | None = None
+    ) -> Plan[CenoteError | None]:
+        """Payload, commit and seal of what was granted; what is still open afterwards, and why.
+
+        `checksums`: of payloads that are there already."""
         whole = len(positions) == len(self.keys)
         sizes = self.sizes.astype(np.int64)
         tails = None if self.tails is None else self.tails.astype(np.int64)
-        store = Store(
+        store: Store = (Store if checksums is None else AliasStore)(
             call=self.call,
             granted=granted,
             keys=self.keys if whole else [self.keys[i] for i in positions.tolist()],
@@ -482,6 +479,7 @@ class _Writer:
             tails=tails if whole or tails is None else tails[positions],
             min_replicas=self.options.min_replicas,
         )
+        store.checksums = checksums
         try:
             yield from store.run()
         except GrantRevoked as revoked:  # the whole grant: nothing of it counts

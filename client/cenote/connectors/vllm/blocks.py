@@ -12,7 +12,7 @@ from typing import Any, Final, final
 
 import torch
 
-__all__ = ["BlockMemory", "Piece", "merge_pieces"]
+__all__ = ["BlockMemory", "Piece", "Stack", "merge_pieces", "stack_pieces"]
 
 _SHAPE: Final = "the KV cache of {name} has the shape {shape}, which does not begin with its blocks"
 
@@ -44,6 +44,39 @@ def merge_pieces(pieces: Sequence[Piece]) -> list[Piece]:
     return merged
 
 
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Pieces that are alike and equally far from each other: one tensor takes them all."""
+
+    piece: Piece
+    """The first of them."""
+    count: int
+    gap: int
+
+    @property
+    def length(self) -> int:
+        return self.count * self.piece.length
+
+
+def stack_pieces(pieces: Sequence[Piece]) -> list[Stack]:
+    """The same pieces in the same order. Each stack is copied in one call, which gives up the GIL
+    once, however many layers it has."""
+    stacks: list[Stack] = []
+    for piece in pieces:
+        last = stacks[-1] if stacks else None
+        if last is not None:
+            first = last.piece
+            gap = piece.offset - first.offset - (last.count - 1) * last.gap
+            alike = (first.storage, first.stride, first.length) == (
+                piece.storage, piece.stride, piece.length,
+            )  # fmt: skip
+            if alike and gap > 0 and (last.count == 1 or gap == last.gap):
+                stacks[-1] = Stack(first, last.count + 1, gap)
+                continue
+        stacks.append(Stack(piece, 1, piece.length))
+    return stacks
+
+
 @final
 class BlockMemory:
     """The KV cache of one rank."""
@@ -70,10 +103,12 @@ class BlockMemory:
             self.pieces[number] = merge_pieces(found)
             self.block_bytes[number] = sum(piece.length for piece in found)
             self._views[number] = [
-                self._storages[piece.storage].as_strided(
-                    (num_blocks, piece.length), (piece.stride, 1), piece.offset
+                self._storages[stack.piece.storage].as_strided(
+                    (num_blocks, stack.count, stack.piece.length),
+                    (stack.piece.stride, stack.gap, 1),
+                    stack.piece.offset,
                 )
-                for piece in self.pieces[number]
+                for stack in stack_pieces(self.pieces[number])
             ]
         self.device: torch.device = next(iter(self._storages.values())).device
         self._side_stream = torch.cuda.Stream() if self.device.type == "cuda" else None
@@ -108,15 +143,15 @@ class BlockMemory:
         ids = torch.tensor(block_ids, dtype=torch.long, device=self.device)
         views = self._views[group]
         if self.device.type != "cpu":
-            blocks = torch.cat([view.index_select(0, ids) for view in views], dim=1)
+            blocks = torch.cat([view.index_select(0, ids).flatten(1) for view in views], dim=1)
             for row, block in zip(rows, blocks, strict=True):
                 row[: blocks.shape[1]].copy_(block, non_blocking=True)
             return
         at = 0
         for view in views:
-            length = view.shape[1]
-            rows[:, at : at + length].copy_(view.index_select(0, ids))
-            at += length
+            part = _part_of(rows, at, view)
+            part.copy_(view.index_select(0, ids))
+            at += part.shape[1] * part.shape[2]
 
     def copied(self) -> Callable[[], None]:
         """What waits, in any thread, until all that was gathered so far has arrived."""
@@ -144,9 +179,9 @@ class BlockMemory:
             rows = blocks
         at = 0
         for view in self._views[group]:
-            length = view.shape[1]
-            view.index_copy_(0, ids, rows[:, at : at + length])
-            at += length
+            part = _part_of(rows, at, view)
+            view.index_copy_(0, ids, part)
+            at += part.shape[1] * part.shape[2]
 
     def finish_loads(self) -> None:
         """Until all that was scattered is where it belongs."""
@@ -157,6 +192,15 @@ class BlockMemory:
         """Memory of this host that a GPU is to reach by itself."""
         if self.device.type == "cuda":
             torch.cuda.cudart().cudaHostRegister(address, size_bytes, 0)
+
+
+def _part_of(rows: torch.Tensor, at: int, view: torch.Tensor) -> torch.Tensor:
+    """The bytes of `rows` from `at` on in the shape of blocks of `view`: in one call, since each
+    call of torch gives up the GIL, and has to wait for it."""
+    count, length = view.shape[1:]
+    return rows.as_strided(
+        (len(rows), count, length), (rows.stride(0), length, 1), rows.storage_offset() + at
+    )
 
 
 def _dense_runs(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -93,7 +94,7 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
                 len(self._shards),
                 block_bytes_of(self._grouping, kv_cache_config),
                 space_maker(options, vllm_config, kv_cache_config, self._grouping),
-                PoolLink(options, "vllm-scheduler"),
+                PoolLink(options, "vllm-scheduler", gives_way=True),
                 self._counters,
             )
             self._scheduler.start()
@@ -179,10 +180,12 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
         tables = step.kv_connector_block_state
         states = tables.boundary_state_offloads
         for request_id, tokens in computed.items():
-            block_ids = tables.get_block_ids(request_id)
-            if block_ids is not None:
-                after = tokens + step.num_scheduled_tokens[request_id]
-                self._planner.save(request_id, after, block_ids, states.get(request_id, ()))
+            self._planner.save(
+                request_id,
+                tokens + step.num_scheduled_tokens[request_id],
+                partial(tables.get_block_ids, request_id),
+                states.get(request_id, ()),
+            )
 
     def update_connector_output(self, connector_output: Any) -> None:
         said = connector_output.kv_connector_worker_meta

@@ -32,10 +32,16 @@ class PoolLink:
         options: ConnectorOptions,
         name: str,
         prepare: Callable[[Client], None] = lambda client: None,
+        tell: Callable[[bool], None] = lambda connected: None,
+        gives_way: bool = False,
     ) -> None:
-        """`prepare`: what is to be done, in the thread, before the client counts as there."""
+        """`prepare`: what is to be done, in the thread, before the client counts as there. `tell`:
+        hears that it is (True), or that the first attempt failed (False). `gives_way`: see
+        `Client`."""
         self._options = options
         self._prepare = prepare
+        self._tell = tell
+        self._gives_way = gives_way
         self._name = name
         self._client: Client | None = None
         self._ended = threading.Event()
@@ -92,6 +98,7 @@ class PoolLink:
             except CenoteError as error:
                 if not told:
                     told = True
+                    self._tell(False)
                     _log.warning(
                         "no pool yet, looking for it", master=self._options.master, why=error
                     )
@@ -111,6 +118,7 @@ class PoolLink:
                 return
             self._client = client
             self._tried.set()
+            self._tell(True)
             _log.info("connected to the pool", master=self._options.master, who=self._name)
             return
 
@@ -122,6 +130,7 @@ class PoolLink:
             deadline_s=_CONNECT_S,
             transports=self._options.transports,
             replicas=self._options.replicas,
+            gives_way=self._gives_way,
         )
 
 

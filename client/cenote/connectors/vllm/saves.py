@@ -27,6 +27,24 @@ class SaveProgress:
             index = tokens // group.block_tokens
             self.next_index[group.number] = max(self.next_index.get(group.number, 0), index)
 
+    def due(
+        self,
+        grouping: Grouping,
+        hashes: Sequence[bytes],
+        computed_tokens: int,
+        states: Sequence[tuple[int, int, int]] = (),
+    ) -> bool:
+        """Whether `advance` may have something to save: in most steps not, and then nobody need
+        make the tables, which are as long as the prompts."""
+        if states:
+            return True
+        tokens = min(computed_tokens, len(hashes) * grouping.hash_tokens)
+        return any(
+            tokens // group.block_tokens > self.next_index.get(group.number, 0)
+            for group in grouping.groups
+            if group.kind != "state"
+        )
+
     def advance(
         self,
         grouping: Grouping,

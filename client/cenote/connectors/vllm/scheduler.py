@@ -204,16 +204,24 @@ class StoreScheduler:
         self,
         request_id: str,
         computed_tokens: int,
-        tables: Sequence[Sequence[int]],
+        make_tables: Callable[[], Sequence[Sequence[int]] | None],
         states: Sequence[tuple[int, int, int]],
     ) -> None:
-        """After this step the request has so many tokens computed."""
+        """After this step the request has so many tokens computed.
+
+        `make_tables`: its block ids by group, None where it has none any more.
+        """
         known = self._known.get(request_id)
         if known is None or not known.shared or not self._saving:
             return
         if not self._options.save_output:
             computed_tokens = min(computed_tokens, known.request.num_prompt_tokens)
         hashes = known.request.block_hashes
+        if not known.saves.due(self._grouping, hashes, computed_tokens, states):
+            return
+        tables = make_tables()
+        if tables is None:
+            return
         order = known.saves.advance(self._grouping, hashes, computed_tokens, tables, states)
         if order is not None:
             self._orders.saves.append(order)

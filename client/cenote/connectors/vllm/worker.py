@@ -1,8 +1,9 @@
 """The half that lives in each of vLLM's workers: moves bytes between the pool and the KV cache.
 
-Bytes rest in staging memory on their way. Reads from the pool end there, so that a transfer that is
-given up, or late, never touches a block of the engine; writes to the pool begin there, so that the
-engine has its blocks back as soon as they are copied.
+Bytes rest in staging memory on their way: a process of its own moves them between it and the pool
+(`mover.py`), threads of this one between it and the KV cache. Reads from the pool end there, so
+that a transfer that is given up, or late, never touches a block of the engine; writes to the pool
+begin there, so that the engine has its blocks back as soon as they are copied.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ import numpy as np
 import torch
 
 from cenote.api.errors import BufferInUse, CenoteError
-from cenote.api.types import PutStatus
-from cenote.client import Buffer, Client
 from cenote.runtime.log import get_logger
 
 from .blocks import BlockMemory
@@ -26,7 +25,9 @@ from .breaker import CircuitBreaker
 from .counters import Counters
 from .groups import Block
 from .keys import RankShard, object_keys
-from .link import PoolLink, remaining_s
+from .link import remaining_s
+from .mover import Mover
+from .moves import Answer, Batch
 from .options import ConnectorOptions
 from .orders import LoadOrder, Orders, Reports, SaveOrder, SpaceName, StageOrder, StageReport
 from .slots import Slots, is_run
@@ -80,10 +81,10 @@ class StoreWorker:
     ) -> None:
         self._options = options
         self._rank = rank
-        self._link = PoolLink(options, name, self._make_staging)
+        self._name = name
+        self._mover: Mover | None = None
         self._counters = counters
         self._memory: BlockMemory | None = None
-        self._buffer: Buffer | None = None
         self._rows: torch.Tensor | None = None
         self._slot_bytes = 0
         self._slots = Slots(0)
@@ -106,7 +107,7 @@ class StoreWorker:
         """`memory`: the KV cache."""
         self._memory = memory
         self._slot_bytes = -(-max(memory.block_bytes.values()) // 4096) * 4096
-        self._link.start()
+        self._start_mover()
         self._stager = _JobThread("cenote-stage")
         self._loader = _JobThread("cenote-load")
         self._saver = _JobThread("cenote-save")
@@ -117,13 +118,10 @@ class StoreWorker:
         until_s = time.monotonic() + _CLOSE_S
         for thread in reversed(self._threads):
             thread.close(remaining_s(until_s))
-        self._link.close()
+        if self._mover is not None:
+            self._mover.close()
 
-    def _make_staging(self, client: Client) -> None:
-        """Staging memory: made where there is a pool, since it takes its size, and in the link's
-        thread, since to populate it takes time."""
-        memory = self._memory
-        assert memory is not None
+    def _start_mover(self) -> None:
         count = self._options.staging_bytes // self._slot_bytes
         if count < 2:
             _log.error(
@@ -131,21 +129,27 @@ class StoreWorker:
                 block_bytes=self._slot_bytes,
             )
             return
+        size_bytes = count * self._slot_bytes
         try:
-            buffer = client.alloc(count * self._slot_bytes)
-        except CenoteError as error:
+            self._mover = Mover(self._options, self._name, size_bytes, self._use_staging)
+        except OSError as error:
             _log.error("nothing is loaded or saved: no memory to stage blocks in", why=error)
             return
-        rows = torch.from_numpy(buffer.array).view(count, self._slot_bytes)
-        memory.pin(buffer.address, buffer.size_bytes)
-        with self._lock:
-            self._buffer, self._rows, self._slots = buffer, rows, Slots(count)
+        self._mover.start()
 
-    def _addresses(self, slots: list[int]) -> Any:
-        assert self._buffer is not None
-        return np.uint64(self._buffer.address) + np.array(slots, np.uint64) * np.uint64(
-            self._slot_bytes
-        )
+    def _use_staging(self) -> None:
+        """There is a pool, and staging memory has its pages."""
+        mover, memory = self._mover, self._memory
+        assert mover is not None
+        assert memory is not None
+        count = len(mover.array) // self._slot_bytes
+        rows = torch.from_numpy(mover.array).view(count, self._slot_bytes)
+        memory.pin(mover.address, len(mover.array))
+        with self._lock:
+            self._rows, self._slots = rows, Slots(count)
+
+    def _offsets(self, slots: list[int]) -> Any:
+        return np.array(slots, np.uint64) * np.uint64(self._slot_bytes)
 
     # ---- a step ------------------------------------------------------------------------------
 
@@ -186,6 +190,12 @@ class StoreWorker:
             reports, self._reports = self._reports, Reports()
         return reports if reports.staged else None
 
+    def _moves(self, batch: Batch) -> Answer:
+        """Raises what `Mover` does."""
+        mover = self._mover
+        assert mover is not None, "there are no slots without it"
+        return mover.get(batch) if batch.what == "get" else mover.put(batch)
+
     # ---- from the pool -----------------------------------------------------------------------
 
     def _stage(self, order: StageOrder, space: SpaceName, until_s: float) -> None:
@@ -216,14 +226,16 @@ class StoreWorker:
             if blocks:
                 groups = [block[0] for block in blocks]
                 sizes = np.array([self._memory.block_bytes[g] for g in groups], np.uint64)
-                results = self._link.space(space, remaining_s(until_s)).get_into_batch(
+                batch = Batch(
+                    "get",
+                    space,
                     object_keys(order.hashes[: len(blocks)], groups, [self._rank.shard]),
-                    addresses=self._addresses(slots),
-                    lengths=sizes,
+                    self._offsets(slots),
+                    sizes,
+                    remaining_s(until_s),
                     lease=order.lease,
-                    deadline_s=remaining_s(until_s),
                 )
-                hits = results.hits & (results.sizes == sizes)
+                hits = self._moves(batch).done
         except BufferInUse:
             kept = slots  # something may still write into them: they are never used again
             self._counters.add("lost_slots", len(slots))
@@ -341,13 +353,16 @@ class StoreWorker:
             try:
                 copied()
                 until_s = began_s + self._options.save_deadline_s
-                results = self._link.space(space, remaining_s(until_s)).put_from_batch(
+                batch = Batch(
+                    "put",
+                    space,
                     keys,
-                    addresses=self._addresses(slots),
-                    lengths=sizes,
+                    self._offsets(slots),
+                    sizes,
+                    remaining_s(until_s),
                     chain=len(set(groups)) == 1,
-                    deadline_s=remaining_s(until_s),
                 )
+                answer = self._moves(batch)
             except CenoteError as error:
                 kept = isinstance(error, BufferInUse)  # somebody may still read from the slots
                 self._breaker.failed(time.monotonic())
@@ -355,11 +370,10 @@ class StoreWorker:
                 _log.warning("blocks were not saved", blocks=len(keys), why=error)
             else:
                 self._breaker.succeeded()
-                stored = results.statuses == PutStatus.STORED
-                self._counters.add("saved_blocks", int(stored.sum()))
-                self._counters.add("saved_bytes", int(sizes[stored].sum()))
-                self._counters.add("existing_blocks", results.existed_count)
-                self._counters.add("unsaved_blocks", results.failed_count)
+                self._counters.add("saved_blocks", int(answer.stored.sum()))
+                self._counters.add("saved_bytes", int(sizes[answer.stored].sum()))
+                self._counters.add("existing_blocks", answer.existed_count)
+                self._counters.add("unsaved_blocks", answer.failed_count)
             finally:
                 if not kept:
                     with self._lock:

@@ -14,12 +14,15 @@ from typing import Final
 from .facts import Gid, NicPort, Place
 
 __all__ = [
+    "LOSS_COUNTERS",
     "has_devices",
     "read_counters",
+    "read_loss_counters",
     "read_netdevs",
     "read_numa_cpus",
     "read_numa_node",
     "read_pci_place",
+    "read_port_state",
     "read_ports",
     "read_traffic_bytes",
 ]
@@ -36,6 +39,20 @@ _FILE_BYTES_MAX: Final = 4096
 _COUNTERS_MAX: Final = 512
 _COUNTED_BYTES: Final = 4
 """What the specification's counters of data count in."""
+
+LOSS_COUNTERS: Final = (
+    "out_of_sequence",
+    "packet_seq_err",
+    "local_ack_timeout_err",
+    "rnr_nak_retry_err",
+    "roce_adp_retrans",
+    "retry_exceeded_err",
+    "out_of_seq_request",
+    "symbol_error",
+    "link_downed",
+    "rx_icrc_encapsulated",
+)
+"""Each of them counts bytes that had to be sent once more, or a link that was lost."""
 
 
 def read_ports(root: Path = SYS) -> list[NicPort]:
@@ -105,6 +122,25 @@ def read_counters(port: NicPort, root: Path = SYS) -> dict[str, int]:
             if text.isdigit():
                 found[entry.name] = int(text)
     return found
+
+
+def read_loss_counters(port: NicPort, root: Path = SYS) -> dict[str, int]:
+    """Those of `LOSS_COUNTERS` that the port has: a file each, not the hundreds of all counters."""
+    directory = root / "class" / "infiniband" / port.device / "ports" / str(port.port)
+    found: dict[str, int] = {}
+    for name in LOSS_COUNTERS:
+        for folder in ("hw_counters", "counters"):
+            text = _text(directory / folder / name)
+            if text.isdigit():
+                found[name] = int(text)
+                break
+    return found
+
+
+def read_port_state(port: NicPort, root: Path = SYS) -> str:
+    """What the port's state is now, such as "ACTIVE"; "" where it can't be read."""
+    directory = root / "class" / "infiniband" / port.device / "ports" / str(port.port)
+    return _state(_text(directory / "state"))
 
 
 def read_traffic_bytes(port: NicPort, root: Path = SYS) -> tuple[int, int]:

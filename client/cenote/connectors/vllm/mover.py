@@ -1,0 +1,229 @@
+"""Moves a worker's bytes between the pool and its staging memory, in a process beside the engine's.
+
+The engine's process computes in Python all the time, and a transfer in a thread of it would want
+the GIL for each of its steps: a message, a copy, a checksum, hundreds of times for a long prompt,
+and each time one of the two waits for the other. Here a batch costs the engine's process a message
+and its answer, however many blocks it has; the staging memory is mapped by both.
+
+The process is started anew where it ended. Nothing writes into staging memory any more once it is
+gone, so its slots are free then; a batch whose answer does not come in time ends it for that.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe
+from typing import Final, Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.api.errors import BufferInUse, CenoteError, DeadlineExceeded, Unavailable
+from cenote.runtime.log import get_logger
+from cenote.runtime.memory import address_of
+
+from .moves import LANES, Answer, Batch, Setting
+from .options import ConnectorOptions
+
+__all__ = ["Mover"]
+
+_log: Final = get_logger("cenote.vllm")
+_GRACE_S: Final = 1.0
+"""Calls in the process end by their deadlines; so much later it is taken for stuck."""
+_KILL_S: Final = 5.0
+_PAUSE_MIN_S: Final = 0.5
+_PAUSE_MAX_S: Final = 30.0
+_HEALTHY_S: Final = 60.0
+_CLOSE_S: Final = 4.0
+_STALL: Final = struct.pack("ll", 5, 0)
+"""A process that is stopped takes no message: sending one ends after 5 s then."""
+
+
+class _Helper:
+    """One such process, and our ends of its connections."""
+
+    def __init__(self, setting: Setting, memory_fd: int) -> None:
+        """Raises OSError."""
+        self.status, theirs = Pipe()
+        pairs: dict[str, tuple[Connection, Connection]] = {name: Pipe() for name in LANES}
+        self.lanes = {name: pair[0] for name, pair in pairs.items()}
+        for lane in self.lanes.values():
+            with _socket_of(lane) as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _STALL)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _STALL)
+        given = [memory_fd, theirs.fileno(), *(pair[1].fileno() for pair in pairs.values())]
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "cenote.connectors.vllm.mover_process", *map(str, given)],
+                pass_fds=given,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the engine, which ends this one
+            )
+        finally:
+            for end in (theirs, *(pair[1] for pair in pairs.values())):
+                end.close()
+        self.status.send(setting)
+
+    def dismiss(self) -> None:
+        """It is to end after what it is at. (A connection that a thread reads from is not closed by
+        `close`, which is left to the last who has it.)"""
+        with _socket_of(self.status) as sock, suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+
+    def kill(self) -> bool:
+        """Whether it is gone: then nothing touches the staging memory any more."""
+        self.process.kill()
+        try:
+            self.process.wait(_KILL_S)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+
+def _socket_of(connection: Connection) -> socket.socket:
+    """Another descriptor of the same socket."""
+    return socket.socket(fileno=os.dup(connection.fileno()))
+
+
+@final
+class Mover:
+    """See the module's docstring. `get` and `put`: one thread at a time each."""
+
+    def __init__(
+        self,
+        options: ConnectorOptions,
+        name: str,
+        size_bytes: int,
+        ready: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`size_bytes`: of the staging memory. `ready`: called in a thread of this, once, when a
+        pool was reached and the memory has its pages. Raises OSError."""
+        self._setting = Setting(options, name, size_bytes)
+        self._fd = os.memfd_create(f"cenote-{name}", os.MFD_CLOEXEC)
+        os.ftruncate(self._fd, size_bytes)  # it has no pages before there is a pool
+        self._map = mmap.mmap(self._fd, size_bytes)
+        self.array: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
+        self.address = address_of(self.array)
+        self._ready = ready
+        self._told_ready = False
+        self._helper: _Helper | None = None
+        self._connected = False
+        self._tried = threading.Event()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name=f"{name}-mover", daemon=True)
+
+    # ---- life --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, where there is one."""
+        helper = self._helper
+        return None if helper is None else helper.process.pid
+
+    def close(self) -> None:
+        """End the process; what it is at, it may finish, for some seconds."""
+        self._ended.set()
+        helper = self._helper
+        if helper is not None:
+            helper.dismiss()
+            try:
+                helper.process.wait(_CLOSE_S)
+            except subprocess.TimeoutExpired:
+                helper.kill()
+        if self._thread.is_alive():
+            self._thread.join(_CLOSE_S)
+        os.close(self._fd)
+
+    def _keep(self) -> None:
+        """Have a process, as long as this is wanted."""
+        pause_s = _PAUSE_MIN_S
+        while not self._ended.is_set():
+            began_s = time.monotonic()
+            try:
+                helper = _Helper(self._setting, self._fd)
+            except OSError as error:
+                _log.error("the process that moves blocks can't be started", why=error)
+            else:
+                self._helper = helper
+                self._listen(helper)
+                self._connected = False
+                gone = helper.kill()
+                if not self._ended.is_set():
+                    _log.error(
+                        "the process that moves blocks ended, and is started anew",
+                        exit_code=helper.process.returncode if gone else None,
+                    )
+            self._tried.set()
+            if time.monotonic() - began_s > _HEALTHY_S:
+                pause_s = _PAUSE_MIN_S
+            self._ended.wait(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+
+    def _listen(self, helper: _Helper) -> None:
+        """To what it says of the pool, until it ends."""
+        while True:
+            try:
+                connected: bool = helper.status.recv()
+            except (EOFError, OSError):
+                return
+            if connected and not self._told_ready:
+                self._told_ready = True
+                try:
+                    self._ready()
+                except (
+                    Exception
+                ):  # a driver's error, for example: the engine goes on without a pool
+                    _log.exception("the pool can't be used")
+                    return
+            self._connected = connected
+            self._tried.set()
+
+    # ---- batches -----------------------------------------------------------------------------
+
+    def get(self, batch: Batch) -> Answer:
+        """Raises Unavailable (at once where no pool was reached yet), DeadlineExceeded, BufferInUse
+        where something may still write into the batch's memory, and what reading raises."""
+        return self._call("get", batch)
+
+    def put(self, batch: Batch) -> Answer:
+        """As `get`, for saving."""
+        return self._call("put", batch)
+
+    def _call(self, name: Literal["get", "put"], batch: Batch) -> Answer:
+        self._tried.wait(batch.deadline_s)
+        helper = self._helper
+        if helper is None or not self._connected:
+            raise Unavailable("no pool was reached yet", remedy="start one, or check `master`")
+        lane = helper.lanes[name]
+        try:
+            lane.send(batch)
+            if not lane.poll(batch.deadline_s + _GRACE_S):
+                self._end(helper)
+                raise DeadlineExceeded(
+                    "the process that moves blocks did not answer, and was ended"
+                )
+            answer: Answer | CenoteError = lane.recv()
+        except (EOFError, OSError) as error:
+            self._end(helper)
+            raise Unavailable("the process that moves blocks ended in a transfer") from error
+        if isinstance(answer, CenoteError):
+            raise answer
+        return answer
+
+    def _end(self, helper: _Helper) -> None:
+        """Raises BufferInUse where it can't be ended: it may still write."""
+        self._connected = False
+        if not helper.kill():
+            raise BufferInUse("the process that moves blocks can't be ended: the kernel holds it")

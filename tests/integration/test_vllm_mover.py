@@ -1,0 +1,147 @@
+"""The process that moves a vLLM worker's bytes: over a real pool, and when it or the pool dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cenote.api.errors import DeadlineExceeded, Unavailable
+from cenote.connectors.vllm.mover import Mover
+from cenote.connectors.vllm.moves import Batch
+from cenote.connectors.vllm.options import make_options
+from cenote.connectors.vllm.orders import SpaceName
+from cluster import Cluster
+from waiting import wait_until
+
+SPACE = SpaceName("mover", b"mover")
+BLOCK = 64 << 10
+COUNT = 8
+KEYS = [b"%032d" % i for i in range(COUNT)]
+LENGTHS = np.full(COUNT, BLOCK, np.uint64)
+FIRST = np.arange(COUNT, dtype=np.uint64) * np.uint64(BLOCK)
+SECOND = FIRST + np.uint64(COUNT * BLOCK)
+
+
+def made(master: str, transport: str = "shm") -> Mover:
+    options = make_options({"master": master, "transports": [transport]})
+    mover = Mover(options, "mover-test", 2 * COUNT * BLOCK)
+    mover.start()
+    return mover
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def mover(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Mover]:
+    mover = made(cluster.lane, request.param)
+    yield mover
+    mover.close()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(stores=1, dram_bytes=32 << 20) as cluster:
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def empty(cluster: Cluster) -> None:
+    """What an earlier test saved is not there any more."""
+    with cluster.client() as client:
+        client.namespace(SPACE.name, fingerprint=SPACE.fingerprint).remove_batch(KEYS)
+
+
+def fill(mover: Mover) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    data = np.random.default_rng(1).integers(0, 256, COUNT * BLOCK, np.uint8)
+    mover.array[: len(data)] = data
+    mover.array[len(data) :] = 0
+    return data
+
+
+def reached(mover: Mover) -> bool:
+    """Whether a put succeeds: the pool is there."""
+    try:
+        return bool(mover.put(Batch("put", SPACE, KEYS, FIRST, LENGTHS, 5.0)).done.all())
+    except Unavailable:
+        return False
+
+
+def test_blocks_go_to_the_pool_and_come_back(mover: Mover) -> None:
+    data = fill(mover)
+    put = mover.put(Batch("put", SPACE, KEYS, FIRST, LENGTHS, 20.0, chain=True))
+    assert put.stored.all()
+    again = mover.put(Batch("put", SPACE, KEYS, FIRST, LENGTHS, 20.0))
+    assert (again.existed_count, again.failed_count) == (COUNT, 0)
+    assert again.done.all()
+    assert not again.stored.any()
+    got = mover.get(Batch("get", SPACE, [*KEYS[:-1], b"unknown"], SECOND, LENGTHS, 20.0))
+    assert got.done.tolist() == [True] * (COUNT - 1) + [False]
+    there = mover.array[len(data) : 2 * len(data) - BLOCK]
+    assert there.tobytes() == data[:-BLOCK].tobytes()
+
+
+def test_one_that_died_is_replaced_and_its_batch_fails(mover: Mover) -> None:
+    fill(mover)
+    wait_until(lambda: reached(mover), 20, what="the pool to be reached")
+    pid = mover.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(Unavailable):
+        mover.get(Batch("get", SPACE, KEYS, SECOND, LENGTHS, 5.0))
+    wait_until(lambda: reached(mover), 30, what="another process to reach the pool")
+    assert mover.pid != pid
+
+
+def test_one_that_is_stopped_is_ended_so_that_nothing_is_written_late(mover: Mover) -> None:
+    fill(mover)
+    wait_until(lambda: reached(mover), 20, what="the pool to be reached")
+    pid = mover.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(DeadlineExceeded):
+        mover.get(Batch("get", SPACE, KEYS, SECOND, LENGTHS, 0.1))
+    assert not Path(f"/proc/{pid}").exists() or mover.pid != pid
+    wait_until(lambda: reached(mover), 30, what="another process to reach the pool")
+
+
+def test_without_a_pool_it_says_so_and_finds_it_later() -> None:
+    with Cluster(stores=1, dram_bytes=32 << 20) as cluster:
+        cluster.master.kill()
+        mover = made(cluster.lane)
+        try:
+            with pytest.raises(Unavailable):
+                mover.put(Batch("put", SPACE, KEYS, FIRST, LENGTHS, 20.0))
+            cluster.master.restart()
+            cluster.wait_alive(1)
+            wait_until(lambda: reached(mover), 30, what="the pool to be reached")
+        finally:
+            mover.close()
+
+
+ENGINE = """
+import sys
+from cenote.connectors.vllm.mover import Mover
+from cenote.connectors.vllm.options import make_options
+options = make_options({"master": sys.argv[1]})
+mover = Mover(options, "engine", 1 << 20, lambda: print(mover.pid, flush=True))
+mover.start()
+sys.stdin.read()
+"""
+
+
+def test_it_ends_with_an_engine_that_is_killed(cluster: Cluster) -> None:
+    engine = subprocess.Popen(
+        [sys.executable, "-c", ENGINE, cluster.lane],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with engine:
+        assert engine.stdout is not None
+        pid = int(engine.stdout.readline())
+        engine.kill()
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), 20, what="the process to end")

@@ -1,0 +1,95 @@
+"""Puts of the same bytes under several keys, for content dedup, and writers who claim others'.
+
+No key gets the same bytes twice, so that bytes and a key name one put; but whatever was put lately
+is put under other keys, too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from xxhash import xxh3_64_intdigest, xxh3_128_digest
+
+from cenote.client.plan.steps import HashWide
+from sim.loop import Violation
+from sim.values import PutRecord, make_value, wrong_bytes
+
+if TYPE_CHECKING:
+    from cenote.client import Client
+    from sim.world import World
+
+__all__ = ["DEDUP", "Contents"]
+
+DEDUP = "dedup"
+"""Among the kinds of faults: no fault, but it changes who holds what."""
+LATELY = 6
+CLAIMED_SHARE = 0.2
+"""Of clients, those that claim what they can't know."""
+
+
+class Contents:
+    """Which bytes the puts of a world have."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._puts: dict[int, list[PutRecord]] = {}
+        """By checksum."""
+        self._lately: deque[bytes] = deque(maxlen=LATELY)
+        self._had: dict[int, set[bytes]] = {}
+        """By key."""
+
+    def new_put(
+        self, serial: int, key: int, client: int, size: int, min_replicas: int
+    ) -> PutRecord:
+        """What a put is to store."""
+        value = make_value(serial, key, client, size)
+        if DEDUP in self._world.options.faults:
+            value = self._maybe_known(key, value)
+        put = PutRecord(serial, key, client, value, min_replicas)
+        self._puts.setdefault(xxh3_64_intdigest(value), []).append(put)
+        return put
+
+    def _maybe_known(self, key: int, value: bytes) -> bytes:
+        had = self._had.setdefault(key, set())
+        known = [each for each in self._lately if each not in had]
+        if known and self._world.loop.dice.random() < 0.7:
+            value = self._world.loop.dice.choice(known)
+        else:
+            self._lately.append(value)
+        had.add(value)
+        return value
+
+    def of(self, checksum: int) -> list[PutRecord]:
+        """The puts of bytes with this checksum, of one key each."""
+        return self._puts.get(checksum, [])
+
+    def read(self, key: int, data: bytes) -> PutRecord:
+        """The put that gave these bytes: of this key, if there is one. Raises Violation."""
+        puts = [put for put in self.of(xxh3_64_intdigest(data)) if put.value == data]
+        if not puts:
+            meant = self._world.oracle.puts.get(int.from_bytes(data[4:8], "little"))
+            raise Violation(wrong_bytes(key, meant, data))
+        return next((put for put in puts if put.key == key), puts[0])
+
+    def set_out(self, client: Client) -> None:
+        """Have a new client put with dedup, and some of them claim all bytes of a size to be
+        alike: a digest that they have heard, and bytes that they have not."""
+        if self._world.loop.dice.random() >= CLAIMED_SHARE:
+            return
+        do = client._driver.do
+        real = do[HashWide]
+
+        def claimed(call: Any, step: HashWide) -> bytes:
+            if step.seed != call.space.seed:
+                hashed: bytes = real(call, step)
+                return hashed
+            return b"".join(self._heard(size, step.seed) for size in step.sizes.tolist())
+
+        do[HashWide] = claimed
+
+    def _heard(self, size: int, seed: int) -> bytes:
+        for value in self._lately:
+            if len(value) == size:
+                return xxh3_128_digest(value, seed)
+        return size.to_bytes(16, "little")

@@ -1,0 +1,50 @@
+"""The simulator with content dedup: the same bytes under several keys, and writers who lie."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.contents import DEDUP
+from sim.dedup_mutations import DEDUP_MUTATIONS
+from sim.faults import ALL_FAULTS, WITH_METADATA_LOSS, WITH_POWER
+from sim.takeover_faults import TAKEOVER
+from sim.world import Options, Report, simulate
+
+pytestmark = pytest.mark.timeout(600)
+
+CLEAN_SEEDS = 12
+MUTATION_SEEDS = 200
+NOTICED_AT: dict[str, int] = {}
+"""Where to begin, to save time: the first seed that noticed it when this was written, if not 0."""
+
+
+def told(report: Report) -> str:
+    return "\n".join([*report.trace[-60:], "", report.failure, f"again: {report.reproduction}"])
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [ALL_FAULTS, WITH_POWER, WITH_METADATA_LOSS, ALL_FAULTS | {TAKEOVER}],
+    ids=["", "power", "metadata", "takeover"],
+)
+def test_seeds_are_clean(faults: frozenset[str]) -> None:
+    references = 0
+    for seed in range(CLEAN_SEEDS // 4 if faults is not ALL_FAULTS else CLEAN_SEEDS):
+        report = simulate(Options(seed, faults=faults | {DEDUP}))
+        if report.failure:
+            pytest.fail(told(report), pytrace=False)
+        references += report.counts["references"]
+    assert references
+
+
+@pytest.mark.parametrize("name", DEDUP_MUTATIONS)
+def test_bugs_on_purpose_are_noticed(name: str) -> None:
+    faults = ALL_FAULTS | {DEDUP}
+    with DEDUP_MUTATIONS[name]():
+        for seed in range(NOTICED_AT.get(name, 0), MUTATION_SEEDS):
+            report = simulate(Options(seed, faults=faults))
+            if report.failure:
+                break
+    assert report.failure, f"{name!r} was not noticed in {MUTATION_SEEDS} seeds"
+    print(f"{name!r} was noticed by seed {report.seed}")
+    assert not simulate(Options(report.seed, faults=faults)).failure, "and it was not the mutation"
