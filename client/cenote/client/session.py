@@ -280,8 +280,7 @@ class Session:
     def _greeted(self, reply: pb.HelloResponse) -> None:
         """Take over what a master says in its hello."""
         limits = self.state.limits
-        self.identity.access.ticket = reply.ticket
-        self.identity.access.no_mapping = reply.no_mapping
+        self.identity.access.greeted(reply)
         with self._numbers_lock:
             if self._pool_id not in (None, reply.pool_id):
                 self._begin_pool(reply)

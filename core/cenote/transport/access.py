@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple, final
 
+from cenote.v1 import master_pb2
+
 __all__ = ["GRANTS_MAX", "NO_MAPPING", "Access", "ProvenGrant"]
 
 GRANTS_MAX: Final = 8192
@@ -30,6 +32,10 @@ class Access:
         """Neither shared memory nor RDMA is for this session."""
         self.grants: dict[int, ProvenGrant] = {}
         """Oldest first."""
+
+    def greeted(self, reply: master_pb2.HelloResponse) -> None:
+        """What a master's hello says of it."""
+        self.ticket, self.no_mapping = reply.ticket, reply.no_mapping
 
     def keep(self, grant_id: int, namespace_id: int, extents: bytes, proofs: bytes) -> None:
         """A grant that this session was given."""

@@ -44,23 +44,6 @@ GRPC_CALLER: contextvars.ContextVar[Principal | None] = contextvars.ContextVar(
 )
 """Who makes the call that this task serves."""
 
-_ROLES: Final[dict[type[Message], Role]] = {
-    pb.PutStartRequest: Role.WRITE,
-    pb.PutCommitRequest: Role.WRITE,
-    pb.PutAbortRequest: Role.WRITE,
-    pb.RemoveRequest: Role.WRITE,
-    pb.PinRequest: Role.WRITE,
-    pb.UnpinRequest: Role.WRITE,
-    pb.AttachRequest: Role.STORE,
-    pb.HeartbeatRequest: Role.STORE,
-    pb.DetachRequest: Role.STORE,
-    pb.DrainRequest: Role.ADMIN,
-    admin.CreateNamespaceRequest: Role.WRITE,
-    admin.SetNamespaceQuotaRequest: Role.ADMIN,
-    admin.ResetNamespaceRequest: Role.ADMIN,
-    admin.RebalanceRequest: Role.ADMIN,
-}
-"""What is not named here needs READ, or nothing but a token (_ANYBODY)."""
 _ANYBODY: Final = frozenset(
     (
         pb.HelloRequest,
@@ -75,29 +58,45 @@ _ANYBODY: Final = frozenset(
         admin.ListTasksRequest,
     )
 )
-_POOL_WIDE: Final = frozenset(
-    (pb.DrainRequest, admin.RebalanceRequest, admin.GetMissRatioCurvesRequest)
-)
-_BY_NAME: Final = frozenset(
-    (
-        pb.OpenNamespaceRequest,
-        admin.CreateNamespaceRequest,
-        admin.SetNamespaceQuotaRequest,
-        admin.ResetNamespaceRequest,
-    )
-)
+"""For whoever has a token."""
+_ROLES: Final[dict[type[Message], Role]] = {
+    pb.OpenNamespaceRequest: Role.READ,
+    pb.ExistsRequest: Role.READ,
+    pb.MatchRequest: Role.READ,
+    pb.AcquireRequest: Role.READ,
+    pb.ReleaseRequest: Role.READ,
+    pb.TouchRequest: Role.READ,
+    pb.PutStartRequest: Role.WRITE,
+    pb.PutCommitRequest: Role.WRITE,
+    pb.PutAbortRequest: Role.WRITE,
+    pb.RemoveRequest: Role.WRITE,
+    pb.PinRequest: Role.WRITE,
+    pb.UnpinRequest: Role.WRITE,
+    pb.AttachRequest: Role.STORE,
+    pb.HeartbeatRequest: Role.STORE,
+    pb.DetachRequest: Role.STORE,
+    admin.StatObjectRequest: Role.READ,
+    admin.ExplainRequest: Role.READ,
+    admin.CreateNamespaceRequest: Role.WRITE,
+    admin.SetNamespaceQuotaRequest: Role.ADMIN,
+    admin.ResetNamespaceRequest: Role.ADMIN,
+    admin.DeleteNamespaceRequest: Role.ADMIN,
+    admin.EvictObjectsRequest: Role.ADMIN,
+}
+"""For whom the namespaces are that it names. What stands nowhere here is about the whole pool, and
+needs ADMIN of all namespaces."""
+_NAMES: Final[dict[type[Message], str]] = {
+    pb.OpenNamespaceRequest: "name",
+    admin.ExplainRequest: "namespace",
+    admin.CreateNamespaceRequest: "name",
+    admin.SetNamespaceQuotaRequest: "name",
+    admin.ResetNamespaceRequest: "name",
+    admin.DeleteNamespaceRequest: "name",
+    admin.EvictObjectsRequest: "namespace",
+}
+"""The field that has the namespace's name; others have its number, in what they name keys by."""
 
 _log = get_logger("cenote.security")
-
-_AUDITED: Final = frozenset(
-    (
-        pb.DrainRequest,
-        admin.RebalanceRequest,
-        admin.CreateNamespaceRequest,
-        admin.SetNamespaceQuotaRequest,
-        admin.ResetNamespaceRequest,
-    )
-)
 
 
 @final
@@ -200,7 +199,7 @@ class Guard:
             raise Unauthenticated("this pool wants a token")
         kind = type(request)
         if kind not in _ANYBODY:
-            role = _ROLES.get(kind, Role.READ)
+            role = _ROLES.get(kind, Role.ADMIN)
             if not principal.may(role):
                 raise PermissionDenied(
                     f"token {principal.name} has the role {principal.role.name.lower()};"
@@ -223,16 +222,13 @@ class Guard:
             makes_it = request.create and not state.has_namespace(request.name)
             if makes_it and not principal.may(Role.WRITE):
                 raise PermissionDenied(f"token {principal.name} may make no namespace")
-        if kind in _AUDITED:
-            what = kind.__name__.removesuffix("Request")
-            _log.info("admin", action=what, holder=principal.name, token=principal.token_id)
 
     def _check_namespaces(self, principal: Principal, request: Message, state: MasterState) -> None:
         kind = type(request)
-        if kind in _POOL_WIDE:
+        if kind not in _ROLES and kind not in _ANYBODY:
             raise PermissionDenied(f"token {principal.name} is for some namespaces only")
-        if kind in _BY_NAME:
-            name: str = request.name  # type: ignore[attr-defined]
+        if kind in _NAMES:
+            name: str = getattr(request, _NAMES[kind])
             if not principal.covers(name):
                 raise PermissionDenied(f"namespace {name!r} is not one of token {principal.name}")
             return

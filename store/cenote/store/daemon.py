@@ -134,7 +134,8 @@ class StoreDaemon:
             self._gate = gate = Gate(segments)
             sessions.on_cut = gate.holders.forget_session
             await asyncio.to_thread(gate.take_up, segments)
-        self._warn_if_open()
+        elif not is_loopback(host_and_port(config.listen, "listen")[0]):
+            _log.warning(OPEN)
         path = socket_path(config)
         self._rdma = rdma = RdmaServing(config, segments, self._serve_rdma)
         await asyncio.to_thread(rdma.open)
@@ -262,7 +263,6 @@ class StoreDaemon:
             process_id=os.getpid(),
             observer=True,
         )
-
         self._verifier = verifier = Verifier(segments, self._stage)
 
         def has_news() -> bool:
@@ -270,7 +270,7 @@ class StoreDaemon:
 
         def connect(master: str) -> LaneMasterLink:
             hello.pool_id, hello.last_epoch = segments.pool.pool_id, segments.epoch
-            return LaneMasterLink(master, hello, on_hello=self._greeted)
+            return LaneMasterLink(master, hello, on_hello=self._access.greeted)
 
         self._start_copies(segments)
         directory = config.directory()
@@ -291,14 +291,6 @@ class StoreDaemon:
         agent.start()
         verifier.start()
         return agent
-
-    def _greeted(self, response: pb.HelloResponse) -> None:
-        self._access.ticket = response.ticket
-
-    def _warn_if_open(self) -> None:
-        host, _ = host_and_port(self._config.listen, "listen")
-        if self._gate is None and not is_loopback(host):
-            _log.warning("the data server " + OPEN, host=host)
 
     def _stats(
         self,

@@ -108,6 +108,7 @@ class ServedConnection:
         self._on_end = on_end
         self._session_id = b""
         self._head = memoryview(bytearray(wire.HEAD_BYTES))
+        self._tail = self._head[wire.REQUEST_BYTES :]
         self._op = 0
         self._call_id = 0
         self._changing = threading.Lock()
@@ -184,12 +185,7 @@ class ServedConnection:
 
     def _greet(self) -> None:
         self._io.set_timeouts(self._limits.hello_timeout_s)
-        head = bytearray(wire.HELLO.size)
-        self._io.receive_view(memoryview(head))
-        body = bytearray(wire.hello_length(head))
-        if body:
-            self._io.receive_view(memoryview(body))
-        hello = wire.decode_hello(body)
+        hello = self._io.receive_hello()
         may_write = self._checkpoint is None or self._checkpoint.admit(hello)
         if hello.want_descriptors and not self.is_unix:
             raise InvalidArgument("descriptors are passed over the Unix socket only")
@@ -238,7 +234,7 @@ class ServedConnection:
                 self._read_one(segment, offset, length)
                 return
             self._check(count, body == count * wire.EXTENT_BYTES)
-            self._read(self._receive_rows(count))
+            self._read(self._io.receive_rows(self._tail, count))
         elif op == wire.OP_WRITE:
             self._check(count, body >= count * wire.EXTENT_BYTES)
             if not self._writer:
@@ -247,7 +243,7 @@ class ServedConnection:
             if count == 1:
                 self._write_one(segment, offset, length, payload, epoch, grant_id)
             else:
-                self._write(self._receive_rows(count), payload, epoch, grant_id)
+                self._write(self._io.receive_rows(self._tail, count), payload, epoch, grant_id)
         elif op == wire.OP_SEAL:
             least = wire.SEAL_PREFIX.size + count * wire.SEAL_ROW_BYTES
             self._check(count, least <= body <= wire.SEAL_BYTES_MAX)
@@ -260,16 +256,16 @@ class ServedConnection:
             self._answer_one(0)
         elif op == wire.OP_GRANT:
             self._check(count, body <= wire.GRANT_BYTES_MAX)
-            view = self._receive_body(body)
+            view = self._io.receive_body(self._tail, body)
             if self._checkpoint is not None:
                 self._checkpoint.show_grant(view, count, grant_id)
             self._answer_one(0)
         elif op == wire.OP_SLOTS:
             self._check(count, body == count * wire.SLOT_WANTED_BYTES)
-            self._answer_rows(*records_of(self._segments, self._receive_body(body)))
+            self._answer_rows(*records_of(self._segments, self._io.receive_body(self._tail, body)))
         elif op == wire.OP_STAGED:
             self._check(count, body == count * wire.EXTENT_BYTES)
-            self._read_staged(self._receive_rows(count), grant_id)
+            self._read_staged(self._io.receive_rows(self._tail, count), grant_id)
         elif op == wire.OP_RDMA:
             self._check(count, count == 1 and body <= wire.RDMA_BYTES_MAX)
             self._serve_lane(body)
@@ -286,14 +282,6 @@ class ServedConnection:
         return wire.REPLY.pack(
             self._op, 0, code, count, self._call_id, self._segments.epoch, length
         )
-
-    def _receive_rows(self, count: int) -> NDArray[np.void]:
-        rows = np.empty(count, EXTENT)
-        raw = rows.view(np.uint8).data
-        raw[: wire.EXTENT_BYTES] = self._head[wire.REQUEST_BYTES :]
-        if count > 1:
-            self._io.receive_view(raw[wire.EXTENT_BYTES :])
-        return rows
 
     def _locate(self, rows: NDArray[np.void]) -> tuple[U8Array, U64Array, U64Array]:
         """Judge each row: statuses, addresses (of good ones), lengths."""
@@ -474,15 +462,8 @@ class ServedConnection:
             move_items(io.receive, io.receive_views, *where, None, STEP_BYTES)
             self.counters.written_bytes += total
 
-    def _receive_body(self, length: int) -> memoryview:
-        view = memoryview(bytearray(length))
-        view[: wire.BODY_BYTES_MIN] = self._head[wire.REQUEST_BYTES :]
-        if length > wire.BODY_BYTES_MIN:
-            self._io.receive_view(view[wire.BODY_BYTES_MIN :])
-        return view
-
     def _serve_lane(self, body: int) -> None:
-        request = wire.decode_rdma_request(self._receive_body(body))
+        request = wire.decode_rdma_request(self._io.receive_body(self._tail, body))
         if self._rdma is None or self._lane is None:
             raise Unavailable("this daemon does not serve RDMA", remedy="see its log, and --rdma")
         self._io.stop_if_revoked()
@@ -495,7 +476,7 @@ class ServedConnection:
         self._io.send_bytes(self._reply(0, 1, 1 + len(data)) + b"\x00" + data)
 
     def _seal(self, count: int, body: int, epoch: int) -> None:
-        view = self._receive_body(body)
+        view = self._io.receive_body(self._tail, body)
         namespace_id, generation, rows, keys, key_starts = seals_in(view, count)
         self._changing_epoch = epoch
         with self._changing:
@@ -511,6 +492,6 @@ class ServedConnection:
         self._answer_rows(statuses.tobytes())
 
     def _prove(self, count: int, body: int, grant_id: int) -> None:
-        rows = np.frombuffer(self._receive_body(body), PROOF, count)
+        rows = np.frombuffer(self._io.receive_body(self._tail, body), PROOF, count)
         self._io.stop_if_revoked()
         self._answer_rows(*prove_rows(self._segments, grant_id, rows))
