@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cenote.api.errors import CenoteError, PermissionDenied, Unauthenticated, Unavailable
-from cenote.api.rows import EXTENT
 from cenote.rpc.grpc_auth import TICKET_METADATA_KEY, CredentialsInterceptor
 from cenote.runtime.log import get_logger
 from cenote.security.refusals import Refusals
@@ -121,6 +120,9 @@ class Gate:
         """ "" where that is not known here."""
         return self._segments.namespace_name(namespace_id)
 
+    def segment(self, segment_id: int) -> Segment | None:
+        return self._segments.by_id(segment_id)
+
     # ---- grants -------------------------------------------------------------------------------
 
     def prove(
@@ -212,6 +214,9 @@ class Pass:
         """Set the status of EXTENT rows that it may not read; how many."""
         if self.reads_all:
             return 0
+        found = self._gate.holders.namespaces_in(rows[statuses == 0])
+        if found <= self._mine or all(map(self.covers, found)):
+            return 0
         denied = 0
         for i, (segment_id, _, offset, length) in enumerate(rows.tolist()):
             segment = segments.by_id(segment_id)
@@ -228,7 +233,11 @@ class Pass:
 
     def may_write_one(self, grant_id: int, segment_id: int, offset: int, length: int) -> bool:
         """The same for one extent."""
-        return self.may_write_at(grant_id, np.array([(segment_id, 0, offset, length)], EXTENT))
+        segment = self._gate.segment(segment_id)
+        holders = self._gate.holders
+        return segment is not None and holders.may_write_one(
+            self.session_id, grant_id, segment, offset, length
+        )
 
     def may_seal(self, namespace_id: int, rows: NDArray[np.void]) -> NDArray[np.bool_]:
         """Which of these SEAL rows it may have written into slots of this namespace."""

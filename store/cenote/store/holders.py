@@ -167,11 +167,24 @@ class Holders:
         number = self._grants.get((session_id, grant_id))
         return number is not None and all((units == number).all() for units in self._runs(rows))
 
+    def may_write_one(
+        self, session_id: bytes, grant_id: int, segment: Segment, offset: int, length: int
+    ) -> bool:
+        """The same for one extent."""
+        number = self._grants.get((session_id, grant_id))
+        return number is not None and bool((self._units(segment, offset, length) == number).all())
+
     # ---- namespaces ---------------------------------------------------------------------------
 
     def namespaces_of(self, segment: Segment, offset: int, length: int) -> set[int]:
         """Those whose bytes lie here; 0 among them where that is not known."""
-        units = self._units(segment, offset, length)
+        return self._namespaces(self._units(segment, offset, length))
+
+    def namespaces_in(self, rows: NDArray[np.void]) -> set[int]:
+        """The same for all of these EXTENT rows; of segments that are not here nothing."""
+        return {found for units in self._runs(rows) for found in self._namespaces(units)}
+
+    def _namespaces(self, units: Numbers) -> set[int]:
         if not len(units):
             return {0}
         first = int(units[0])
