@@ -176,10 +176,12 @@ class MasterServer:
         if not config.advertise:
             known_as = socket.gethostname() if host in _WILDCARDS else host
             front.set_addresses((_joined(known_as, port),))
-        if self._guard is None and not is_loopback(host):
+        grpc_host = host_and_port(config.grpc, "grpc")[0] if config.grpc else host
+        if self._guard is None and not (is_loopback(host) and is_loopback(grpc_host)):
             _log.warning(
-                "the lane is open to the network, and asks nobody who he is: give --tokens",
-                host=host,
+                "this master is open to the network, and asks nobody who he is: give --tokens",
+                listen=config.listen,
+                grpc=config.grpc,
             )
         if config.socket:
             await self.lane.listen_unix(config.socket)
