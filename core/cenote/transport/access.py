@@ -19,7 +19,7 @@ class ProvenGrant(NamedTuple):
     namespace_id: int
     extents: bytes
     """EXTENT rows, as the master sent them."""
-    proofs: bytes
+    signatures: bytes
 
 
 @final
@@ -37,9 +37,13 @@ class Access:
         """What a master's hello says of it."""
         self.ticket, self.no_mapping = reply.ticket, reply.no_mapping
 
-    def keep(self, grant_id: int, namespace_id: int, extents: bytes, proofs: bytes) -> None:
-        """A grant that this session was given."""
-        if proofs:
-            self.grants[grant_id] = ProvenGrant(namespace_id, extents, proofs)
-            while len(self.grants) > GRANTS_MAX:
-                self.grants.pop(next(iter(self.grants), 0), None)
+    def keep(self, reply: master_pb2.PutStartResponse, namespace_id: int) -> None:
+        """The grants that this session was given."""
+        for grant_id, extents, signatures in (
+            (reply.grant_id, reply.extents, reply.grant_signatures),
+            (reply.spare_grant_id, reply.spare_extents, reply.spare_signatures),
+        ):
+            if signatures:
+                self.grants[grant_id] = ProvenGrant(namespace_id, extents, signatures)
+        while len(self.grants) > GRANTS_MAX:
+            self.grants.pop(next(iter(self.grants), 0), None)

@@ -248,8 +248,8 @@ class TcpChannel(PooledMessages):
         if grant is None:
             return
         call_id = connection.call_id = connection.call_id + 1 & 0xFFFF_FFFF
-        prefix = wire.GRANT_PREFIX.pack(grant.namespace_id, len(grant.proofs))
-        body = b"".join((prefix, grant.proofs, grant.extents))
+        prefix = wire.GRANT_PREFIX.pack(grant.namespace_id, len(grant.signatures))
+        body = b"".join((prefix, grant.signatures, grant.extents))
         count = len(grant.extents) // wire.EXTENT_BYTES
         head = wire.REQUEST.pack(
             wire.OP_GRANT, 0, 0, count, call_id, self.epoch, grant_id, len(body)

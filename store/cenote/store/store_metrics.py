@@ -100,7 +100,7 @@ def register_refusals(metrics: Metrics, refusals: Refusals) -> None:
         def read(port: str = port, reason: str = reason) -> float:
             return float(refusals.counts[port, reason])
 
-        metrics.gauge(
+        metrics.counted(
             "cenote_store_refusals_total",
             "For want of credentials.",
             read,

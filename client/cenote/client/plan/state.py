@@ -381,13 +381,10 @@ class Call:
         return self.end_s - self.now()
 
     def started(self, reply: master_pb2.PutStartResponse) -> None:
-        """What each answer to a PutStart tells: which view is the newest, and what proves its
-        grants to daemons."""
+        """What each answer to a PutStart tells: the newest view, and what proves its grants."""
         self.state.see_view(reply.view_version)
         if reply.grant_signatures or reply.spare_signatures:
-            keep, space = self.state.access.keep, self.namespace_id
-            keep(reply.grant_id, space, reply.extents, reply.grant_signatures)
-            keep(reply.spare_grant_id, space, reply.spare_extents, reply.spare_signatures)
+            self.state.access.keep(reply, self.namespace_id)
 
     def keep_spares(
         self, reply: master_pb2.PutStartResponse, session_id: bytes, count: int
