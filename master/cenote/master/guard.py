@@ -298,6 +298,10 @@ class Guard:
         )
         return sign_ticket(ticket, self.keys.current)
 
+    def own_ticket(self, session_id: bytes) -> bytes:
+        """For the master's own hellos to daemons."""
+        return self.ticket(session_id, Principal("", "master", Role.STORE, ("*",)))
+
     def _prove(
         self, request: pb.PutStartRequest, session: bytes, reply: pb.PutStartResponse
     ) -> None:

@@ -283,6 +283,7 @@ class MasterServer:
         self._prober = Prober(
             lambda node_id: service.endpoint_of(node_id, common_pb2.TRANSPORT_KIND_TCP),
             service.note_probe,
+            (lambda _: b"") if self._guard is None else self._guard.own_ticket,
         )
         service.decider.on_probe = self._prober.probe
         _rest_after_load()
