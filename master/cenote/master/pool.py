@@ -60,7 +60,6 @@ from .quotas import Quotas
 from .segments import DRAM, Segment, Segments
 from .sessions import Orphans, Session, Sessions
 from .spans import (
-    SEGMENT_MASK,
     Spans,
     distinct,
     segments_of,
@@ -110,11 +109,8 @@ class Pool(ObjectRows):
         self.sample_mask = NO_SAMPLES
         """Keys without any of these bits in their first word are sampled; see `sampling`."""
         self.sampled_s = self.surveyed_s = -math.inf  # see `sampling`, `housekeeping`
-        self.namespaces = Namespaces()
-        self.quotas = Quotas()
-        self.nodes = Nodes()
-        self.sessions = Sessions()
-        self.orphans = Orphans()
+        self.namespaces, self.quotas, self.nodes = Namespaces(), Quotas(), Nodes()
+        self.sessions, self.orphans = Sessions(), Orphans()
         self._begin(epoch)
         self.tiers = Tiers()
         self.moves = Moves()
@@ -134,9 +130,7 @@ class Pool(ObjectRows):
         """Commands that may have changed something: a snapshot under way notices."""
         self.capacity_bytes = 0
         """Of usable segments in memory; shares are of it."""
-        self.lease_cap_bytes = 0
-        self.session_cap_units = 0
-        self.leased_bytes = 0
+        self.lease_cap_bytes = self.session_cap_units = self.leased_bytes = 0
         self.ahead_units = 0
         """To be kept free ahead of need, where that is more than the configured reserve."""
         self.condemned_units = self.condemned_rows = 0
@@ -436,27 +430,6 @@ class Pool(ObjectRows):
         self.counters.lost += lost
         self.view_changed()
         return lost
-
-    def drop_overlapping(self, segment: Segment, rows: Rows, spans: Spans) -> None:
-        """Extents that the allocator could not take: others lie there, which are newer.
-
-        Their space is not theirs to free, so they are cut out of the allocator's sight first.
-        """
-        for row in distinct(rows).tolist():
-            one = np.array([row])
-            _, all_spans = self.spans_of(one)
-            refused = spans[rows == row]
-            others = all_spans[~(all_spans[:, None] == refused[None]).all(axis=2).any(axis=1)]
-            self.segments.give(others)
-            segment_less = all_spans.copy()
-            segment_less[:, 0] = (segment_less[:, 0] & ~np.uint32(SEGMENT_MASK)) | NO_SEGMENT
-            self.set_spans(
-                one,
-                np.array([len(all_spans)]),
-                segment_less,
-                np.array([self.record_of(row)[8]], np.uint8),
-            )
-            self.unlink(one, GoneReason.LOST)
 
     def hold(self, rows: Rows) -> Lease:
         """A hold on distinct rows that is no session's: whoever asks for it ends it."""

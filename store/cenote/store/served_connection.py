@@ -44,6 +44,7 @@ from cenote.v1 import store_pb2
 
 from .claims import ClaimFile
 from .disk_reads import send_items
+from .partial_writes import drain, drain_stale, receive_some
 from .proofs import prove_rows
 from .rdma_host import HostedLane, RdmaHost
 from .segment import Segment, SegmentSet, seal_rows
@@ -67,7 +68,6 @@ __all__ = ["ServedConnection"]
 _INVALID: Final = InvalidArgument.code
 _VOID: Final = GrantRevoked.code
 _NO_EPOCH: Final = 1 << 32
-_STALE_DRAIN_BYTES_MAX: Final = 8 << 20
 _MSG_MORE: Final = socket.MSG_MORE
 _FIRST: Final = np.zeros(1, np.int64)
 
@@ -373,12 +373,6 @@ class ServedConnection:
 
     # ---- changes ----------------------------------------------------------------------------
 
-    def _drain(self, length: int, error: CenoteError, bytes_max: int = 1 << 30) -> None:
-        """Receive what is not wanted; where that is too much, close with the error instead."""
-        if length > bytes_max:
-            raise error
-        self._io.drain(length)
-
     def _answer_error(self, error: CenoteError) -> None:
         text = wire.encode_error(error)
         self._io.send_bytes(self._reply(error.code, 0, len(text)) + text)
@@ -402,16 +396,14 @@ class ServedConnection:
             self._io.stop_if_revoked()
             stale = epoch < self._segments.epoch
             if stale:
-                self._drain(
-                    payload, epoch_error(epoch, self._segments.epoch), _STALE_DRAIN_BYTES_MAX
-                )
+                drain_stale(self._io, payload, epoch_error(epoch, self._segments.epoch))
             elif grant_id < self._segments.first_grant_id:
                 status = _VOID
-                self._drain(payload, grant_error(grant_id), _STALE_DRAIN_BYTES_MAX)
+                drain_stale(self._io, payload, grant_error(grant_id))
             elif segment is None:
-                self._drain(payload, StaleLocation(f"there is no segment {segment_id}"))
+                drain(self._io, payload, StaleLocation(f"there is no segment {segment_id}"))
             elif status:
-                self._drain(payload, InvalidArgument("the extent lies outside of its segment"))
+                drain(self._io, payload, InvalidArgument("the extent lies outside of its segment"))
             else:
                 self._io.receive(segment.address + offset, length)
                 self.counters.written_bytes += length
@@ -430,41 +422,22 @@ class ServedConnection:
             self._io.stop_if_revoked()
             stale = epoch < self._segments.epoch
             if stale:
-                self._drain(
-                    payload, epoch_error(epoch, self._segments.epoch), _STALE_DRAIN_BYTES_MAX
-                )
+                drain_stale(self._io, payload, epoch_error(epoch, self._segments.epoch))
             elif grant_id < self._segments.first_grant_id:
                 statuses[:] = _VOID
-                self._drain(payload, grant_error(grant_id), _STALE_DRAIN_BYTES_MAX)
+                drain_stale(self._io, payload, grant_error(grant_id))
             elif not statuses.any():
                 move_items(
                     self._io.receive, self._io.receive_views, addresses, lengths, None, STEP_BYTES
                 )
                 self.counters.written_bytes += payload
             else:
-                self._write_some(statuses == 0, addresses, lengths)
+                received = receive_some(self._io, statuses == 0, addresses, lengths)
+                self.counters.written_bytes += received
         if stale:
             self._answer_error(epoch_error(epoch, self._segments.epoch))
         else:
             self._io.send_bytes(self._reply(0, len(rows), len(rows)) + statuses.tobytes())
-
-    def _write_some(self, good: NDArray[np.bool_], addresses: U64Array, lengths: U64Array) -> None:
-        """Receive a payload of which some items have no place."""
-        turns = np.flatnonzero(good[1:] != good[:-1]) + 1
-        for first, last in zip([0, *turns.tolist()], [*turns.tolist(), len(good)], strict=True):
-            total = int(lengths[first:last].sum())
-            if not good[first]:
-                self._drain(total, StaleLocation("the segments are gone or smaller"))
-                continue
-            move_items(
-                self._io.receive,
-                self._io.receive_views,
-                addresses[first:last],
-                lengths[first:last],
-                None,
-                STEP_BYTES,
-            )
-            self.counters.written_bytes += total
 
     def _receive_body(self, length: int) -> memoryview:
         view = memoryview(bytearray(length))
