@@ -6,9 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
-from cenote.api.errors import InvalidArgument, StaleEpoch, StaleLocation
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.api.errors import InvalidArgument, ProtocolError, StaleEpoch, StaleLocation
 from cenote.runtime.metrics import Histogram
 from cenote.transport import wire
+from cenote.transport.base import U8Array, U64Array
+from cenote.transport.memory_access import locate
 from cenote.v1 import common_pb2, store_pb2
 
 from .segment import Segment, SegmentSet
@@ -18,10 +23,12 @@ __all__ = [
     "TIMED_MASK",
     "ConnectionCounters",
     "ServingLimits",
+    "check_count",
     "epoch_error",
     "grant_error",
     "introduction",
     "judged",
+    "located",
     "served_times",
 ]
 
@@ -104,6 +111,24 @@ def judged(
     if not length or offset + length > segment.ready_bytes:
         return segment, _INVALID
     return segment, 0
+
+
+def located(segments: SegmentSet, rows: NDArray[np.void]) -> tuple[U8Array, U64Array, U64Array]:
+    """Judge each row: statuses, addresses (of good ones), lengths."""
+
+    def find(segment_id: int) -> tuple[int, int] | None:
+        segment = segments.by_id(segment_id)
+        return None if segment is None else (segment.address, segment.ready_bytes)
+
+    return locate(rows, find)
+
+
+def check_count(count: int, body_fits: bool) -> None:
+    """Raises ProtocolError for a request of too many items, or none, or another length."""
+    if not 0 < count <= wire.ITEMS_MAX or not body_fits:
+        raise ProtocolError(
+            f"a request of {count} items (1 to {wire.ITEMS_MAX}) whose length does not fit"
+        )
 
 
 def epoch_error(epoch: int, followed: int) -> StaleEpoch:
