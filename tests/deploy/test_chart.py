@@ -34,6 +34,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "tls": {"secretName": "etcd-client", "clientCertificate": True},
             "auth": {"secretName": "etcd-user"},
         },
+        "auth": {"secretName": "kv-auth", "isolation": "pool"},
+        "store": {"drain": {"onStop": True}},
     },
     "everything": {
         "etcd": {"endpoints": ["[fd00::1]:2379"], "prefix": "pools/a"},

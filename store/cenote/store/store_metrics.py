@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from cenote.runtime.metrics import Histogram, Metrics, Row
+from cenote.security.refusals import Refusals
 from cenote.transport.nics.facts import NicPort
 from cenote.transport.nics.sysfs import (
     SYS,
@@ -38,6 +39,7 @@ __all__ = [
     "register_metrics",
     "register_nics",
     "register_rdma",
+    "register_refusals",
     "register_verifier",
 ]
 
@@ -92,6 +94,22 @@ def register_metrics(
     )
     for segment in segments.all():
         _register_segment(metrics, segment)
+
+
+def register_refusals(metrics: Metrics, refusals: Refusals) -> None:
+    """Who was refused for want of credentials."""
+    for port, reason in refusals.counts:
+
+        def read(port: str = port, reason: str = reason) -> float:
+            return float(refusals.counts[port, reason])
+
+        metrics.counted(
+            "cenote_store_refusals_total",
+            "For want of credentials.",
+            read,
+            port=port,
+            reason=reason,
+        )
 
 
 def _register_served(

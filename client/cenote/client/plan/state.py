@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from cenote.api.errors import CenoteError, DeadlineExceeded
 from cenote.api.rows import DIGEST_BYTES
 from cenote.runtime.metrics import Histogram
+from cenote.transport.access import Access
 from cenote.v1 import common_pb2, master_pb2
 
 from .budgets import OVERSLEPT_S, PROBE_WAIT_S, attempt_budget_s
@@ -75,6 +76,8 @@ class ClientState:
         self.session_id = session_id
         self.now = now
         self.credentials = credentials or common_pb2.Credentials()
+        self.access = Access()
+        """What the master gave, for daemons to see."""
         self.limits = Limits()
         self.peers = Peers(common_pb2.ClusterView())
         self.counters = Counters()
@@ -377,6 +380,12 @@ class Call:
 
     def remaining_s(self) -> float:
         return self.end_s - self.now()
+
+    def started(self, reply: master_pb2.PutStartResponse) -> None:
+        """What each answer to a PutStart tells: the newest view, and what proves its grants."""
+        self.state.see_view(reply.view_version)
+        if reply.grant_signatures or reply.spare_signatures:
+            self.state.access.keep(reply, self.namespace_id)
 
     def keep_spares(
         self, reply: master_pb2.PutStartResponse, session_id: bytes, count: int
