@@ -35,15 +35,15 @@ from cenote.api.rows import EXTENT, PROOF
 from cenote.runtime.log import get_logger
 from cenote.runtime.metrics import Histogram
 from cenote.transport import wire
-from cenote.transport.base import U8Array, U64Array
 from cenote.transport.item_stream import move_items
-from cenote.transport.memory_access import MEMORY, locate
+from cenote.transport.memory_access import MEMORY
 
 from .checkpoint import DENIED, Checkpoint
 from .claims import ClaimFile
 from .disk_reads import send_items
 from .gate import Gate
 from .offering import answer_with_descriptors
+from .partial_writes import drain, drain_stale, receive_some
 from .proofs import prove_rows
 from .rdma_host import HostedLane, RdmaHost
 from .segment import SegmentSet, seal_rows
@@ -52,12 +52,13 @@ from .serving import (
     TIMED_MASK,
     ConnectionCounters,
     ServingLimits,
+    check_count,
     epoch_error,
     grant_error,
     introduction,
     judged,
+    located,
     seals_in,
-    stretches,
 )
 from .sessions import SessionTable
 from .slot_reads import records_of
@@ -69,7 +70,6 @@ __all__ = ["ServedConnection"]
 _INVALID: Final = InvalidArgument.code
 _VOID: Final = GrantRevoked.code
 _NO_EPOCH: Final = 1 << 32
-_STALE_DRAIN_BYTES_MAX: Final = 8 << 20
 _MSG_MORE: Final = socket.MSG_MORE
 
 _log = get_logger("cenote.store.data")
@@ -109,8 +109,7 @@ class ServedConnection:
         self._session_id = b""
         self._head = memoryview(bytearray(wire.HEAD_BYTES))
         self._tail = self._head[wire.REQUEST_BYTES :]
-        self._op = 0
-        self._call_id = 0
+        self._op = self._call_id = 0
         self._changing = threading.Lock()
         """Held while bytes of this connection may reach a segment."""
         self._changing_epoch = _NO_EPOCH
@@ -223,9 +222,8 @@ class ServedConnection:
             self._times[self._op].observe(time.perf_counter() - began_s)
 
     def _serve(self, head: memoryview) -> None:
-        (op, _, _, count, call_id, epoch, grant_id, body, segment, _, offset, length) = (
-            wire.REQUEST_ONE.unpack(head)
-        )
+        request = wire.REQUEST_ONE.unpack(head)
+        (op, _, _, count, call_id, epoch, grant_id, body, segment, _, offset, length) = request
         self._op, self._call_id = op, call_id
         if self._checkpoint is not None and op > wire.OP_PING:
             self._checkpoint.check_operation(op)
@@ -233,10 +231,10 @@ class ServedConnection:
             if count == 1 and body == wire.EXTENT_BYTES:
                 self._read_one(segment, offset, length)
                 return
-            self._check(count, body == count * wire.EXTENT_BYTES)
+            check_count(count, body == count * wire.EXTENT_BYTES)
             self._read(self._io.receive_rows(self._tail, count))
         elif op == wire.OP_WRITE:
-            self._check(count, body >= count * wire.EXTENT_BYTES)
+            check_count(count, body >= count * wire.EXTENT_BYTES)
             if not self._writer:
                 raise PermissionDenied("this connection is not one that writes")
             payload = body - count * wire.EXTENT_BYTES
@@ -246,50 +244,36 @@ class ServedConnection:
                 self._write(self._io.receive_rows(self._tail, count), payload, epoch, grant_id)
         elif op == wire.OP_SEAL:
             least = wire.SEAL_PREFIX.size + count * wire.SEAL_ROW_BYTES
-            self._check(count, least <= body <= wire.SEAL_BYTES_MAX)
+            check_count(count, least <= body <= wire.SEAL_BYTES_MAX)
             self._seal(count, body, epoch)
         elif op == wire.OP_PROVE:
-            self._check(count, body == count * wire.PROOF_ROW_BYTES)
+            check_count(count, body == count * wire.PROOF_ROW_BYTES)
             self._prove(count, body, grant_id)
         elif op == wire.OP_PING:
-            self._check(1, body == wire.BODY_BYTES_MIN)
+            check_count(1, body == wire.BODY_BYTES_MIN)
             self._answer_one(0)
         elif op == wire.OP_GRANT:
-            self._check(count, body <= wire.GRANT_BYTES_MAX)
+            check_count(count, body <= wire.GRANT_BYTES_MAX)
             view = self._io.receive_body(self._tail, body)
             if self._checkpoint is not None:
                 self._checkpoint.show_grant(view, count, grant_id)
             self._answer_one(0)
         elif op == wire.OP_SLOTS:
-            self._check(count, body == count * wire.SLOT_WANTED_BYTES)
+            check_count(count, body == count * wire.SLOT_WANTED_BYTES)
             self._answer_rows(*records_of(self._segments, self._io.receive_body(self._tail, body)))
         elif op == wire.OP_STAGED:
-            self._check(count, body == count * wire.EXTENT_BYTES)
+            check_count(count, body == count * wire.EXTENT_BYTES)
             self._read_staged(self._io.receive_rows(self._tail, count), grant_id)
         elif op == wire.OP_RDMA:
-            self._check(count, count == 1 and body <= wire.RDMA_BYTES_MAX)
+            check_count(count, count == 1 and body <= wire.RDMA_BYTES_MAX)
             self._serve_lane(body)
         else:
             raise ProtocolError(f"operation {op} is unknown")
-
-    def _check(self, count: int, body_fits: bool) -> None:
-        if not 0 < count <= wire.ITEMS_MAX or not body_fits:
-            raise ProtocolError(
-                f"a request of {count} items (1 to {wire.ITEMS_MAX}) whose length does not fit"
-            )
 
     def _reply(self, code: int, count: int, length: int) -> bytes:
         return wire.REPLY.pack(
             self._op, 0, code, count, self._call_id, self._segments.epoch, length
         )
-
-    def _locate(self, rows: NDArray[np.void]) -> tuple[U8Array, U64Array, U64Array]:
-        """Judge each row: statuses, addresses (of good ones), lengths."""
-        return locate(rows, self._find)
-
-    def _find(self, segment_id: int) -> tuple[int, int] | None:
-        segment = self._segments.by_id(segment_id)
-        return None if segment is None else (segment.address, segment.ready_bytes)
 
     def _answer_rows(self, statuses: bytes, more: bytes = b"") -> None:
         head = self._reply(0, len(statuses), len(statuses) + len(more))
@@ -312,8 +296,7 @@ class ServedConnection:
             self._answer_one(DENIED)
             return
         if segment.disk is not None:
-            row = (segment_id, 0, offset, length)
-            self._read(np.array([row], EXTENT))
+            self._read(np.array([(segment_id, 0, offset, length)], EXTENT))
             return
         head = wire.REPLY_ONE.pack(
             wire.OP_READ, 0, 0, 1, self._call_id, self._segments.epoch, length + 1, 0
@@ -328,7 +311,7 @@ class ServedConnection:
         self.counters.read_bytes += length
 
     def _read(self, rows: NDArray[np.void]) -> None:
-        statuses, addresses, lengths = self._locate(rows)
+        statuses, addresses, lengths = located(self._segments, rows)
         if self._checkpoint is not None:
             self._checkpoint.deny_reads(rows, statuses)
         good = statuses == 0
@@ -339,7 +322,7 @@ class ServedConnection:
         if not total:
             self._io.send_bytes(head)
             return
-        self._io.send_bytes(head, _MSG_MORE)
+        self._io.send_bytes(head, socket.MSG_MORE)
         disk = self._segments.disk
         if disk is None or int(addresses.max()) < DISK_ADDRESS:
             move_items(self._io.send, self._io.send_views, addresses, lengths, None, STEP_BYTES)
@@ -349,7 +332,7 @@ class ServedConnection:
         self.counters.read_bytes += total
 
     def _read_staged(self, rows: NDArray[np.void], staging_id: int) -> None:
-        statuses, addresses, lengths = self._locate(rows)
+        statuses, addresses, lengths = located(self._segments, rows)
         statuses[(statuses == 0) & (addresses < DISK_ADDRESS)] = _INVALID
         disk, good = self._segments.disk, statuses == 0
         total = int(lengths[good].sum())
@@ -365,12 +348,6 @@ class ServedConnection:
         self.counters.read_bytes += total
 
     # ---- changes ----------------------------------------------------------------------------
-
-    def _drain(self, length: int, error: CenoteError, bytes_max: int = 1 << 30) -> None:
-        """Receive what is not wanted; where that is too much, close with the error instead."""
-        if length > bytes_max:
-            raise error
-        self._io.drain(length)
 
     def _answer_error(self, error: CenoteError) -> None:
         text = wire.encode_error(error)
@@ -395,21 +372,19 @@ class ServedConnection:
             self._io.stop_if_revoked()
             stale = epoch < self._segments.epoch
             if stale:
-                self._drain(
-                    payload, epoch_error(epoch, self._segments.epoch), _STALE_DRAIN_BYTES_MAX
-                )
+                drain_stale(self._io, payload, epoch_error(epoch, self._segments.epoch))
             elif grant_id < self._segments.first_grant_id:
                 status = _VOID
-                self._drain(payload, grant_error(grant_id), _STALE_DRAIN_BYTES_MAX)
+                drain_stale(self._io, payload, grant_error(grant_id))
             elif segment is None:
-                self._drain(payload, StaleLocation(f"there is no segment {segment_id}"))
+                drain(self._io, payload, StaleLocation(f"there is no segment {segment_id}"))
             elif status:
-                self._drain(payload, InvalidArgument("the extent lies outside of its segment"))
+                drain(self._io, payload, InvalidArgument("the extent lies outside of its segment"))
             elif self._checkpoint is not None and not self._checkpoint.may_write_one(
                 grant_id, segment_id, offset, length
             ):
                 status = DENIED
-                self._drain(payload, self._checkpoint.denied(f"a write under grant {grant_id}"))
+                drain(self._io, payload, self._checkpoint.denied(f"a write under grant {grant_id}"))
             else:
                 self._io.receive(segment.address + offset, length)
                 self.counters.written_bytes += length
@@ -419,7 +394,7 @@ class ServedConnection:
             self._answer_one(status)
 
     def _write(self, rows: NDArray[np.void], payload: int, epoch: int, grant_id: int) -> None:
-        statuses, addresses, lengths = self._locate(rows)
+        statuses, addresses, lengths = located(self._segments, rows)
         if int(lengths.max()) > wire.ITEM_BYTES_MAX or int(lengths.sum()) != payload:
             raise ProtocolError(f"a write whose payload of {payload} bytes is not that of its rows")
         statuses[addresses >= DISK_ADDRESS] = _INVALID  # nobody writes there but the daemon
@@ -428,39 +403,27 @@ class ServedConnection:
             self._io.stop_if_revoked()
             stale = epoch < self._segments.epoch
             if stale:
-                self._drain(
-                    payload, epoch_error(epoch, self._segments.epoch), _STALE_DRAIN_BYTES_MAX
-                )
+                drain_stale(self._io, payload, epoch_error(epoch, self._segments.epoch))
             elif grant_id < self._segments.first_grant_id:
                 statuses[:] = _VOID
-                self._drain(payload, grant_error(grant_id), _STALE_DRAIN_BYTES_MAX)
+                drain_stale(self._io, payload, grant_error(grant_id))
             elif self._checkpoint is not None and not self._checkpoint.may_write(
                 grant_id, rows[statuses == 0]
             ):
                 statuses[statuses == 0] = DENIED
-                self._drain(payload, self._checkpoint.denied(f"writes under grant {grant_id}"))
+                drain(self._io, payload, self._checkpoint.denied(f"writes under grant {grant_id}"))
             elif not statuses.any():
                 move_items(
                     self._io.receive, self._io.receive_views, addresses, lengths, None, STEP_BYTES
                 )
                 self.counters.written_bytes += payload
             else:
-                self._write_some(statuses == 0, addresses, lengths)
+                received = receive_some(self._io, statuses == 0, addresses, lengths)
+                self.counters.written_bytes += received
         if stale:
             self._answer_error(epoch_error(epoch, self._segments.epoch))
         else:
             self._answer_rows(statuses.tobytes())
-
-    def _write_some(self, good: NDArray[np.bool_], addresses: U64Array, lengths: U64Array) -> None:
-        """Receive a payload of which some items have no place."""
-        io = self._io
-        for first, last, total in stretches(good, lengths):
-            if not good[first]:
-                self._drain(total, StaleLocation("the segments are gone or smaller"))
-                continue
-            where = addresses[first:last], lengths[first:last]
-            move_items(io.receive, io.receive_views, *where, None, STEP_BYTES)
-            self.counters.written_bytes += total
 
     def _serve_lane(self, body: int) -> None:
         request = wire.decode_rdma_request(self._io.receive_body(self._tail, body))

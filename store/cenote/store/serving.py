@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final, cast
@@ -15,6 +15,8 @@ from cenote.api.errors import InvalidArgument, ProtocolError, StaleEpoch, StaleL
 from cenote.api.rows import SEAL
 from cenote.runtime.metrics import Histogram
 from cenote.transport import wire
+from cenote.transport.base import U8Array, U64Array
+from cenote.transport.memory_access import locate
 from cenote.v1 import common_pb2, store_pb2
 
 from .segment import Segment, SegmentSet
@@ -24,14 +26,15 @@ __all__ = [
     "TIMED_MASK",
     "ConnectionCounters",
     "ServingLimits",
+    "check_count",
     "epoch_error",
     "grant_error",
     "introduction",
     "judged",
+    "located",
     "peer_name",
     "seals_in",
     "served_times",
-    "stretches",
 ]
 
 _UCRED: Final = Struct("3i")
@@ -118,6 +121,24 @@ def judged(
     return segment, 0
 
 
+def located(segments: SegmentSet, rows: NDArray[np.void]) -> tuple[U8Array, U64Array, U64Array]:
+    """Judge each row: statuses, addresses (of good ones), lengths."""
+
+    def find(segment_id: int) -> tuple[int, int] | None:
+        segment = segments.by_id(segment_id)
+        return None if segment is None else (segment.address, segment.ready_bytes)
+
+    return locate(rows, find)
+
+
+def check_count(count: int, body_fits: bool) -> None:
+    """Raises ProtocolError for a request of too many items, or none, or another length."""
+    if not 0 < count <= wire.ITEMS_MAX or not body_fits:
+        raise ProtocolError(
+            f"a request of {count} items (1 to {wire.ITEMS_MAX}) whose length does not fit"
+        )
+
+
 def epoch_error(epoch: int, followed: int) -> StaleEpoch:
     """For a change of an epoch before the one that this daemon follows."""
     return StaleEpoch(
@@ -165,12 +186,3 @@ def seals_in(
     if keys_bytes != len(keys):
         raise ProtocolError(f"{len(keys)} bytes of keys for {keys_bytes}")
     return namespace_id, generation, rows, keys, key_starts
-
-
-def stretches(
-    good: NDArray[np.bool_], lengths: NDArray[np.uint64]
-) -> Iterator[tuple[int, int, int]]:
-    """(first, end, bytes) of neighbours that are all good, or all not."""
-    turns = (np.flatnonzero(good[1:] != good[:-1]) + 1).tolist()
-    for first, end in zip([0, *turns], [*turns, len(good)], strict=True):
-        yield first, end, int(lengths[first:end].sum())

@@ -33,6 +33,7 @@ from .space import Space
 from .spares import SpareGrant
 
 __all__ = [
+    "TIMED_MASK",
     "Call",
     "ClientState",
     "Limits",
@@ -43,7 +44,7 @@ _PIGGYBACK_TOUCHES_MAX: Final = 256
 _PIGGYBACK_RELEASES_MAX: Final = 512
 _TAILS_MAX: Final = 64
 _CANCELLED_MAX: Final = 1024
-_TIMED_MASK: Final = 15
+TIMED_MASK: Final = 15
 """One call of sixteen has its time taken, the first one among them."""
 _SUSPECT_FIRST_S: Final = 0.5
 _SUSPECT_MAX_S: Final = 5.0
@@ -246,7 +247,7 @@ class ClientState:
         """It has ended."""
         kind = call.kind
         count = self.calls[kind] = self.calls[kind] + 1
-        if count & _TIMED_MASK == 1:
+        if count & TIMED_MASK == 1:
             self.seconds[kind].observe(self.now() - call.end_s + call.deadline_s)
 
     # ---- suspects ----------------------------------------------------------------------------
