@@ -76,8 +76,7 @@ class ClientState:
         self.session_id = session_id
         self.now = now
         self.credentials = credentials or common_pb2.Credentials()
-        self.access = Access()
-        """What the master gave, for daemons to see."""
+        self.access = Access()  # what the master gave, for daemons to see
         self.limits = Limits()
         self.peers = Peers(common_pb2.ClusterView())
         self.counters = Counters()
