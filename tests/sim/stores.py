@@ -235,7 +235,6 @@ class StoreProcess:
         self.connections: dict[Any, None] = {}
         """Open data connections."""
         self.address = f"{host.name}:{number}"
-        credentials = common_pb2.Credentials()
         hello = pb.HelloRequest(
             session_id=world.loop.dice.randbytes(16),
             client_name=host.name,
@@ -266,7 +265,7 @@ class StoreProcess:
                         kind=common_pb2.TRANSPORT_KIND_SHM, address=f"/{host.name}"
                     ),
                 ),
-                credentials=credentials,
+                credentials=common_pb2.Credentials(),
             ),
             self.segments,
             self.sessions,

@@ -21,7 +21,6 @@ from cenote.store.copy_writer import PayloadWriter
 from cenote.store.demoter import Demoter
 from cenote.store.disk_io import DiskIo
 from cenote.store.puller import Puller
-from cenote.store.ssd import SsdSegment
 from sim.mutations import replaced, together
 
 __all__ = ["TIER_MUTATIONS"]
@@ -32,29 +31,31 @@ Mutation = Callable[[], contextlib.AbstractContextManager[None]]
 def _slots_before_payloads() -> contextlib.AbstractContextManager[None]:
     """Slots are written as soon as payloads are, flushed or not."""
 
-    def place(demoter: Any, some: Any) -> None:
-        try:
-            with demoter._outcomes.placing:
-                demoter._make_slots(some)
-        except OSError:
-            for one in some:
-                one.status = CopyStatus.FAILED
+    flush = Demoter._flush
 
-    return replaced(Demoter, "_place", place)
+    def late(demoter: Any, written: Any, placed: Any) -> None:
+        if placed:
+            flush(demoter, written, placed)
+
+    return replaced(Demoter, "_flush", late)
 
 
 def _slots_are_not_flushed() -> contextlib.AbstractContextManager[None]:
     """A copy is reported when its slot is written; a power cut may take it back."""
 
-    def place(segment: Any, records: list[bytes]) -> None:
-        slots = [segment.table.place(record) for record in records]
-        try:
-            segment.write_pages(segment._pages_of(slots))
-        except OSError:
-            segment.table.unplace(slots)
-            raise
+    place, end = Demoter._place, Demoter._end
+    told: dict[int, Any] = {}
 
-    return replaced(SsdSegment, "place", place)
+    def placing(demoter: Any, written: Any) -> None:
+        place(demoter, written)
+        done = [one for one in written if one.status == CopyStatus.DONE]
+        end(demoter, done)
+        told.update((id(one), one) for one in done)
+
+    def ending(demoter: Any, some: Any) -> None:
+        end(demoter, [one for one in some if id(one) not in told])
+
+    return together(replaced(Demoter, "_place", placing), replaced(Demoter, "_end", ending))
 
 
 def _failed_writes_count() -> contextlib.AbstractContextManager[None]:

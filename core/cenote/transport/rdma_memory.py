@@ -254,7 +254,10 @@ class LocalMemory:
 
 
 def _dmabuf_error(error: VerbsError) -> CenoteError:
-    what = f"{error.strerror or error} (errno {errno.errorcode.get(error.errno or 0, error.errno)})"
+    number = error.errno or 0
+    # Python's table has another name for this number, which the kernel's sources do not use.
+    name = "EOPNOTSUPP" if number == errno.EOPNOTSUPP else errno.errorcode.get(number, number)
+    what = f"{error.strerror or error} (errno {name})"
     return ResourceUnavailable(f"GPU memory can't be registered: {what}", remedy=GPU_REMEDY)
 
 
