@@ -32,13 +32,7 @@ from .peers import Peers
 from .space import Space
 from .spares import SpareGrant
 
-__all__ = [
-    "TIMED_MASK",
-    "Call",
-    "ClientState",
-    "Limits",
-    "pick_digests",
-]
+__all__ = ["TIMED_MASK", "Call", "ClientState", "Limits", "pick_digests"]
 
 _PIGGYBACK_TOUCHES_MAX: Final = 256
 _PIGGYBACK_RELEASES_MAX: Final = 512
