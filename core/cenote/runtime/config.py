@@ -38,7 +38,15 @@ from cenote.api.errors import ConfigError, InvalidArgument
 
 from .units import format_size, parse_duration_s, parse_size_bytes
 
-__all__ = ["add_boolean_flag", "has_flag", "help_of", "load_config", "option"]
+__all__ = [
+    "Option",
+    "add_boolean_flag",
+    "has_flag",
+    "help_of",
+    "load_config",
+    "option",
+    "option_of",
+]
 
 if TYPE_CHECKING:
     import argparse
@@ -50,7 +58,9 @@ _FALSE: Final = frozenset({"0", "false", "no", "off"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Option:
+class Option:
+    """What `option()` says of a field."""
+
     unit: Literal["size", "duration"] | None
     minimum: float | None
     maximum: float | None
@@ -58,7 +68,7 @@ class _Option:
     flag: bool = True
 
 
-_NO_OPTION: Final = _Option(unit=None, minimum=None, maximum=None, help="")
+_NO_OPTION: Final = Option(unit=None, minimum=None, maximum=None, help="")
 _METADATA_KEY: Final = "cenote.option"
 
 
@@ -78,18 +88,23 @@ def option(
     the machine can read.
     """
     return {
-        _METADATA_KEY: _Option(unit=unit, minimum=minimum, maximum=maximum, help=help, flag=flag)
+        _METADATA_KEY: Option(unit=unit, minimum=minimum, maximum=maximum, help=help, flag=flag)
     }
 
 
+def option_of(cls: type[object], name: str) -> Option:
+    """What is said of the field `name` of the configuration class `cls`."""
+    return next((_option(f) for f in _fields(cls) if f.name == name), _NO_OPTION)
+
+
 def help_of(cls: type[object], name: str) -> str:
-    """The help text of the field `name` of the configuration class `cls`, for a flag's `--help`."""
-    return next((_option(f).help for f in _fields(cls) if f.name == name), "")
+    """The help text of the field `name`, for a flag's `--help`."""
+    return option_of(cls, name).help
 
 
 def has_flag(cls: type[object], name: str) -> bool:
     """Whether the field `name` may be given on a command line."""
-    return next((_option(f).flag for f in _fields(cls) if f.name == name), True)
+    return option_of(cls, name).flag
 
 
 def add_boolean_flag(
@@ -215,9 +230,9 @@ def _fields(cls: type[object]) -> Iterator[dataclasses.Field[Any]]:
     return (f for f in dataclasses.fields(cls) if f.init)
 
 
-def _option(field: dataclasses.Field[Any]) -> _Option:
+def _option(field: dataclasses.Field[Any]) -> Option:
     found = field.metadata.get(_METADATA_KEY, _NO_OPTION)
-    assert isinstance(found, _Option)
+    assert isinstance(found, Option)
     return found
 
 
@@ -254,7 +269,7 @@ def _convert(value: object, hint: object, field: dataclasses.Field[Any], where: 
     return converted
 
 
-def _as_type(value: object, hint: object, options: _Option) -> object:
+def _as_type(value: object, hint: object, options: Option) -> object:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         inner = [a for a in arguments if a is not type(None)]
@@ -283,7 +298,7 @@ def _as_texts(value: object) -> tuple[str, ...]:
     raise InvalidArgument("no list of strings", remedy="write a,b or, in the file, ['a', 'b']")
 
 
-def _as_bool(value: object, _options: _Option) -> bool:
+def _as_bool(value: object, _options: Option) -> bool:
     if isinstance(value, bool):
         return value
     text = value.strip().lower() if isinstance(value, str) else ""
@@ -301,7 +316,7 @@ def _renamed(message: str) -> Iterator[None]:
         raise InvalidArgument(message, remedy=error.remedy) from error
 
 
-def _as_int(value: object, options: _Option) -> int:
+def _as_int(value: object, options: Option) -> int:
     if options.unit == "size" and isinstance(value, str):
         with _renamed("no size"):
             return parse_size_bytes(value)
@@ -313,7 +328,7 @@ def _as_int(value: object, options: _Option) -> int:
     raise InvalidArgument("no whole number", remedy="write a whole number")
 
 
-def _as_float(value: object, options: _Option) -> float:
+def _as_float(value: object, options: Option) -> float:
     if options.unit == "duration" and isinstance(value, str):
         with _renamed("no duration"):
             return parse_duration_s(value)
@@ -326,19 +341,19 @@ def _as_float(value: object, options: _Option) -> float:
     raise InvalidArgument("no number", remedy="write a finite number")
 
 
-def _as_str(value: object, _options: _Option) -> str:
+def _as_str(value: object, _options: Option) -> str:
     if isinstance(value, str):
         return value
     raise InvalidArgument("no string", remedy="put it in quotes")
 
 
-def _as_path(value: object, _options: _Option) -> Path:
+def _as_path(value: object, _options: Option) -> Path:
     if isinstance(value, str | Path) and str(value) and "\0" not in str(value):
         return Path(value).expanduser()
     raise InvalidArgument("no path", remedy="write the path of a file or directory")
 
 
-_SCALARS: Final[dict[object, Callable[[object, _Option], object]]] = {
+_SCALARS: Final[dict[object, Callable[[object, Option], object]]] = {
     bool: _as_bool,
     int: _as_int,
     float: _as_float,
@@ -347,7 +362,7 @@ _SCALARS: Final[dict[object, Callable[[object, _Option], object]]] = {
 }
 
 
-def _check_range(value: object, given: object, options: _Option) -> None:
+def _check_range(value: object, given: object, options: Option) -> None:
     if not isinstance(value, int | float):
         return
     if options.minimum is not None and value < options.minimum:
@@ -358,13 +373,13 @@ def _check_range(value: object, given: object, options: _Option) -> None:
         raise InvalidArgument(f"more than {_bound(options.maximum, options)}")
 
 
-def _bound(bound: float, options: _Option) -> str:
+def _bound(bound: float, options: Option) -> str:
     if options.unit == "size":
         return format_size(int(bound))
     return f"{bound:g} s" if options.unit == "duration" else str(bound)
 
 
-def _unit_remedy(given: object, options: _Option) -> str:
+def _unit_remedy(given: object, options: Option) -> str:
     """For a size that is too small because its unit was forgotten."""
     text = str(given).strip()
     if options.unit != "size" or not text.isdigit() or not int(text):

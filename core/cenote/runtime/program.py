@@ -90,7 +90,7 @@ class Program(Generic[C]):
         for field in dataclasses.fields(self.config):  # type: ignore[arg-type]
             if not has_flag(self.config, field.name):
                 continue
-            flags = self._flags(field.name)
+            flags = self.flags_of(field.name)
             text = f"{help_of(self.config, field.name)} {_shown_default(field)}".strip()
             if isinstance(field.default, bool):
                 add_boolean_flag(parser, field.name, flags, text)
@@ -99,8 +99,8 @@ class Program(Generic[C]):
                 parser.add_argument(*flags, dest=field.name, metavar="VALUE", help=text)
         return parser
 
-    def _flags(self, name: str) -> list[str]:
-        """`--lease-ttl-s`, and `--lease-ttl` since a value may say its unit."""
+    def flags_of(self, name: str) -> list[str]:
+        """Of a setting: `--lease-ttl-s`, and `--lease-ttl` since a value may say its unit."""
         flags = ["--" + name.replace("_", "-")]
         if name.endswith(_SECONDS):
             flags.append("--" + name.removesuffix(_SECONDS).replace("_", "-"))

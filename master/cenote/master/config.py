@@ -181,7 +181,9 @@ class MasterConfig:
     pinned_share_max: float = field(
         default=0.25, metadata=option(minimum=0, maximum=1, help="of the capacity, for pins")
     )
-    sessions_max: int = field(default=100_000, metadata=option(minimum=1, maximum=10_000_000))
+    sessions_max: int = field(
+        default=100_000, metadata=option(minimum=1, maximum=10_000_000, help="of clients, at once")
+    )
     connections_max: int = field(
         default=4096, metadata=option(minimum=1, maximum=1_000_000, help="of the lane")
     )
@@ -213,7 +215,9 @@ class MasterConfig:
     metrics_listen: str = field(
         default="", metadata=option(help="host:port for Prometheus; '' for none")
     )
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = field(
+        default="info", metadata=option(help="least level that is logged")
+    )
     log_json: bool = field(default=False, metadata=option(help="log JSON lines"))
 
     def __post_init__(self) -> None:

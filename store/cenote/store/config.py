@@ -197,7 +197,9 @@ class StoreConfig:
             " it asks everybody, too, what its master gave them"
         ),
     )
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = field(
+        default="info", metadata=option(help="least level that is logged")
+    )
     log_json: bool = field(default=False, metadata=option(help="log JSON lines"))
 
     def __post_init__(self) -> None:
