@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from peers import Daemons, free_port, make_key
@@ -33,6 +34,7 @@ class _Cenote(Daemons):
         # Unix socket paths are limited to 107 bytes.
         self.sockets = tempfile.mkdtemp(prefix="cn-")
         self.lane, grpc = free_port(), free_port()
+        self.grpc = f"127.0.0.1:{grpc}"
         self._ready(
             "master",
             "cenote-master",
@@ -74,7 +76,7 @@ class CenoteTcp(_Cenote):
     name = "cenote"
 
     def cfg(self) -> dict:
-        return {"master": f"127.0.0.1:{self.lane}", "transports": ["tcp"]}
+        return {"master": f"127.0.0.1:{self.lane}", "grpc": self.grpc, "transports": ["tcp"]}
 
 
 class CenoteShm(_Cenote):
@@ -83,7 +85,8 @@ class CenoteShm(_Cenote):
     name = "cenote-shm"
 
     def cfg(self) -> dict:
-        return {"master": f"unix://{self.sockets}/master.sock", "transports": ["shm"]}
+        lane = f"unix://{self.sockets}/master.sock"
+        return {"master": lane, "grpc": self.grpc, "transports": ["shm"]}
 
 
 class CenoteStore:
@@ -93,6 +96,8 @@ class CenoteStore:
         self.client = Client(
             cfg["master"], transports=tuple(cfg["transports"]), namespace="bench", deadline_s=30
         )
+        self.cfg, self.admin = cfg, None
+        self.put_bytes, self.copied_before = 1 << 60, 0
         self.raw = RawBuffer
         self.keys: list[str] = []
 
@@ -129,6 +134,22 @@ class CenoteStore:
         results.raise_for_errors()
         return results.hits.tolist()
 
+    def keep_up(self, put_bytes: int) -> None:
+        """Wait until no more is left to copy than memory has room for: who puts faster than the SSD
+        takes it has the oldest evicted."""
+        from cenote.cli.connect import open_admin
+
+        if self.admin is None:
+            self.admin = open_admin(self.cfg["master"], self.cfg["grpc"], 30.0)
+        status = self.admin.status()
+        if put_bytes <= self.put_bytes:  # another round
+            self.copied_before = status.demoted_bytes
+        self.put_bytes = put_bytes
+        ahead_max = status.capacity_bytes * 7 // 10
+        while status.demoted_bytes - self.copied_before < put_bytes - ahead_max:
+            time.sleep(0.004)
+            status = self.admin.status()
+
     def ssd_reads(self) -> int:
         return self.client.stats().ssd_hits
 
@@ -154,4 +175,6 @@ class CenoteStore:
             )
 
     def close(self) -> None:
+        if self.admin is not None:
+            self.admin.__exit__()
         self.client.close()

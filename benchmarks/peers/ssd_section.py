@@ -1,8 +1,9 @@
 """The `ssd` section: more than memory holds is put, then the older half of it is read back.
 
 Each peer has a pool of its own with little memory and a directory on disk. What is put comes as
-fast as the store takes it; a put that is refused is tried again. Reads are checked, counted where
-they came from the SSD as the store itself says, and timed one by one and in batches.
+fast as the store takes and keeps it: a put that is refused is tried again, and where none is ever
+refused the next one waits until what is left to copy has room in memory. Reads are checked, counted
+where they came from the SSD as the store itself says, and timed one by one and in batches.
 """
 
 from __future__ import annotations

@@ -181,8 +181,9 @@ class Worker:
     # ---- more than there is memory for
 
     def put_kept(self, c):
-        """As fast as the store takes it; what is refused is tried again."""
+        """As fast as the store takes and keeps it; what is refused is tried again."""
         size, batch, times, refused = c["size"], c["batch"], [], 0
+        keep_up = getattr(self.store, "keep_up", lambda _: None)
         addresses, sizes = [self.src + i * size for i in range(batch)], [size] * batch
         began = CLOCK()
         for first in range(0, c["n"], batch):
@@ -199,6 +200,7 @@ class Worker:
                     continue
                 times.append(CLOCK() - start)
                 break
+            keep_up((first + batch) * size)
         seconds = (CLOCK() - began) / 1e9
         found = summarize(times, size * batch, batch)
         return {**found, "GBps": c["n"] * size / seconds / 1e9, "refused": refused}

@@ -122,13 +122,17 @@ def test_objects_are_evicted_on_request_but_for_what_is_pinned(
         assert cenote(*wrong)[0] == 2
 
 
-def test_a_namespace_is_deleted(cenote: Cenote, client: Client, namespace: str) -> None:
+def test_a_namespace_is_deleted(
+    cenote: Cenote, client: Client, namespace: str, cluster: Cluster
+) -> None:
     client.put("k", b"v")
     assert cenote.json("namespaces", "delete", namespace, "--yes") == {
         "name": namespace,
         "objects": 1,
     }
     assert namespace not in {n["name"] for n in cenote.json("namespaces")}
+    audited = [line for line in cluster.master.log_text().splitlines() if "audit" in line]
+    assert any("namespace deleted" in line and namespace in line for line in audited)
     code, _, err = cenote("namespaces", "delete", namespace, "--yes")
     assert code == 3
     assert "cenote namespaces" in err

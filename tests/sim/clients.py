@@ -25,12 +25,12 @@ from sim.transports import SimShm, SimTcp, SimTransport
 if TYPE_CHECKING:
     from sim.world import World
 
-__all__ = ["ClientProcess", "key_bytes"]
+__all__ = ["ClientProcess", "key_bytes", "put_anew"]
 
 NAMESPACE: Final = "a"
 FINGERPRINT: Final = b"f"
 SIZES: Final = (16, 40, 200, 900, 1024, 4096, 5000, 9000, 30_000)
-CALLS_OF: Final = {"lease": 3, "view": 3, "put_run": 50}
+CALLS_OF: Final = {"lease": 3, "view": 3, "put_run": 50, "put_anew": 2}
 """Of the SDK in one action, at most."""
 LATE_S: Final = 0.1
 """So much later than its deadline a call may end."""
@@ -128,12 +128,20 @@ class ClientProcess:
             loop.sleep(dice.expovariate(1 / 0.08))
             self.do(dice.choice(ACTIONS if self.world.tiers is None else WITH_TIERS))
 
+    def begin(self, action: Callable[[ClientProcess], None]) -> None:
+        """In a task of its own."""
+
+        def run() -> None:
+            self.do(action)
+
+        self.world.loop.spawn(self.party, "more", run)
+
     def do(self, action: Callable[[ClientProcess], None]) -> bool:
         """One call of the user; False where it ended with a typed error."""
         loop = self.world.loop
         began_s, pauses = loop.now_s, self.pauses
         self.calls += 1
-        name = action.__name__
+        name = getattr(action, "__name__", "put_anew")
         try:
             action(self)
         except (InternalError, ProtocolError, AssertionError, ValueError, TypeError) as error:
@@ -333,6 +341,16 @@ def pin(me: ClientProcess) -> None:
         me.sdk.pin(keys, ttl_s=me.world.loop.dice.choice((None, 0.5)))
     else:
         me.sdk.unpin(keys)
+
+
+def put_anew(key: int, me: ClientProcess) -> None:
+    began_s = me.world.loop.now_s
+    me.sdk.remove(key_bytes(key))
+    me.world.oracle.removed(key, began_s)
+    record = me.new_put(key, 1)
+    me.note(f"put {record.serial} of key {key}, which was removed")
+    if me.sdk.put(key_bytes(key), record.value).stored:
+        me.world.oracle.put_acked(record)
 
 
 def prefetch(me: ClientProcess) -> None:

@@ -15,7 +15,6 @@ from sim.network import Weather
 from sim.tier_faults import TierFaults
 
 if TYPE_CHECKING:
-    from sim.data_connection import Write
     from sim.masters import MasterProcess
     from sim.stores import SegmentFile, StoreHost
     from sim.world import World
@@ -119,10 +118,10 @@ class Faults:
         if self._tiers is not None:
             self._tiers.end()
 
-    def strike_device(self, host: StoreHost, what: str) -> None:
-        """A request is about to take effect on an SSD."""
-        if self._tiers is not None and not self._over:
-            self._tiers.strike_device(host, what)
+    @property
+    def tiers(self) -> TierFaults | None:
+        """Those that concern tiers, where there are any and until they end."""
+        return None if self._over else self._tiers
 
     def _next_s(self) -> float:
         return self._world.loop.dice.expovariate(1 / self._interval_s)

@@ -87,12 +87,12 @@ def _free_leased() -> contextlib.AbstractContextManager[None]:
     """What is removed or evicted is free at once, whoever reads it under a lease."""
     unlink = pool.Pool.unlink
 
-    def unleased(at: Any, rows: Any, reason: Any, *, quiet: bool = False) -> int:
+    def unleased(at: Any, rows: Any, reason: Any, why: int = 0, *, quiet: bool = False) -> int:
         for lease in list(at.leases.by_id.values()):
             held = {lease.rows} if isinstance(lease.rows, int) else set(lease.rows.tolist())
             if held & set(np.asarray(rows).tolist()):
                 at.drop_lease(lease)
-        return unlink(at, rows, reason, quiet=quiet)
+        return unlink(at, rows, reason, why, quiet=quiet)
 
     return replaced(pool.Pool, "unlink", unleased)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from cenote.api.errors import CenoteError
 from cenote.master.task_commands import Drain, Rebalance
+from sim.clients import put_anew
 from sim.disk import DiskWeather, SimDisk
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["TierFaults"]
 
 _SLOW_S: Final = (0.003, 0.03, 0.3, 3.0)
+_STRIKES: Final = {"read": 0.3, "write": 0.1, "flush": 0.2}
+"""Copies that come back are fewer; and before a flush is what a power cut takes."""
 _ERRORS: Final = (0.0, 0.2, 1.0)
 
 
@@ -50,8 +54,7 @@ class TierFaults:
         """The daemon dies in the middle of a copy, or its host, or the master does."""
         world, faults = self._world, self._faults
         dice = world.loop.dice
-        share = 1.0 if what == "read" else 0.2  # copies that come back are fewer
-        if dice.random() > faults._malice * share:
+        if dice.random() > faults._malice * _STRIKES[what]:
             return
         act = dice.choice(("kill", "power", "master", "master"))
         delay_s = dice.expovariate(1 / dice.choice((0.0002, 0.002)))
@@ -61,6 +64,21 @@ class TierFaults:
             faults._later(delay_s, lambda: self._cut_power(host))
         elif act == "master" and "master-crash" in faults._kinds:
             faults._later(delay_s, lambda: faults._master_down(orderly=False, away_s=0.01))
+
+    def strike_copy(self, key: int) -> None:
+        """Its key is another's before it has ended, or its master is."""
+        world, faults = self._world, self._faults
+        dice = world.loop.dice
+        if dice.random() > faults._malice:
+            return
+        delay_s = dice.expovariate(1 / dice.choice((0.005, 0.05)))
+        if dice.random() < 0.5 and "master-crash" in faults._kinds:
+            faults._later(delay_s, lambda: faults._master_down(orderly=False, away_s=0.01))
+            return
+        clients = world.living_clients()
+        if clients:
+            client = dice.choice(clients)
+            world.loop.after(delay_s, partial(client.begin, partial(put_anew, key)), client.party)
 
     # ---- devices --------------------------------------------------------------------------------
 

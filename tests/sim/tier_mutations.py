@@ -12,6 +12,7 @@ from cenote.api.rows import COPIED, CopyStatus
 from cenote.master import attach, copies, lookups, moves, replay, tiers
 from cenote.master.effects import ReplicasChanged
 from cenote.master.move_tables import NO_REPLICA
+from cenote.master.nodes import Node
 from cenote.master.object_columns import COPYING
 from cenote.master.objects import LIVE
 from cenote.master.spans import from_placed
@@ -21,7 +22,6 @@ from cenote.store.copy_writer import PayloadWriter
 from cenote.store.demoter import Demoter
 from cenote.store.disk_io import DiskIo
 from cenote.store.puller import Puller
-from cenote.store.ssd import SsdSegment
 from sim.mutations import replaced, together
 
 __all__ = ["TIER_MUTATIONS"]
@@ -32,29 +32,31 @@ Mutation = Callable[[], contextlib.AbstractContextManager[None]]
 def _slots_before_payloads() -> contextlib.AbstractContextManager[None]:
     """Slots are written as soon as payloads are, flushed or not."""
 
-    def place(demoter: Any, some: Any) -> None:
-        try:
-            with demoter._outcomes.placing:
-                demoter._make_slots(some)
-        except OSError:
-            for one in some:
-                one.status = CopyStatus.FAILED
+    flush = Demoter._flush
 
-    return replaced(Demoter, "_place", place)
+    def late(demoter: Any, written: Any, placed: Any) -> None:
+        if placed:
+            flush(demoter, written, placed)
+
+    return replaced(Demoter, "_flush", late)
 
 
 def _slots_are_not_flushed() -> contextlib.AbstractContextManager[None]:
     """A copy is reported when its slot is written; a power cut may take it back."""
 
-    def place(segment: Any, records: list[bytes]) -> None:
-        slots = [segment.table.place(record) for record in records]
-        try:
-            segment.write_pages(segment._pages_of(slots))
-        except OSError:
-            segment.table.unplace(slots)
-            raise
+    place, end = Demoter._place, Demoter._end
+    told: dict[int, Any] = {}
 
-    return replaced(SsdSegment, "place", place)
+    def placing(demoter: Any, written: Any) -> None:
+        place(demoter, written)
+        done = [one for one in written if one.status == CopyStatus.DONE]
+        end(demoter, done)
+        told.update((id(one), one) for one in done)
+
+    def ending(demoter: Any, some: Any) -> None:
+        end(demoter, [one for one in some if id(one) not in told])
+
+    return together(replaced(Demoter, "_place", placing), replaced(Demoter, "_end", ending))
 
 
 def _failed_writes_count() -> contextlib.AbstractContextManager[None]:
@@ -169,6 +171,11 @@ def _dead_daemons_go_on() -> contextlib.AbstractContextManager[None]:
     return replaced(attach, "abandon_copies", lambda pool, node: None)
 
 
+def _copies_are_inherited() -> contextlib.AbstractContextManager[None]:
+    """A daemon's next process goes on with copies whose space was given back."""
+    return replaced(Node, "forget_copies", lambda node: None)
+
+
 def _disks_are_leased() -> contextlib.AbstractContextManager[None]:
     """A lease is given on what lies on an SSD, as if that could not fail."""
 
@@ -206,6 +213,7 @@ TIER_MUTATIONS: dict[str, Mutation] = {
     "versions are not compared": _versions_are_not_compared,
     "pins are overlooked": _pins_are_overlooked,
     "dead daemons go on": _dead_daemons_go_on,
+    "copies are inherited": _copies_are_inherited,
     "disks are leased": _disks_are_leased,
     "changes are mixed up": _changes_are_mixed_up,
 }

@@ -100,6 +100,12 @@ class TierOracle:
             if not isinstance(file, DiskFile):
                 start, end = offset * UNIT_BYTES, (offset + units) * UNIT_BYTES
                 self._oracle.give(file, start, end, number, f"a copy ({copy_id & 0xFFFFFFFFFF})")
+        for copy_id in fresh:
+            one = pool.copies.by_id[copy_id]
+            put = self._oracle.put_of.get((one.epoch, one.seq))
+            faults = self._oracle._world.faults.tiers
+            if put is not None and faults is not None:
+                faults.strike_copy(put.key)
 
     def replicas_changed(self, pool: Pool, effect: ReplicasChanged) -> None:
         """Objects have other replicas than before."""

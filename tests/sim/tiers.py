@@ -69,7 +69,7 @@ class Tiers:
         """Whether a device takes bytes from where they are, or they go through staging memory. (It
         must not depend on where memory happens to be.)"""
         self.write_limit = dice.choice((0, 0, 200_000))
-        self._latency_s = dice.choice((QUICK_S, 1e-3, 20e-3))
+        self._latency_s = dice.choice((QUICK_S, QUICK_S, 1e-3, 20e-3, 0.1))
         self._errors = dice.choice((0.0, 0.0, 0.03))
         self.source_pause_s = dice.choice((0.0, 0.02, 0.2))
         """Between what a source says of its slots, and its bytes."""
@@ -95,7 +95,9 @@ class Tiers:
         return DiskWeather(self._latency_s, self._errors)
 
     def _on_request(self, host: StoreHost, what: str) -> None:
-        self._world.faults.strike_device(host, what)
+        faults = self._world.faults.tiers
+        if faults is not None:
+            faults.strike_device(host, what)
 
     def config(self, config: StateConfig) -> StateConfig:
         """The master's, where things happen in seconds."""
@@ -217,6 +219,10 @@ class Tiers:
         threads, clock = SimThreading(loop), SimTime(loop)
         store = cenote.store
         no_priorities = SimpleNamespace(PRIO_PROCESS=0, setpriority=lambda *_: None)
+        # Staging memory is nobody else's here, and so no file.
+        no_files = SimpleNamespace(
+            MFD_CLOEXEC=0, memfd_create=lambda *_: -1, posix_fallocate=lambda *_: None
+        )
         queues = SimpleNamespace(SimpleQueue=lambda: SimQueue(loop), Empty=Empty)
         found: list[tuple[Any, str, Any]] = [
             (module, "threading", threads)
@@ -238,10 +244,10 @@ class Tiers:
         return [
             *found,
             (store.demoter, "time", clock),
-            (store.demoter, "os", no_priorities),
             (store.puller, "os", no_priorities),
             (store.puller, "ReplicaSource", partial(SimSource, self._world)),
             (store.disk_io, "queue", queues),
+            (store.disk_io, "os", no_files),
             (store.ssd, "secrets", SimSecrets(loop)),
             (store.ssd, "FAILURES_MAX", self.failures_max),
         ]

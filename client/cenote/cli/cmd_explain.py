@@ -288,7 +288,7 @@ def _print_sessions(
 ) -> None:
     from cenote.runtime.units import format_duration, format_size
 
-    from .output import note, print_json, print_table
+    from .output import counted, note, print_json, print_table
 
     found = [s for s in reply.sessions if all_sessions or s.leases or s.grants]
     if json:
@@ -319,8 +319,8 @@ def _print_sessions(
         wide=wide,
     )
     if reply.sessions_total > len(found):
-        idle = reply.sessions_total - len(found)
-        note(f"{idle} more clients (--all lists those that hold nothing, --limit more)")
+        more = counted(reply.sessions_total - len(found), "more client")
+        note(f"{more} (--all lists those that hold nothing, --limit more)")
 
 
 def _session(s: admin_pb2.SessionStatus) -> dict[str, Any]:

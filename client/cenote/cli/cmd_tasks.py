@@ -99,7 +99,7 @@ def _drain_question(admin: Admin, node: admin_pb2.NodeStatus) -> str:
     free = sum(o.capacity_bytes - o.used_bytes for o in others if not o.drained)
     question = f"Drain {node.view.name}, which holds {format_size(node.used_bytes)}?"
     if free < node.used_bytes:
-        return f"The other nodes have {format_size(free)} free: the coldest goes. {question}"
+        return f"The other nodes have {format_size(free)} free: what is coldest goes. {question}"
     return question
 
 

@@ -146,7 +146,7 @@ def _document(before: Sample | None, now: Sample) -> dict[str, Any]:
 def _print(before: Sample | None, now: Sample) -> None:
     from cenote.runtime.units import format_size
 
-    from .output import print_pairs, print_table
+    from .output import counted, print_pairs, print_table
 
     status, found = now.status, rates(before, now)
 
@@ -161,7 +161,8 @@ def _print(before: Sample | None, now: Sample) -> None:
     held = f"{format_size(status.leased_bytes)} leased, {format_size(status.granted_bytes)} granted"
     pairs: list[tuple[str, str | int | float | None]] = [
         ("cluster", f"{status.cluster_name}, {status.role}, epoch {status.epoch},"
-            f" {status.nodes_alive} of {status.nodes_total} nodes, {status.sessions} clients"),
+            f" {status.nodes_alive} of {status.nodes_total} nodes,"
+            f" {counted(status.sessions, 'client')}"),
         ("memory", _gauge(status.used_bytes, status.capacity_bytes)),
         *([("ssd", _gauge(status.ssd_used_bytes, status.ssd_capacity_bytes))]
             if status.ssd_capacity_bytes else []),

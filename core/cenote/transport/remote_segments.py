@@ -18,7 +18,7 @@ from cenote.v1 import store_pb2
 
 from .base import ExtentArray, SessionIdentity, U8Array, U64Array
 from .mapping import Mapping
-from .opening import close_all
+from .opening import close_all, connect, greet
 from .pool import ConnectionPool, hello_for
 from .staged import StagedReader
 from .tcp import TcpChannel
@@ -42,9 +42,13 @@ class RemoteSegments:
         spin_s: float,
     ) -> None:
         hello = hello_for(identity, epoch, writer=False)
-        self._pool = ConnectionPool(path, name, hello, CONNECTIONS, spin_s)
+        self._pool = ConnectionPool(path, name, hello, CONNECTIONS, spin_s, access=identity.access)
         self._channel = TcpChannel(self._pool, node_id, epoch)
         self._staged: StagedReader | None = None
+        self._path = path
+        self._asking = hello_for(
+            identity, epoch, writer=False, want_descriptors=True, has_head=True, wants_staging=True
+        )
         self.ids: frozenset[int] = frozenset()
 
     @property
@@ -111,7 +115,21 @@ class RemoteSegments:
                 return staged.read(extents, addresses, max(0.001, deadline - monotonic()), sums)
             except StaleLocation:  # of the process that was there before; sent by this one
                 self._staged = None
+                self._map_again(deadline)
         return self._channel.read(extents, addresses, max(0.001, deadline - monotonic()), sums)
+
+    def _map_again(self, deadline: float) -> None:
+        """Map the memory of the daemon's present process, for the next reads. Raises a hello's
+        errors."""
+        connection = connect(self._path, self._pool.name, deadline)
+        try:
+            response, descriptors = greet(connection, self._asking)
+            try:
+                self.learn(response, descriptors)
+            finally:
+                close_all(descriptors)
+        finally:
+            connection.close()
 
     def close(self) -> None:
         """Interrupts reads."""

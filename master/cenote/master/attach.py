@@ -22,13 +22,13 @@ from .inventory import confirm
 from .node_ops import lose_segment, set_endpoints
 from .nodes import Node, NodeState
 from .objects import LIVE
-from .pool import Pool
+from .pool import NO_SEGMENT, Pool, Rows
 from .rebuilding import check_copy, take_in_copy, tell_pool
 from .segments import NO_SLOT, Segment
 from .session_ops import node_cut_session
 from .sessions import SESSION_ID_BYTES, claimer, is_claimer
 from .slot_growth import instruct_growth
-from .spans import distinct
+from .spans import SEGMENT_MASK, Spans, distinct
 from .summed import are_told, check_sums, tells_of, wanted_blocks
 
 __all__ = ["attach"]
@@ -358,4 +358,26 @@ def _make_usable(pool: Pool, segment: Segment, report: SegmentReport) -> None:
     if len(refused):
         lost, parts = rows[refused], spans[refused]
         live = (pool.state.take(lost) & LIVE) != 0
-        pool.drop_overlapping(segment, lost[live], parts[live])
+        _drop_overlapping(pool, segment, lost[live], parts[live])
+
+
+def _drop_overlapping(pool: Pool, segment: Segment, rows: Rows, spans: Spans) -> None:
+    """Extents that the allocator could not take: others lie there, which are newer.
+
+    Their space is not theirs to free, so they are cut out of the allocator's sight first.
+    """
+    for row in distinct(rows).tolist():
+        one = np.array([row])
+        _, all_spans = pool.spans_of(one)
+        refused = spans[rows == row]
+        others = all_spans[~(all_spans[:, None] == refused[None]).all(axis=2).any(axis=1)]
+        pool.segments.give(others)
+        segment_less = all_spans.copy()
+        segment_less[:, 0] = (segment_less[:, 0] & ~np.uint32(SEGMENT_MASK)) | NO_SEGMENT
+        pool.set_spans(
+            one,
+            np.array([len(all_spans)]),
+            segment_less,
+            np.array([pool.record_of(row)[8]], np.uint8),
+        )
+        pool.unlink(one, GoneReason.LOST)

@@ -19,7 +19,6 @@ counts and emit the durable effects; which rows they are called for is decided e
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from typing import Any
 
 import numpy as np
@@ -60,7 +59,6 @@ from .quotas import Quotas
 from .segments import DRAM, Segment, Segments
 from .sessions import Orphans, Session, Sessions
 from .spans import (
-    SEGMENT_MASK,
     Spans,
     distinct,
     segments_of,
@@ -68,6 +66,7 @@ from .spans import (
     to_placed,
     units_of,
 )
+from .stamp_times import StampTimes
 from .state_config import StateConfig, with_overrides
 from .tier_tables import Copies, Tiers
 from .timers import ObjectTimers
@@ -76,7 +75,6 @@ __all__ = ["RECORD_WORDS", "Pool", "Rows"]
 
 NO_SEGMENT = 0
 """No segment has this number: extents there are forgotten when they are freed."""
-_STAMP_TIMES_MAX = 4096
 NO_SAMPLES = (1 << 64) - 1
 
 
@@ -110,11 +108,8 @@ class Pool(ObjectRows):
         self.sample_mask = NO_SAMPLES
         """Keys without any of these bits in their first word are sampled; see `sampling`."""
         self.sampled_s = self.surveyed_s = -math.inf  # see `sampling`, `housekeeping`
-        self.namespaces = Namespaces()
-        self.quotas = Quotas()
-        self.nodes = Nodes()
-        self.sessions = Sessions()
-        self.orphans = Orphans()
+        self.namespaces, self.quotas, self.nodes = Namespaces(), Quotas(), Nodes()
+        self.sessions, self.orphans = Sessions(), Orphans()
         self._begin(epoch)
         self.tiers = Tiers()
         self.moves = Moves()
@@ -134,9 +129,7 @@ class Pool(ObjectRows):
         """Commands that may have changed something: a snapshot under way notices."""
         self.capacity_bytes = 0
         """Of usable segments in memory; shares are of it."""
-        self.lease_cap_bytes = 0
-        self.session_cap_units = 0
-        self.leased_bytes = 0
+        self.lease_cap_bytes = self.session_cap_units = self.leased_bytes = 0
         self.ahead_units = 0
         """To be kept free ahead of need, where that is more than the configured reserve."""
         self.condemned_units = self.condemned_rows = 0
@@ -150,7 +143,7 @@ class Pool(ObjectRows):
         self.adoption_until_s = 0.0
         self.pin_tag = 1
         self.now_s = 0.0
-        self._stamp_times: list[tuple[int, float]] = []
+        self._stamp_times = StampTimes()
 
     def take_up(self, config: StateConfig, epoch: int) -> None:
         """What was replayed so far was followed as a standby: this epoch is to begin upon it."""
@@ -184,18 +177,12 @@ class Pool(ObjectRows):
 
     def idle_s(self, stamp: int, now_s: float) -> float:
         """About how long ago this stamp was given."""
-        at = bisect_right(self._stamp_times, (stamp, float("inf")))
-        return max(0.0, now_s - self._stamp_times[at - 1][1]) if at else 0.0
+        return self._stamp_times.idle_s(stamp, now_s)
 
     def note_time(self, now_s: float) -> None:
-        """Remember when stamps were given, more coarsely the longer ago it is."""
+        """Remember when stamps were given."""
         self.now_s = now_s
-        times = self._stamp_times
-        if times and now_s - times[-1][1] < 1.0:
-            return
-        times.append((self.policy.clock, now_s))
-        if len(times) > _STAMP_TIMES_MAX:
-            del times[: _STAMP_TIMES_MAX // 2 : 2]
+        self._stamp_times.note(self.policy.clock, now_s)
 
     def take_policy(self, policy: EvictionPolicy) -> None:
         """Another policy goes on from where the one in force is."""
@@ -436,27 +423,6 @@ class Pool(ObjectRows):
         self.counters.lost += lost
         self.view_changed()
         return lost
-
-    def drop_overlapping(self, segment: Segment, rows: Rows, spans: Spans) -> None:
-        """Extents that the allocator could not take: others lie there, which are newer.
-
-        Their space is not theirs to free, so they are cut out of the allocator's sight first.
-        """
-        for row in distinct(rows).tolist():
-            one = np.array([row])
-            _, all_spans = self.spans_of(one)
-            refused = spans[rows == row]
-            others = all_spans[~(all_spans[:, None] == refused[None]).all(axis=2).any(axis=1)]
-            self.segments.give(others)
-            segment_less = all_spans.copy()
-            segment_less[:, 0] = (segment_less[:, 0] & ~np.uint32(SEGMENT_MASK)) | NO_SEGMENT
-            self.set_spans(
-                one,
-                np.array([len(all_spans)]),
-                segment_less,
-                np.array([self.record_of(row)[8]], np.uint8),
-            )
-            self.unlink(one, GoneReason.LOST)
 
     def hold(self, rows: Rows) -> Lease:
         """A hold on distinct rows that is no session's: whoever asks for it ends it."""

@@ -9,7 +9,7 @@ source's record, version and all.
 
 `fence` ends what an earlier leader planned. Nothing of it lands in memory or becomes a slot when
 that returns. Writes to the device may still be under way then: whoever reads there takes the
-checksum anyway, and the next copies begin after them.
+checksum anyway, and the next leader's copies are written after them.
 """
 
 from __future__ import annotations

@@ -68,6 +68,10 @@ class PayloadWriter:
         self._whole: list[Copy] = []
         self._under_way: deque[_Sent] = deque()
         self._ended: list[Copy] = []
+        self._epoch = 0
+        """Of the leader that planned what is under way."""
+        self._left: list[Request] = []
+        """Requests that the device still has, and nobody waits for any more."""
         self._stuck = False
         """The device did not answer in time: there is no use in waiting as long for the others."""
         self._window = min(WINDOW_REQUESTS, max(2, disk.threads))
@@ -88,11 +92,16 @@ class PayloadWriter:
     def add(self, one: Copy) -> None:
         """Have the payload of a copy (that was found) written, together with those before it."""
         segment = self._segments.by_id(one.segment_id)
-        if segment is None or (self._stuck and self._disk.backlog > BACKLOG_MAX):
+        offset = 0 if segment is None else segment.address + one.offset - DISK_ADDRESS
+        if one.epoch != self._epoch:
+            # Another leader may have given space anew that requests of the one before are for.
+            self._finish()
+            self._epoch = one.epoch
+        hopeless = self._stuck and self._disk.backlog > BACKLOG_MAX
+        if segment is None or hopeless or self._may_be_overwritten(offset, one.length):
             one.status = CopyStatus.FAILED
             self._ended.append(one)
             return
-        offset = segment.address + one.offset - DISK_ADDRESS
         if one.is_aligned:
             self._add_in_place(one, offset)
         elif not self._add_staged(one, offset):
@@ -100,6 +109,22 @@ class PayloadWriter:
             self._ended.append(one)
             return
         self._whole.append(one)
+
+    def _finish(self) -> None:
+        while self.is_busy:
+            self.send()
+            self.await_first()
+
+    def _may_be_overwritten(self, offset: int, length: int) -> bool:
+        """Whether a request that was given up may land there yet."""
+        if not self._left:
+            return False
+        self._left = [request for request in self._left if request.done.locked()]
+        return any(
+            start < offset + length and offset < start + size
+            for request in self._left
+            for start, size, _ in request.pieces
+        )
 
     def _add_in_place(self, one: Copy, offset: int) -> None:
         for address, length in one.parts:
@@ -201,6 +226,8 @@ class PayloadWriter:
         sent = self._under_way.popleft()
         ended = self._disk.finish(sent.request, 0.0 if self._stuck else DEVICE_S)
         self._stuck = not ended
+        if not ended:
+            self._left.append(sent.request)
         if not ended or sent.request.error is not None:
             for one in sent.touched:
                 one.status = CopyStatus.FAILED

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -250,6 +252,40 @@ def test_copies_of_an_earlier_leader_do_not_land(tmp_path: Path) -> None:
         last = node.copy([0], 2, 2 * MIB, MIB, epoch=4)
         assert node.results(1) == {last: CopyStatus.DONE}
         assert node.table_slots == [2]
+
+
+def test_a_write_of_an_earlier_leader_does_not_land_over_a_later_copy(tmp_path: Path) -> None:
+    """The next leader knows nothing of it, and may give the same place to another."""
+    size = 3 * MIB
+    with SsdNode(tmp_path, start=False) as node:
+        for slot in range(3):
+            node.put(slot, payload_of(slot, size), [(slot * size, size)])
+        begin = node.ssd.address - DISK_ADDRESS
+        begun, go_on, last_of_first = threading.Event(), threading.Event(), threading.Event()
+        written = node.ssd.disk.counters
+
+        def slow(offset: int, length: int) -> None:
+            if offset == begin:
+                begun.wait(30)
+            elif offset + length == begin + 2 * size and not last_of_first.is_set():
+                last_of_first.set()
+                go_on.wait(30)
+
+        node.device.on_write = slow
+        node.copy([0], 0, 0, size)
+        node.copy([1], 1, size, size)
+        node.copier.start()
+        assert last_of_first.wait(10)
+        node.copier.fence(4)
+        before = written.writes
+        last = node.copy([2], 2, size, size, epoch=4)
+        begun.set()
+        # It is not written before the other has ended: this waits in vain, unless it is.
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: written.writes >= before + 3, 0.3, what="it to be written")
+        go_on.set()
+        assert node.results(1) == {last: CopyStatus.DONE}
+        assert read(node, [(size, size)], shm=False) == [payload_of(2, size)]
 
 
 def test_what_can_not_be_read_comes_as_zeros_and_others_as_they_are(tmp_path: Path) -> None:

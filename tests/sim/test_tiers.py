@@ -1,0 +1,129 @@
+"""The simulator with SSDs and objects that move: seeds are clean, copies are made, bugs noticed."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from cenote.runtime.memory import address_of
+from cenote.transport.memory_access import MEMORY
+from sim.disk import SECTOR_BYTES, SimDisk
+from sim.faults import ALL_FAULTS
+from sim.loop import Loop, Party
+from sim.test_sim import BROKEN, MUTATION_SEEDS, told
+from sim.tier_mutations import TIER_MUTATIONS
+from sim.tiers import TIERS
+from sim.world import Options, simulate
+
+WITH_TIERS = ALL_FAULTS | {TIERS}
+CLEAN_SEEDS = 40
+PER_TEST = 20
+NOTICED_AT = {
+    "changes are mixed up": 3,
+    "copies count when ordered": 1,
+    "copies are inherited": 12,
+    "dead daemons go on": 1,
+    "failed writes count": 3,
+    "slots are not flushed": 1,
+    "versions are not compared": 61,
+}
+"""As in `test_sim.py`: where to begin, to save time."""
+RARE = {
+    "copies outlive tenures",
+    "demotions are not proven",
+    "disks are leased",
+    "pins are overlooked",
+    "pulls are not proven",
+    "pulls outlive tenures",
+}
+"""Not looked for here: no seed is known that notices them on the simulator as it is now, of the few
+that were tried (4 to 12 each). As it was before, seed 1 noticed the pins."""
+
+
+@pytest.mark.parametrize("first", range(0, CLEAN_SEEDS, PER_TEST))
+def test_seeds_with_tiers_are_clean(first: int) -> None:
+    totals: dict[str, int] = {}
+    for seed in range(first, first + PER_TEST):
+        report = simulate(Options(seed, faults=WITH_TIERS))
+        if report.failure:
+            pytest.fail(told(report), pytrace=False)
+        for what, count in report.counts.items():
+            totals[what] = totals.get(what, 0) + count
+    assert totals["demoted"] > 5 * PER_TEST
+    assert totals["promoted"] > PER_TEST
+    assert totals["pulled"] > PER_TEST / 2
+    assert totals["disk failed"] > 0
+    assert totals["hits"] > 10 * PER_TEST
+
+
+def test_a_seed_with_tiers_is_the_same_run_again() -> None:
+    one, other = (simulate(Options(1, faults=WITH_TIERS)) for _ in range(2))
+    assert (one.fingerprint, one.events) == (other.fingerprint, other.events)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", [name for name in TIER_MUTATIONS if name not in RARE])
+def test_bugs_on_purpose_in_copies_are_noticed(name: str) -> None:
+    first = NOTICED_AT.get(name, 0)
+    with TIER_MUTATIONS[name]():
+        for seed in (*range(first, MUTATION_SEEDS), *range(first)):
+            report = simulate(Options(seed, faults=WITH_TIERS))
+            if report.failure:
+                break
+    assert report.failure, f"{name!r} was not noticed in {MUTATION_SEEDS} seeds"
+    print(f"{name!r} was noticed by seed {report.seed}")
+    assert not BROKEN.search(report.failure), report.failure
+    clean = not simulate(Options(report.seed, faults=WITH_TIERS)).failure
+    assert clean, "and it was not the mutation that failed"
+
+
+def test_what_was_flushed_survives_a_power_cut_and_the_rest_as_it_happens() -> None:
+    """The model of a device, that all of this rests on."""
+    cuts = set()
+    for seed in range(20):
+        loop = Loop(seed)
+        disk = SimDisk(loop, "h1", 12, 16)
+        party = Party("h1")
+        source = bytearray(16 * SECTOR_BYTES)
+        source[:] = bytes([1]) * len(source)
+        at = disk.plan.data_at
+
+        def run(disk: SimDisk = disk, source: bytearray = source, at: int = at) -> None:
+            place = address_of(source)
+            disk.write([(place, 8 * SECTOR_BYTES)], at)
+            disk.flush()
+            disk.write([(place, 16 * SECTOR_BYTES)], at + 8 * SECTOR_BYTES)
+            read = bytearray(16 * SECTOR_BYTES)
+            disk.read(address_of(read), len(read), at)
+            assert read == source
+
+        loop.spawn(party, "daemon", run)
+        loop.run()
+        disk.cut_power()
+        assert disk.content == disk.durable
+        assert disk.content[at : at + 8 * SECTOR_BYTES] == source[: 8 * SECTOR_BYTES]
+        left = disk.content[at + 8 * SECTOR_BYTES : at + 24 * SECTOR_BYTES]
+        sectors = [left[i : i + SECTOR_BYTES] for i in range(0, len(left), SECTOR_BYTES)]
+        assert all(sector in (bytes(SECTOR_BYTES), source[:SECTOR_BYTES]) for sector in sectors)
+        cuts.add(sum(any(sector) for sector in sectors))
+    assert {0, 16} < cuts, "nothing of it, all of it, and a part"
+
+
+def test_a_daemon_that_is_killed_leaves_a_part_of_what_it_was_writing() -> None:
+    parts = set()
+    for seed in range(20):
+        loop = Loop(seed)
+        disk = SimDisk(loop, "h1", 12, 16)
+        disk.weather.latency_s = 1.0
+        party = Party("h1")
+        source = bytearray(b"\x01" * 16 * SECTOR_BYTES)
+        place = address_of(source)
+        write = [(place, len(source))]
+        loop.spawn(party, "daemon", partial(disk.write, write, disk.plan.data_at))
+        loop.after(0.5, partial(loop.kill, party))
+        loop.run()
+        assert MEMORY[place] == 1  # the memory was there all the time
+        parts.add(disk.content.count(b"\x01") // SECTOR_BYTES)
+    assert len(parts) > 2
+    assert max(parts) <= 16
