@@ -27,7 +27,12 @@ from cenote.master.operations import Settings
 from cenote.rpc.lane_limits import LaneStats
 from cenote.runtime.metrics import Family, Metrics
 from cenote.store.serving import served_times
-from cenote.store.store_metrics import register_copies, register_rdma, register_verifier
+from cenote.store.store_metrics import (
+    register_copies,
+    register_endurance,
+    register_rdma,
+    register_verifier,
+)
 from cenote.store.store_metrics import register_metrics as register_store
 from cenote.v1 import common_pb2
 
@@ -80,6 +85,7 @@ def _store() -> Metrics:
     register_store(metrics, segments, server, anything, anything)
     register_verifier(metrics, anything)
     register_copies(metrics, None, None)
+    register_endurance(metrics, anything)
     register_rdma(metrics, anything)
     register_calls(metrics)
     return metrics

@@ -47,7 +47,7 @@ def promtool(*arguments: str | Path, stdin: bytes | None = None) -> str:
         input=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=60,
+        timeout=100,
         check=False,
     )
     said = done.stdout.decode(errors="replace")

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from cenote.store.gate import Gate
 from cenote.store.server import DataServer
 from cenote.store.serving import ServingLimits
 from cenote.store.sessions import SessionTable
 from cenote.transport import wire
 from cenote.transport.fake_segment import FakeSegment, FakeSegments
 from cenote.transport.testing_support import batch
-from cenote.v1 import common_pb2, store_pb2
+from cenote.v1 import store_pb2
 
 __all__ = ["SESSION", "SIZE_BYTES", "Daemon", "Raw", "daemon", "rows"]
 
@@ -40,7 +41,7 @@ class Daemon:
 def daemon(
     folder: Path,
     limits: ServingLimits | None = None,
-    token: bytes = b"",
+    gate: bool = False,
     connections_max: int = 256,
 ) -> Iterator[Daemon]:
     segment = FakeSegment(7, SIZE_BYTES)
@@ -53,7 +54,7 @@ def daemon(
         tcp=("127.0.0.1", 0),
         unix_path=unix_path,
         limits=limits,
-        token=token,
+        gate=Gate(segments) if gate else None,
         connections_max=connections_max,
     )
     server.start()
@@ -94,13 +95,13 @@ class Raw:
         self,
         session_id: bytes = SESSION,
         *,
-        token: bytes = b"",
+        ticket: bytes = b"",
         writer: bool = True,
         want_descriptors: bool = False,
     ) -> store_pb2.DataHelloResponse:
         """Raises what the daemon refuses with."""
         request = store_pb2.DataHelloRequest(
-            credentials=common_pb2.Credentials(token=token),
+            ticket=ticket,
             session_id=session_id,
             writer=writer,
             want_descriptors=want_descriptors,

@@ -167,7 +167,10 @@ def measure(llm: Any, command: dict[str, Any]) -> None:
 def settle(llm: Any, command: dict[str, Any]) -> None:
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     until_s = began_s + command.get("limit_s", 5)
+    core = llm.llm_engine.engine_core.engine_core
     while time.perf_counter() < until_s:
+        while core.scheduler.has_requests() and time.perf_counter() < until_s:
+            llm.llm_engine.step()  # a connector may hold blocks until a later step
         cpu_s = time.process_time()
         time.sleep(IDLE_S)
         if time.process_time() - cpu_s < IDLE_SHARE * IDLE_S:

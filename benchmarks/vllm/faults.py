@@ -51,6 +51,7 @@ class Faults:
         self.times_s: dict[str, list[list[float]]] = {}
         """By case: of each round, of each request."""
         self.wrong = 0
+        self.fetches: dict[str, float] = {}
         self.from_pool_s = 0.0
 
     def ask(self) -> Result:
@@ -79,11 +80,25 @@ class Faults:
             return bool(found["cached"] == [CACHED_TOKENS] * len(self.prompts))
 
         wait_until(filled, 120, what="the prompts to come from the pool")
+        self.fetches = {k: v for k, v in self.engine.metrics().items() if "cenote_fetches" in k}
 
     def served(self, case: str) -> None:
         found = self.ask()
         self.times_s.setdefault(case, []).append(found["last_s"])
+        self.tell_slow(case, found["last_s"])
         self.wrong += found["tokens"] != self.tokens
+
+    def tell_slow(self, case: str, times_s: list[float]) -> None:
+        """What the connector counted where a request took long."""
+        now = {k: v for k, v in self.engine.metrics().items() if "cenote_fetches" in k}
+        if max(times_s) > 1.5 * statistics.median(self.plain_s):
+            told = {
+                name.rpartition(" ")[2]: count - self.fetches.get(name, 0)
+                for name, count in now.items()
+                if count > self.fetches.get(name, 0)
+            }
+            print(case, [round(1e3 * each) for each in times_s], told, flush=True)
+        self.fetches = now
 
     def killed_before(self) -> None:
         self.fill()

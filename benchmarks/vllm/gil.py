@@ -8,12 +8,18 @@ a pool of real processes. While its threads work, the main thread does nothing b
 in Python, as an engine that needs the GIL all the time would. It has a core of its own (all else
 shares the others), so that it runs whenever it has the GIL:
 
-    held = wall time - the spinning thread's processor time
+    worked = processor time of the process's other threads
 
-is what others held the GIL for, and what being woken took besides. (How long a thread was runnable
-can't be told from the kernel: since Linux 6.6 sleeping threads may stay in the run queue.) Told by
-block; `alone` is the same spin with the connector idle. `copy` is what the engine's own thread
-takes to copy a block out at the end of a step: it waits for that, GIL or not.
+bounds what they held the GIL for: what they do without it, such as waiting, is in there, too, but
+nothing that the machine's other work does. And
+
+    lost = wall time - the spinning thread's processor time
+
+is what the spinning thread went without: others held the GIL, were being woken to take it, or the
+core was somebody else's (`alone`: the same spin with the connector idle). Both are told by block.
+(How long a thread was runnable can't be told from the kernel: since Linux 6.6 sleeping threads may
+stay in the run queue.) `copy` is what the engine's own thread takes to copy a block out at the end
+of a step; on CPUs it copies blocks in as well (`load`), without any other thread.
 """
 
 from __future__ import annotations
@@ -42,8 +48,8 @@ def main() -> None:
     options = parser.parse_args()
     if vllm_python() is None:
         parser.error("set CENOTE_TEST_VLLM_PYTHON: make test-vllm makes .venv-vllm/bin/python")
-    print("| | blocks | | GIL held, us/block: median | least | most | ms |")
-    print("|---|---|---|---|---|---|---|", flush=True)
+    print("| | blocks | | worked us/block | worst | lost us/block | least | ms |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
     for transport in options.transports.split(","):
         for kib in map(int, options.block_kib.split(",")):
             for batch in map(int, options.batches.split(",")):

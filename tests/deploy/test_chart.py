@@ -34,6 +34,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "tls": {"secretName": "etcd-client", "clientCertificate": True},
             "auth": {"secretName": "etcd-user"},
         },
+        "auth": {"secretName": "kv-auth", "isolation": "pool"},
+        "store": {"drain": {"onStop": True}},
     },
     "everything": {
         "etcd": {"endpoints": ["[fd00::1]:2379"], "prefix": "pools/a"},
@@ -63,6 +65,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "priorityClassName": "system-node-critical",
         },
         "serviceMonitor": {"enabled": True},
+        "prometheusRule": {"enabled": True, "labels": {"release": "prom"}},
+        "dashboard": {"enabled": True},
     },
     "host network": EXTERNAL
     | {
@@ -169,7 +173,7 @@ def test_selectors_select_the_pods_of_one_component_each(values: dict[str, Any])
     pods = list(pods_of(manifests))
     selectors = []
     for document in manifests:
-        spec = document["spec"]
+        spec = document.get("spec", {})
         selectors += {
             "Service": lambda s: [s["selector"]],
             "PodDisruptionBudget": lambda s: [s["selector"]["matchLabels"]],

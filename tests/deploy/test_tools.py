@@ -59,11 +59,6 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
     assert "Restrat" in done.stderr
 
 
-def test_promtool_takes_the_compose_files_prometheus() -> None:
-    promtool = program("promtool", "prometheus")
-    run(promtool, "check", "config", DEPLOY / "compose" / "prometheus.yml")
-
-
 def test_the_dockerfile_ends_as_nobody_and_runs_the_script() -> None:
     text = (DOCKER / "Dockerfile").read_text()
     final = text.rpartition("\nFROM ")[2]

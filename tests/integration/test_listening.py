@@ -138,6 +138,8 @@ def test_it_listens_elsewhere_where_it_is_told_to() -> None:
         assert len(found) == 2
         cluster.master.ready["lane"] = f"127.0.0.1:{public[0]}"
         store = cluster.add_store(flags={"listen": "0.0.0.0:0", "advertise": "127.0.0.1"})
+        for process in (cluster.master, store):
+            assert "open to the network, and asks nobody who he is" in process.log_text()
         public = [port for _, address, port in listening(store.pid) if not address.is_loopback]
         assert len(public) == 1
         assert store.ready["data"].endswith(f":{public[0]}")

@@ -15,7 +15,6 @@ from sim.network import Weather
 from sim.tier_faults import TierFaults
 
 if TYPE_CHECKING:
-    from sim.data_connection import Write
     from sim.masters import MasterProcess
     from sim.stores import SegmentFile, StoreHost
     from sim.world import World

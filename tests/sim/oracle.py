@@ -311,8 +311,8 @@ class Oracle:
 
     def _check_loss(self, version: Version, forgotten: list[int]) -> None:
         """An acknowledged object is lost with all the daemons that held it, and not otherwise."""
-        put = self.put_of[version]
-        if not put.is_acked(version):
+        put = self.put_of.get(version)
+        if put is None or not put.is_acked(version):
             return
         survives = self.surviving_replicas(version, forgotten)
         if survives and not self._is_excused(put, version):

@@ -226,12 +226,12 @@ class StoreProcess:
         held = host.claims_held
         claims = ClaimTable(host.claims, lambda page: held[page] > 0, barrier=lambda: None)
         tiers = world.tiers
-        disks = [] if tiers is None else tiers.open(host, host.starts + 1)
+        host.starts += 1
+        disks = [] if tiers is None else tiers.open(host, host.starts)
         self.segments = LocalSegments(cast("list[DramSegment]", segments), claims, disks)
         self.segments.pool = host.pool
         self.sim_segments = segments
         self.sessions = SessionTable(self.segments)
-        host.starts += 1
         self.connections: dict[Any, None] = {}
         """Open data connections."""
         self.address = f"{host.name}:{number}"
@@ -247,9 +247,8 @@ class StoreProcess:
             hello.pool_id, hello.last_epoch = host.pool.pool_id, self.segments.epoch
             return StoreLink(world, party, hello, address.partition(":")[0])
 
-        copier, puller = None, None
-        if tiers is not None:
-            copier, puller = tiers.copying(self, self.segments, hello.session_id)
+        copying = tiers and tiers.copying(self, self.segments, hello.session_id)
+        copier, puller = copying or (None, None)
         self.agent = StoreAgent(
             AgentIdentity(
                 node_name=host.name,

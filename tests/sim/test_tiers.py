@@ -22,22 +22,23 @@ PER_TEST = 20
 NOTICED_AT = {
     "changes are mixed up": 3,
     "copies count when ordered": 1,
+    "copies are inherited": 12,
     "dead daemons go on": 1,
+    "failed writes count": 3,
     "slots are not flushed": 1,
+    "versions are not compared": 61,
 }
 """As in `test_sim.py`: where to begin, to save time."""
 RARE = {
     "copies outlive tenures",
     "demotions are not proven",
     "disks are leased",
-    "failed writes count",
     "pins are overlooked",
     "pulls are not proven",
     "pulls outlive tenures",
-    "versions are not compared",
 }
 """Not looked for here: no seed is known that notices them on the simulator as it is now, of the few
-that were tried (4 to 9 each). As it was before, seed 1 noticed the pins, and 9 failed writes."""
+that were tried (4 to 12 each). As it was before, seed 1 noticed the pins."""
 
 
 @pytest.mark.parametrize("first", range(0, CLEAN_SEEDS, PER_TEST))

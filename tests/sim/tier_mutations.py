@@ -12,6 +12,7 @@ from cenote.api.rows import COPIED, CopyStatus
 from cenote.master import attach, copies, lookups, moves, replay, tiers
 from cenote.master.effects import ReplicasChanged
 from cenote.master.move_tables import NO_REPLICA
+from cenote.master.nodes import Node
 from cenote.master.object_columns import COPYING
 from cenote.master.objects import LIVE
 from cenote.master.spans import from_placed
@@ -170,6 +171,11 @@ def _dead_daemons_go_on() -> contextlib.AbstractContextManager[None]:
     return replaced(attach, "abandon_copies", lambda pool, node: None)
 
 
+def _copies_are_inherited() -> contextlib.AbstractContextManager[None]:
+    """A daemon's next process goes on with copies whose space was given back."""
+    return replaced(Node, "forget_copies", lambda node: None)
+
+
 def _disks_are_leased() -> contextlib.AbstractContextManager[None]:
     """A lease is given on what lies on an SSD, as if that could not fail."""
 
@@ -207,6 +213,7 @@ TIER_MUTATIONS: dict[str, Mutation] = {
     "versions are not compared": _versions_are_not_compared,
     "pins are overlooked": _pins_are_overlooked,
     "dead daemons go on": _dead_daemons_go_on,
+    "copies are inherited": _copies_are_inherited,
     "disks are leased": _disks_are_leased,
     "changes are mixed up": _changes_are_mixed_up,
 }

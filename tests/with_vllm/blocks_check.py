@@ -5,10 +5,16 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 
 import torch
 
-from cenote.connectors.vllm.blocks import BlockMemory
+from cenote.connectors.vllm.blocks import BlockMemory, stack_pieces
+from cenote.connectors.vllm.counters import Counters
+from cenote.connectors.vllm.keys import RankShard
+from cenote.connectors.vllm.options import make_options
+from cenote.connectors.vllm.orders import LoadOrder, Orders
+from cenote.connectors.vllm.worker import StoreWorker
 
 LAYERS, BLOCKS, HEADS, TOKENS, CONTENT = 3, 10, 2, 4, 6
 AXES = {"L": LAYERS, "B": BLOCKS, "H": HEADS, "N": TOKENS, "C": CONTENT}
@@ -38,6 +44,8 @@ def check_layout(layout: str) -> int:
         for there, here in ((7, 1), (2, 4), (9, 0)):
             expected[here] = source[name][there]
         assert torch.equal(cache, expected), (layout, name)
+    if layout != "BHLNC":
+        assert len(stack_pieces(one.pieces[0])) == 1, (layout, "takes more than one call")
     return len(one.pieces[0])
 
 
@@ -65,12 +73,26 @@ def check_states() -> None:
         assert torch.equal(rows[row, 30:70], raw[block, 32:72])
 
 
+def check_loads_are_of_the_engines_thread() -> None:
+    """A thread of ours that called torch would make every step of the engine slower (OpenMP)."""
+    caches = caches_in("LBHNC")
+    options = make_options({"master": "127.0.0.1:1", "staging_bytes": 1 << 20})
+    worker = StoreWorker(options, RankShard(0, 0, 1), "check", Counters())
+    worker.start(BlockMemory(caches, {0: list(caches)}, BLOCKS))
+    seen: list[str] = []
+    worker._load = lambda order: seen.append(threading.current_thread().name)  # type: ignore[method-assign]
+    worker.begin(Orders(loads=[LoadOrder(1, "request", (), ())]))
+    worker.close()
+    assert seen == [threading.current_thread().name], seen
+
+
 def main() -> None:
     pieces = {layout: check_layout(layout) for layout in LAYOUTS}
     assert pieces["BLHNC"] == 1, pieces
     assert pieces["LBHNC"] == LAYERS, pieces
     check_small_kernel_blocks()
     check_states()
+    check_loads_are_of_the_engines_thread()
     print("checked", *itertools.chain(pieces.items()))
 
 

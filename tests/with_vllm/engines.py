@@ -130,20 +130,27 @@ class Engine:
         return self.generate(prompts)
 
     def meet_pool(self, timeout_s: float = 60.0) -> None:
-        """Until it has had an answer of the pool (which it does not wait for by itself)."""
+        """Until it has had an answer of the pool, and has saved to it (it waits for neither by
+        itself)."""
         fresh = iter(range(1, 400))
 
         def answered() -> bool:
             step = next(fresh)
             self.generate([[(i * 3 + step) % 500 for i in range(700)]], max_tokens=1)
-            return "vllm:cenote_fetches miss" in self.metrics()
+            return {"vllm:cenote_fetches miss", "vllm:cenote_saved_blocks"} <= self.metrics().keys()
 
         wait_until(answered, timeout_s, what="the engine to meet the pool")
 
-    def fill_pool(self, timeout_s: float = 120.0) -> None:
-        """Until the pool has all of `PROMPTS`; afterwards the engine itself has none of them."""
+    def fill_pool(
+        self,
+        prompts: Sequence[list[int]] = PROMPTS,
+        cached: Sequence[int] = (256, 640, 512),
+        timeout_s: float = 120.0,
+    ) -> None:
+        """Until the pool has so many tokens of the prompts; the engine itself has none of them
+        then."""
         wait_until(
-            lambda: self.regenerate().cached == [256, 640, 512],
+            lambda: self.regenerate(prompts).cached == list(cached),
             timeout_s,
             what="the prompts to come from the pool",
         )

@@ -30,6 +30,7 @@ from . import (
 )
 from .cmd_config import config_app
 from .cmd_namespaces import namespaces_app
+from .cmd_token import token_app
 from .exits import EXIT_CODES_HELP
 
 __all__ = ["app"]
@@ -93,6 +94,7 @@ for _daemon in (cmd_pool.master, cmd_pool.store):
 app.add_typer(namespaces_app, name="namespaces", rich_help_panel=_RUN)
 app.add_typer(config_app, name="config", rich_help_panel=_RUN)
 app.add_typer(cmd_upkeep.debug_app, name="debug", rich_help_panel=_RUN)
+app.add_typer(token_app, name="token", rich_help_panel=_RUN)
 
 
 @app.callback(invoke_without_command=True)

@@ -137,7 +137,7 @@ def list_keys(
             silent.append(f"{view.name} serves no gRPC")
             continue
         try:
-            slots = list_slots(address, request, deadline_s=deadline_s)
+            slots = list_slots(address, request, deadline_s=deadline_s, ticket=admin.ticket())
             for batch in _batches(slots):
                 _add_live(admin, namespace, batch, view.name, found, pinned=pinned)
                 if len(found) > limit:

@@ -87,6 +87,14 @@ def _channel(address: str) -> Any:
     return grpc.insecure_channel(address, options=channel_options())
 
 
+def _credentials() -> tuple[tuple[str, str], ...]:
+    """The token of the environment, as the SDK reads it. Raises ConfigError."""
+    from cenote.client.config import make_config
+    from cenote.rpc.grpc_auth import token_metadata
+
+    return token_metadata(make_config(None, {}).credentials().token.decode())
+
+
 @final
 class Admin(AdminCalls):
     """The leader's AdminService. A context manager; every call ends within `deadline_s`.
@@ -120,10 +128,11 @@ class Admin(AdminCalls):
         if channel is None:
             channel = self._channels[address] = _channel(address)
         make_stub: Any = admin_pb2_grpc.AdminServiceStub
-        if method == "Drain":
+        if method in ("Drain", "Hello"):
             make_stub = master_pb2_grpc.MasterServiceStub
         try:
-            return getattr(make_stub(channel), method)(request, timeout=deadline_s)
+            call = getattr(make_stub(channel), method)
+            return call(request, timeout=deadline_s, metadata=_credentials())
         except grpc.RpcError as error:
             raise _typed(error, f"the master's gRPC address {address}", _NO_MASTER) from error
 
@@ -201,6 +210,17 @@ class Admin(AdminCalls):
 
         reply = self._call("ListSegments", admin_pb2.ListSegmentsRequest())
         return sorted(reply.segments, key=lambda s: (s.node_name, s.view.node_segment_index))
+
+    def ticket(self) -> bytes:
+        """For the daemons' gRPC; empty where the pool asks nobody who he is."""
+        from cenote.v1 import master_pb2
+
+        if not _credentials():
+            return b""
+        hello = master_pb2.HelloRequest(
+            session_id=os.urandom(16), client_name="cenote-cli", observer=True
+        )
+        return bytes(self._call("Hello", hello).ticket)
 
     def miss_ratios(self) -> admin_pb2.GetMissRatioCurvesResponse:
         """What other capacities and policies would hit."""
@@ -314,33 +334,46 @@ class Admin(AdminCalls):
 
 
 def list_slots(
-    address: str, request: store_pb2.ListSlotsRequest, *, deadline_s: float
+    address: str,
+    request: store_pb2.ListSlotsRequest,
+    *,
+    deadline_s: float,
+    ticket: bytes = b"",
 ) -> Iterator[store_pb2.SlotEntry]:
     """Sealed slots of one store daemon, asked at its gRPC address."""
     import grpc
 
+    from cenote.rpc.grpc_auth import ticket_metadata
     from cenote.v1 import store_pb2_grpc
 
     with _channel(address) as channel:
         make_stub: Any = store_pb2_grpc.StoreServiceStub
         try:
-            for reply in make_stub(channel).ListSlots(request, timeout=deadline_s):
+            replies = make_stub(channel).ListSlots(
+                request, timeout=deadline_s, metadata=ticket_metadata(ticket)
+            )
+            for reply in replies:
                 yield from reply.entries
         except grpc.RpcError as error:
             raise _typed(error, f"the store daemon at {address}", "") from error
 
 
-def store_status(address: str, *, deadline_s: float) -> store_pb2.GetStoreStatusResponse:
+def store_status(
+    address: str, *, deadline_s: float, ticket: bytes = b""
+) -> store_pb2.GetStoreStatusResponse:
     """What a store daemon at a gRPC address says of itself."""
     import grpc
 
+    from cenote.rpc.grpc_auth import ticket_metadata
     from cenote.v1 import store_pb2, store_pb2_grpc
 
     with _channel(address) as channel:
         make_stub: Any = store_pb2_grpc.StoreServiceStub
         request = store_pb2.GetStoreStatusRequest()
         try:
-            reply = make_stub(channel).GetStoreStatus(request, timeout=deadline_s)
+            reply = make_stub(channel).GetStoreStatus(
+                request, timeout=deadline_s, metadata=ticket_metadata(ticket)
+            )
         except grpc.RpcError as error:
             raise _typed(error, f"the store daemon at {address}", "") from error
     return cast("store_pb2.GetStoreStatusResponse", reply)

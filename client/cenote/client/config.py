@@ -10,6 +10,8 @@ from cenote.api.errors import ConfigError
 from cenote.kv.directory import EtcdDirectory, etcd_url_in
 from cenote.kv.etcd_options import parse_etcd_url
 from cenote.runtime.config import load_config, option
+from cenote.security.tokens import read_token
+from cenote.v1 import common_pb2
 
 __all__ = ["ADDRESS_DEFAULT", "ENV_PREFIX", "ClientConfig", "make_config"]
 
@@ -74,6 +76,7 @@ class ClientConfig:
     local_first: bool = field(default=False, metadata=option(help="place on this host if it can"))
     tenant: str = field(default="", metadata=option(help="credentials: who this is"))
     token: str = field(default="", repr=False, metadata=option(help="credentials: the proof"))
+    token_file: str = field(default="", metadata=option(help="a file that holds it"))
     etcd_ca: str = field(
         default="", metadata=option(help="file with the CA that signed etcd's certificate")
     )
@@ -129,6 +132,11 @@ class ClientConfig:
                 remedy="raise replicas or lower min_replicas",
             )
         self.directory()  # a typing mistake shows now
+
+    def credentials(self) -> common_pb2.Credentials:
+        """What masters are shown. Raises ConfigError."""
+        token = read_token(self.token, self.token_file)
+        return common_pb2.Credentials(tenant=self.tenant, token=token.encode())
 
     def directory(self) -> EtcdDirectory | None:
         """Where masters are looked up; None: `addresses` are theirs. Raises ConfigError."""

@@ -217,6 +217,8 @@ class Housekeeper:
         except SessionUnknown:
             session.reopen_session(_CALL_S)
         else:
+            if reply.ticket:
+                session.identity.access.ticket = reply.ticket
             lost = set(np.frombuffer(reply.lost_lease_ids, "<u8").tolist())
             for hold in holds:
                 if hold.lease_id in lost:

@@ -92,11 +92,12 @@ class Session:
             session_id=secrets.token_bytes(16),
             boot_id=boot_id(),
             process_id=os.getpid(),
-            credentials=common_pb2.Credentials(tenant=config.tenant, token=config.token.encode()),
+            credentials=config.credentials(),
         )
         self.state = ClientState(
             self.identity.session_id, time.monotonic, self.identity.credentials
         )
+        self.state.access = self.identity.access
         self.spaces: dict[str, Space] = {}
         self.refusal: CenoteError | None = ClientClosed("the client is not open yet")
         """Why calls are refused; None while the session is open."""
@@ -279,6 +280,7 @@ class Session:
     def _greeted(self, reply: pb.HelloResponse) -> None:
         """Take over what a master says in its hello."""
         limits = self.state.limits
+        self.identity.access.greeted(reply)
         with self._numbers_lock:
             if self._pool_id not in (None, reply.pool_id):
                 self._begin_pool(reply)

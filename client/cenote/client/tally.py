@@ -5,6 +5,7 @@ Nothing is done while calls run: clients count plain ints, which are added up wh
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from typing import TYPE_CHECKING, Final, final
@@ -117,6 +118,11 @@ class Tally:
     thread."""
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Know of nothing; also in a process that was forked, where another thread's lock would be
+        held for ever, and the clients are the parent's."""
         self._lock = threading.Lock()
         self._open: weakref.WeakSet[Session] = weakref.WeakSet()
         self._closed = Totals()
@@ -145,3 +151,4 @@ class Tally:
 
 
 TALLY: Final = Tally()
+os.register_at_fork(after_in_child=TALLY.begin)

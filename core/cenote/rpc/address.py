@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cenote.api.errors import InvalidArgument
 
-__all__ = ["UNIX_PATH_BYTES_MAX", "Address", "parse_address"]
+__all__ = ["UNIX_PATH_BYTES_MAX", "Address", "is_loopback", "parse_address"]
 
 UNIX_PATH_BYTES_MAX = 107  # sockaddr_un.sun_path less its NUL; longer ones fail obscurely
 
@@ -26,6 +26,11 @@ class Address:
             return f"unix://{self.path}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"tcp://{host}:{self.port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this host can reach what listens on `host`, as far as its form tells."""
+    return host == "localhost" or host == "::1" or host.startswith("127.")
 
 
 def parse_address(text: str) -> Address:

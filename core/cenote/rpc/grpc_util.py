@@ -11,6 +11,7 @@ import asyncio
 import errno
 import inspect
 import logging
+import secrets
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -34,12 +35,14 @@ from cenote.api.errors import (
     Unauthenticated,
     Unavailable,
 )
+from cenote.runtime.log import REQUEST_ID
 
 from .frames import decode_error, encode_error
 
 __all__ = [
     "ERROR_METADATA_KEY",
     "MESSAGE_BYTES_MAX_DEFAULT",
+    "REQUEST_ID_KEY",
     "ErrorInterceptor",
     "GrpcServer",
     "abort",
@@ -51,7 +54,11 @@ __all__ = [
 ]
 
 ERROR_METADATA_KEY: Final = "cenote-error-bin"
+REQUEST_ID_KEY: Final = "cenote-request-id"
+"""Metadata: a caller's own name for its call, told again in the answer's trailing metadata, and a
+field of all that the server logs of it. One that is not given is made."""
 MESSAGE_BYTES_MAX_DEFAULT: Final = 16 << 20
+_REQUEST_ID_CHARS_MAX: Final = 64
 
 _TAKEN: Final = "stop the other program or choose another port (--grpc)"
 _log = logging.getLogger(__name__)
@@ -108,7 +115,9 @@ async def abort(context: Any, error: CenoteError) -> NoReturn:
     details = str(error)
     if len(details) > _DETAILS_CHARS_MAX:
         details = details[:_DETAILS_CHARS_MAX] + "…"
-    await context.abort(status_code(error), details, error_metadata(error))
+    request = REQUEST_ID.get()
+    known = ((REQUEST_ID_KEY, request),) if request else ()
+    await context.abort(status_code(error), details, (*error_metadata(error), *known))
     raise AssertionError("context.abort returned")
 
 
@@ -204,10 +213,20 @@ def _guard_parser(parse: Callable[[bytes], Any] | None) -> Callable[[bytes], Any
     return guarded
 
 
+def _take_request_id(context: Any) -> None:
+    """For the context of this call, which is a task of its own."""
+    given = next((v for k, v in context.invocation_metadata() or () if k == REQUEST_ID_KEY), "")
+    known = isinstance(given, str) and given.isprintable() and given
+    name = given[:_REQUEST_ID_CHARS_MAX] if known else secrets.token_hex(8)
+    REQUEST_ID.set(name)
+    context.set_trailing_metadata(((REQUEST_ID_KEY, name),))
+
+
 def _guard_unary(
     behavior: Callable[[Any, Any], Awaitable[Any]], method: str
 ) -> Callable[[Any, Any], Awaitable[Any]]:
     async def guarded(request: Any, context: Any) -> Any:
+        _take_request_id(context)
         try:
             if isinstance(request, _NoMessage):
                 raise request.error(method)
@@ -224,6 +243,7 @@ def _guard_stream(
     behavior: Callable[[Any, Any], AsyncIterator[Any]], method: str
 ) -> Callable[[Any, Any], AsyncIterator[Any]]:
     async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
+        _take_request_id(context)
         try:
             if isinstance(request, _NoMessage):
                 raise request.error(method)

@@ -74,7 +74,7 @@ _UCRED: Final = struct.Struct("3i")
 
 
 class LaneConnection(LaneOutput):
-    """What handlers see of a client: `peer`, `session` (theirs to fill), `close()`."""
+    """What handlers see of a client: `peer`, `session`, `principal` (theirs to fill), `close()`."""
 
     __slots__ = (
         "_again_due",
@@ -89,6 +89,7 @@ class LaneConnection(LaneOutput):
         "_read_timer",
         "_state",
         "_write_timer",
+        "principal",
         "protocol_version",
         "session",
     )
@@ -109,6 +110,7 @@ class LaneConnection(LaneOutput):
         self._last_words = b""  # an ERROR frame that goes out after all replies
         self.protocol_version = 0  # settled by hello
         self.session: Any = None
+        self.principal: Any = None  # likewise: who has said hello, where that matters
 
     def __repr__(self) -> str:
         return f"<LaneConnection {self.peer}>"

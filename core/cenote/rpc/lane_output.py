@@ -129,7 +129,7 @@ class LaneOutput(asyncio.Protocol):
         self._append(pack_error(call_id, error, method))
 
     def _reply_bug(self, call_id: int, method: int, error: BaseException) -> None:
-        _log.error("method %d from %s failed", method, self.peer, exc_info=error)
+        _log.error("method %d, call %d from %s failed", method, call_id, self.peer, exc_info=error)
         text = f"method {method} failed: {type(error).__name__}: {error}"
         self._reply_error(call_id, method, InternalError(text))
 

@@ -38,7 +38,7 @@ from cenote.api.errors import ConfigError, InvalidArgument
 
 from .units import format_size, parse_duration_s, parse_size_bytes
 
-__all__ = ["add_boolean_flag", "help_of", "load_config", "option"]
+__all__ = ["add_boolean_flag", "has_flag", "help_of", "load_config", "option"]
 
 if TYPE_CHECKING:
     import argparse
@@ -55,6 +55,7 @@ class _Option:
     minimum: float | None
     maximum: float | None
     help: str
+    flag: bool = True
 
 
 _NO_OPTION: Final = _Option(unit=None, minimum=None, maximum=None, help="")
@@ -67,19 +68,28 @@ def option(
     minimum: float | None = None,
     maximum: float | None = None,
     help: str = "",
+    flag: bool = True,
 ) -> Mapping[str, object]:
     """The `metadata=` of a configuration field.
 
     `unit="size"` (an int of bytes) and `unit="duration"` (a float of seconds) admit text with
     units. `minimum` and `maximum` are inclusive. A field with `repr=False` is a secret: errors
-    don't quote its value.
+    don't quote its value. `flag=False`: it can't be given on a command line, which all users of
+    the machine can read.
     """
-    return {_METADATA_KEY: _Option(unit=unit, minimum=minimum, maximum=maximum, help=help)}
+    return {
+        _METADATA_KEY: _Option(unit=unit, minimum=minimum, maximum=maximum, help=help, flag=flag)
+    }
 
 
 def help_of(cls: type[object], name: str) -> str:
     """The help text of the field `name` of the configuration class `cls`, for a flag's `--help`."""
     return next((_option(f).help for f in _fields(cls) if f.name == name), "")
+
+
+def has_flag(cls: type[object], name: str) -> bool:
+    """Whether the field `name` may be given on a command line."""
+    return next((_option(f).flag for f in _fields(cls) if f.name == name), True)
 
 
 def add_boolean_flag(

@@ -12,6 +12,7 @@ logging as it likes; only the programs call `setup_logging`.
 
 from __future__ import annotations
 
+import contextvars
 import datetime
 import json as json_module
 import logging
@@ -23,6 +24,7 @@ from cenote.api.errors import ConfigError
 
 __all__ = [
     "LEVELS",
+    "REQUEST_ID",
     "StructuredLogger",
     "get_logger",
     "log_if_nobody_listens",
@@ -30,6 +32,10 @@ __all__ = [
 ]
 
 LEVELS: Final = ("debug", "info", "warning", "error")
+REQUEST_ID: Final[contextvars.ContextVar[str]] = contextvars.ContextVar(
+    "cenote-request-id", default=""
+)
+"""Of the request that is being served in this context: a field of all that is logged meanwhile."""
 _FIELDS: Final = "cenote_fields"
 _COLOURS: Final = {logging.WARNING: "33", logging.ERROR: "31", logging.CRITICAL: "31;1"}
 _MESSAGE_CHARS_MAX: Final = 16_384  # a line stays one write; nobody reads more of it
@@ -122,7 +128,9 @@ def setup_logging(level: str = "info", json: bool = False, stream: TextIO | None
 
 
 def _fields_of(record: logging.LogRecord) -> Mapping[str, object]:
-    return cast("Mapping[str, object]", getattr(record, _FIELDS, {}))
+    fields = cast("Mapping[str, object]", getattr(record, _FIELDS, {}))
+    request = REQUEST_ID.get()
+    return fields if not request else {**fields, "request": request}
 
 
 def _message_of(record: logging.LogRecord) -> str:

@@ -177,13 +177,14 @@ class Metrics:
 
     def gauge(self, name: str, help: str, read: Callable[[], float], **labels: str) -> None:
         """A value that `read` returns at scrape, from another thread: it must only read."""
-        self._series(name, help, "gauge", labels, lambda: read)
+        self._series(name, help, "gauge", labels, lambda: read, reads=True)
 
     def counted(self, name: str, help: str, read: Callable[[], float], **labels: str) -> None:
         """A count that is kept elsewhere and only grows; as `gauge` otherwise."""
         if not name.endswith("_total"):
             raise ValueError(f"a counter's name ends in _total, unlike {name}")
-        self._series(name, help, "counter", labels, lambda: read)
+        if self._series(name, help, "counter", labels, lambda: read, reads=True) is not read:
+            raise ValueError(f"the metric {name} is counted by a counter")
 
     def table(
         self,
@@ -247,6 +248,8 @@ class Metrics:
         kind: Kind,
         labels: Mapping[str, str],
         make: Callable[[], Counter | Histogram | Callable[[], float]],
+        *,
+        reads: bool = False,
     ) -> Counter | Histogram | Callable[[], float]:
         ordered = tuple(sorted(labels.items()))
         names = tuple(k for k, _ in ordered)
@@ -255,8 +258,8 @@ class Metrics:
         if not same or family.rows is not None:
             raise ValueError(f"the metric {name} exists with another kind, help or label names")
         found = family.series.get(ordered)
-        if found is not None and kind != "gauge" and isinstance(found, Counter | Histogram):
-            return found
+        if found is not None and not (reads and callable(found)):
+            return found  # a new reader takes over, and nothing else does
         if found is None:
             if self._series_count >= _SERIES_MAX:
                 raise ValueError(f"more than {_SERIES_MAX} series: a label of {name} is unbounded")

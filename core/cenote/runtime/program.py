@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from cenote.api.errors import CenoteError
 
-from .config import add_boolean_flag, help_of, load_config
+from .config import add_boolean_flag, has_flag, help_of, load_config
 from .harness import begin_program, exit_code_of, run_daemon
 from .log import setup_logging
 
@@ -88,6 +88,8 @@ class Program(Generic[C]):
         parser.add_argument("--version", action="version", version=f"{self.name} {_version()}")
         parser.add_argument("--config", metavar="FILE", help="TOML file")
         for field in dataclasses.fields(self.config):  # type: ignore[arg-type]
+            if not has_flag(self.config, field.name):
+                continue
             flags = self._flags(field.name)
             text = f"{help_of(self.config, field.name)} {_shown_default(field)}".strip()
             if isinstance(field.default, bool):

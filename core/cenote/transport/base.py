@@ -8,7 +8,7 @@ returned (or `BufferInUse` was resolved). All implementations pass `cenote.trans
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, final
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from cenote.v1 import common_pb2
 
+from .access import Access
 from .proofs import ProofBatch
 
 U8Array = NDArray[np.uint8]
@@ -32,6 +33,9 @@ class SessionIdentity:
     boot_id: str
     process_id: int
     credentials: common_pb2.Credentials
+    """For the master alone."""
+    access: Access = field(default_factory=Access, compare=False)
+    """For daemons."""
 
 
 @dataclass(frozen=True, slots=True)

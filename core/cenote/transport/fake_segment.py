@@ -42,6 +42,10 @@ class FakeSegment:
         """None: it has no slots that anybody copies from."""
         return None
 
+    def namespace_at(self, slot: int) -> int:
+        """0: it knows no namespaces."""
+        return 0
+
     def seal(
         self,
         epoch: int,
@@ -80,6 +84,7 @@ class FakeSegments:
         self.first_grant_id = 0
         self.ticket_key = bytes(TICKET_KEY_BYTES)
         self.disk = None
+        self.namespaces: dict[int, str] = {}
         self._by_id = {segment.segment_id: segment for segment in segments}
 
     def by_id(self, segment_id: int) -> FakeSegment | None:
@@ -87,6 +92,9 @@ class FakeSegments:
 
     def knows(self, namespace_id: int, generation: int) -> bool:
         return True
+
+    def namespace_name(self, namespace_id: int) -> str:
+        return self.namespaces.get(namespace_id, "")
 
     def all(self) -> list[FakeSegment]:
         return list(self._by_id.values())

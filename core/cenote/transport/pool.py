@@ -17,6 +17,7 @@ from cenote.api.rows import SEAL
 from cenote.v1 import store_pb2
 
 from . import wire
+from .access import Access
 from .base import SealBatch, SessionIdentity, U8Array
 from .connection import SMALL_BYTES, DataConnection
 from .memory_access import MEMORY
@@ -43,7 +44,6 @@ def hello_for(
 ) -> store_pb2.DataHelloRequest:
     """What a session says first on a data connection."""
     return store_pb2.DataHelloRequest(
-        credentials=identity.credentials,
         session_id=identity.session_id,
         epoch=epoch,
         boot_id=identity.boot_id,
@@ -52,6 +52,7 @@ def hello_for(
         want_descriptors=want_descriptors,
         wants_claims=wants_claims,
         has_head=has_head,
+        ticket=identity.access.ticket,
         wants_staging=wants_staging,
     )
 
@@ -63,7 +64,7 @@ class ConnectionPool:
     The last one given back is taken first. One that was idle for more than TRUSTED_IDLE_S is looked
     at before it is used, since the daemon may have been restarted. A request is never sent twice by
     itself: bytes of the first may still be on their way into a segment. `on_closed` is told of each
-    connection that was closed.
+    connection that was closed. `access` has the session's ticket of now.
     """
 
     def __init__(
@@ -75,10 +76,12 @@ class ConnectionPool:
         spin_s: float = 0.0,
         on_greeted: Callable[[store_pb2.DataHelloResponse], None] | None = None,
         on_closed: Callable[[DataConnection], None] | None = None,
+        access: Access | None = None,
     ) -> None:
         self.name = name
         self._target = target
         self._hello = hello
+        self._access = access
         self._limit = limit
         self._spin_s = spin_s
         self._on_greeted = on_greeted
@@ -98,6 +101,11 @@ class ConnectionPool:
             return self._target
         host, port = self._target
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    @property
+    def access(self) -> Access | None:
+        """What the session may show its daemon."""
+        return self._access
 
     @property
     def hello(self) -> store_pb2.DataHelloRequest:
@@ -193,7 +201,14 @@ class ConnectionPool:
             if self._closed:
                 connection.shut_down()
         try:
-            response, _ = greet(connection, self._hello)
+            hello = self._hello
+            if self._access is not None and self._access.ticket != hello.ticket:
+                # The one of before is worth nothing once its key was replaced.
+                hello = store_pb2.DataHelloRequest()
+                hello.CopyFrom(self._hello)
+                hello.ticket = self._access.ticket
+                self._hello = hello
+            response, _ = greet(connection, hello)
             if self._on_greeted is not None:
                 self._on_greeted(response)
         except BaseException:  # whatever it was, nobody may use this connection

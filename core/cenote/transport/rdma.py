@@ -15,6 +15,7 @@ from cenote.api.errors import ClientClosed, InvalidArgument, ProtocolError, Unav
 from cenote.runtime.cuda import DmaBuf, export_dmabuf
 from cenote.v1 import common_pb2
 
+from .access import NO_MAPPING
 from .base import Region, SessionIdentity
 from .nics.advertised import decode_ports
 from .nics.choice import PathChoice, choose_paths, place_of_process
@@ -79,6 +80,8 @@ class RdmaTransport:
     def obstacle(self, node: common_pb2.NodeView, identity: SessionIdentity) -> str | None:
         if not any(endpoint.kind == self.kind for endpoint in node.endpoints):
             return "the node offers no RDMA"
+        if identity.access.no_mapping:
+            return NO_MAPPING
         try:
             return self.paths_to(node).obstacle
         except Unavailable as error:
@@ -154,6 +157,7 @@ class RdmaTransport:
             hello_for(identity, epoch, writer=True),
             self._lanes_per_peer,
             on_closed=lambda connection: channel.closed(connection),
+            access=identity.access,
         )
         channel = RdmaChannel(
             pool,

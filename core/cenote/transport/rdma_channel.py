@@ -82,7 +82,7 @@ class RdmaChannel(PooledMessages):
         spin_s: float = SPIN_S,
     ) -> None:
         self._pool = pool
-        self._tcp = TcpChannel(pool, node_id, epoch)
+        self._tcp = TcpChannel(pool, node_id, epoch, pool.access)
         self._node_id = node_id
         self._memory = memory
         self._counters = counters

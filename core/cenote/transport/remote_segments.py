@@ -42,7 +42,7 @@ class RemoteSegments:
         spin_s: float,
     ) -> None:
         hello = hello_for(identity, epoch, writer=False)
-        self._pool = ConnectionPool(path, name, hello, CONNECTIONS, spin_s)
+        self._pool = ConnectionPool(path, name, hello, CONNECTIONS, spin_s, access=identity.access)
         self._channel = TcpChannel(self._pool, node_id, epoch)
         self._staged: StagedReader | None = None
         self._path = path

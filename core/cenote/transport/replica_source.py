@@ -35,7 +35,11 @@ class ReplicaSource:
     def __init__(self, address: str, name: str, identity: SessionIdentity) -> None:
         """`address`: host:port of its data server. Raises InvalidArgument. Does not connect yet."""
         self._pool = ConnectionPool(
-            parse_host_port(address), name, hello_for(identity, 0, writer=False), 1
+            parse_host_port(address),
+            name,
+            hello_for(identity, 0, writer=False),
+            1,
+            access=identity.access,
         )
         self._channel = TcpChannel(self._pool, 0, 0)
 

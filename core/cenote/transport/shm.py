@@ -35,6 +35,7 @@ from cenote.api.errors import (
 )
 from cenote.v1 import common_pb2, store_pb2
 
+from .access import NO_MAPPING
 from .base import ExtentArray, Region, Seen, SessionIdentity, U8Array, U64Array
 from .claims import VIEW_RANGES_MAX, VOID, WORD_AT, ClaimPage, is_of_tenure
 from .connection import DataConnection
@@ -88,9 +89,8 @@ class ShmChannel(PooledMessages):
         self._node_id = node_id
         self._identity = identity
         self._team = team
-        self._pool = ConnectionPool(
-            path, name, hello_for(identity, epoch, writer=True), SEAL_CONNECTIONS, spin_s
-        )
+        hello, access = hello_for(identity, epoch, writer=True), identity.access
+        self._pool = ConnectionPool(path, name, hello, SEAL_CONNECTIONS, spin_s, access=access)
         self._remote = RemoteSegments(path, name, node_id, identity, epoch, spin_s)
         self._readable: dict[int, Mapping] = {}
         self._writable: dict[int, Mapping] = {}
@@ -438,6 +438,8 @@ class ShmTransport:
         self._closed = False
 
     def obstacle(self, node: common_pb2.NodeView, identity: SessionIdentity) -> str | None:
+        if identity.access.no_mapping:
+            return NO_MAPPING
         path = self._path(node)
         if path is None:
             return "the node tells no Unix socket"

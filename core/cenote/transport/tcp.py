@@ -20,6 +20,7 @@ from cenote.api.errors import ClientClosed, InvalidArgument, ProtocolError, Unav
 from cenote.v1 import common_pb2
 
 from . import wire
+from .access import GRANTS_MAX, Access
 from .base import ExtentArray, Region, Seen, SessionIdentity, U8Array, U64Array
 from .connection import SMALL_BYTES, DataConnection
 from .item_stream import RECEIVE_STEP_BYTES, SEND_STEP_BYTES, move_hashed, move_items
@@ -49,8 +50,13 @@ class TcpChannel(PooledMessages):
         """The bytes say nothing of the daemon's tenure at the time when the last one left."""
         return False
 
-    def __init__(self, pool: ConnectionPool, node_id: int, epoch: int) -> None:
+    def __init__(
+        self, pool: ConnectionPool, node_id: int, epoch: int, access: Access | None = None
+    ) -> None:
         self.epoch = epoch
+        self._access = access or Access()
+        self._shown: dict[int, None] = {}
+        """Grants that the daemon has been shown, oldest first."""
         self._pool = pool
         self._node_id = node_id
 
@@ -157,6 +163,8 @@ class TcpChannel(PooledMessages):
         pool = self._pool
         connection = pool.take(now + deadline_s, now)
         try:
+            if self._access.grants and grant_id not in self._shown:
+                self._show(connection, grant_id)
             call_id = connection.call_id = connection.call_id + 1 & 0xFFFF_FFFF
             head = _pack_one(
                 wire.OP_WRITE, 0, 0, 1, call_id, self.epoch, grant_id,
@@ -203,6 +211,8 @@ class TcpChannel(PooledMessages):
         pool = self._pool
         connection = pool.take(now + deadline_s, now)
         try:
+            if self._access.grants and grant_id not in self._shown:
+                self._show(connection, grant_id)
             under_way: deque[tuple[int, int, int]] = deque()
             for first in range(0, len(extents), SLICE_ITEMS):
                 last = min(len(extents), first + SLICE_ITEMS)
@@ -231,6 +241,24 @@ class TcpChannel(PooledMessages):
             raise
         pool.give_back(connection)
         return statuses
+
+    def _show(self, connection: DataConnection, grant_id: int) -> None:
+        """Prove to the daemon that the grant is this session's, before the first write under it."""
+        grant = self._access.grants.get(grant_id)
+        if grant is None:
+            return
+        call_id = connection.call_id = connection.call_id + 1 & 0xFFFF_FFFF
+        prefix = wire.GRANT_PREFIX.pack(grant.namespace_id, len(grant.signatures))
+        body = b"".join((prefix, grant.signatures, grant.extents))
+        count = len(grant.extents) // wire.EXTENT_BYTES
+        head = wire.REQUEST.pack(
+            wire.OP_GRANT, 0, 0, count, call_id, self.epoch, grant_id, len(body)
+        )
+        connection.send_views([head, body])
+        connection.receive_reply(wire.OP_GRANT, call_id, 1)
+        self._shown[grant_id] = None
+        while len(self._shown) > GRANTS_MAX:
+            self._shown.pop(next(iter(self._shown), 0), None)
 
     # ---- the rest ---------------------------------------------------------------------------
 
@@ -360,9 +388,11 @@ class TcpTransport:
                 hello_for(identity, epoch, writer=True),
                 self._connections_per_peer,
                 self._spin_s,
+                access=identity.access,
             ),
             node.node_id,
             epoch,
+            identity.access,
         )
         try:
             channel.open(deadline_s)

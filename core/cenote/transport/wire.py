@@ -14,6 +14,10 @@ Then requests, of which several may be under way; they are answered in order:
     PING    header, 24 bytes of nothing        -> header, one status byte
     RDMA    header, length u32, RdmaRequest,
             padding up to 24 bytes             -> header, one status byte, RdmaReply
+    GRANT   header, namespace u32, bytes of
+            signatures u32, SIGNATURE rows,
+            n EXTENT rows
+                                       -> header, one status byte
     SLOTS   header, n SLOT_WANTED rows         -> header, n status bytes, records of the OK items
     STAGED  header, n EXTENT rows              -> header, n status bytes, groups (see below)
     PROVE   header, n PROOF rows               -> header, n status bytes, n tickets of 16 bytes
@@ -44,6 +48,8 @@ __all__ = [
     "BODY_BYTES_MIN",
     "DESCRIPTORS_PER_MESSAGE",
     "EXTENT_BYTES",
+    "GRANT_BYTES_MAX",
+    "GRANT_PREFIX",
     "HEAD_BYTES",
     "HELLO",
     "HELLO_BYTES_MAX",
@@ -51,6 +57,7 @@ __all__ = [
     "ITEMS_MAX",
     "ITEM_BYTES_MAX",
     "MAGIC",
+    "OP_GRANT",
     "OP_NONE",
     "OP_PING",
     "OP_PROVE",
@@ -114,6 +121,7 @@ OP_RDMA: Final = 5
 OP_SLOTS: Final = 6
 OP_STAGED: Final = 7
 OP_PROVE: Final = 8
+OP_GRANT: Final = 9
 
 REQUEST: Final = Struct("<BBHIIIQQ")
 """op, flags, reserved, items, call id, epoch, grant id, body length."""
@@ -130,6 +138,9 @@ STAGED_RUNS_MAX: Final = 16_384
 SEAL_PREFIX: Final = Struct("<II")
 """namespace id, generation."""
 
+GRANT_PREFIX: Final = Struct("<II")
+"""namespace id, bytes of proofs."""
+
 REQUEST_BYTES: Final = REQUEST.size
 REPLY_BYTES: Final = REPLY.size
 HEAD_BYTES: Final = REQUEST_ONE.size
@@ -144,6 +155,8 @@ BODY_BYTES_MIN: Final = HEAD_BYTES - REQUEST_BYTES
 ITEMS_MAX: Final = 16_384
 ITEM_BYTES_MAX: Final = 1 << 40  # keeps sums of 16,384 lengths far from the end of 64 bits
 SEAL_BYTES_MAX: Final = SEAL_PREFIX.size + ITEMS_MAX * (SEAL_ROW_BYTES + 512)
+GRANT_BYTES_MAX: Final = 32 << 20
+"""A grant of 16,384 objects may have 64 extents of each; most have one."""
 TEXT_BYTES_MAX: Final = 4_096
 RDMA_BYTES_MAX: Final = 64 << 10
 RDMA_REPLY_BYTES_MAX: Final = 8 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from typing import Any, Final, final
+from typing import Any, final
 
 from cenote.api.codec import pack_u32
 from cenote.api.errors import AlreadyExists
@@ -16,8 +16,9 @@ from cenote.v1 import master_pb2
 from .admin_more import AdminMore
 from .audit import audit
 from .commands import ResetNamespace
-from .front import LEADER, STANDBY
+from .front import ADMIN_SERVICE, LEADER, STANDBY
 from .grpc_service import deadline_of
+from .guard import GRPC_CALLER
 from .metadata import ALONE
 from .quota_requests import quota_command
 from .requests import check_text
@@ -26,8 +27,6 @@ from .task_view import moving_text
 from .views import namespace_message, node_message, segment_message, task_message
 
 __all__ = ["ADMIN_SERVICE", "AdminGrpc"]
-
-ADMIN_SERVICE: Final = "cenote.v1.AdminService"
 
 
 @final
@@ -146,7 +145,10 @@ class AdminGrpc(AdminMore):
         self, request: pb.ListNamespacesRequest, context: Any
     ) -> pb.ListNamespacesResponse:
         namespaces = self._service.state.namespaces()
-        return pb.ListNamespacesResponse(namespaces=map(namespace_message, namespaces))
+        reply = pb.ListNamespacesResponse(namespaces=map(namespace_message, namespaces))
+        if self._front.guard is not None:
+            self._front.guard.complete(GRPC_CALLER.get(), request, b"", reply)
+        return reply
 
     async def CreateNamespace(
         self, request: pb.CreateNamespaceRequest, context: Any

@@ -6,6 +6,8 @@ from typing import Any, Final
 
 from cenote.runtime.log import get_logger
 
+from .guard import GRPC_CALLER
+
 __all__ = ["audit"]
 
 _log: Final = get_logger("cenote.audit")
@@ -13,4 +15,6 @@ _log: Final = get_logger("cenote.audit")
 
 def audit(context: Any, action: str, **fields: object) -> None:
     """`context`: of the gRPC call. To be called once the change is durable."""
-    _log.info(action, peer=context.peer(), **fields)
+    caller = GRPC_CALLER.get()
+    who = {} if caller is None else {"holder": caller.name, "token": caller.token_id}
+    _log.info(action, peer=context.peer(), **who, **fields)

@@ -84,6 +84,13 @@ class CloseSession:
     sealed_through: int = 0
 
 
+@dataclass(slots=True)
+class CutSession:
+    """Its token counts no more: whatever it holds, it is to touch nothing any more, anywhere."""
+
+    session_id: bytes
+
+
 # ---- lookups --------------------------------------------------------------------------------
 
 
@@ -455,6 +462,7 @@ Command = (
     OpenSession
     | RenewSession
     | CloseSession
+    | CutSession
     | OpenNamespace
     | ResetNamespace
     | SetQuota

@@ -67,6 +67,30 @@ class MasterConfig:
     etcd_password: str = field(
         default="", repr=False, metadata=option(help="better in the environment or a file")
     )
+    tokens: str = field(
+        default="",
+        metadata=option(
+            help="file of tokens (`cenote token create` makes it): who has none of them is refused"
+            " on every port; read again when it changes"
+        ),
+    )
+    isolation: Literal["strict", "pool"] = field(
+        default="strict",
+        metadata=option(
+            help="with --tokens: strict: who has not all namespaces moves bytes over TCP only,"
+            " where each extent is checked; pool: all who have a token may map memory and use RDMA"
+        ),
+    )
+    key_rotation_s: float = field(
+        default=300.0,
+        metadata=option(
+            unit="duration",
+            minimum=5,
+            maximum=86400,
+            help="with --tokens: how often the keys are renewed with which tickets and grants are"
+            " signed; what was signed counts for two to three times as long",
+        ),
+    )
     cluster_name: str = field(default="cenote", metadata=option(help="shown by `cenote status`"))
     advertise: tuple[str, ...] = field(
         default=(), metadata=option(help="addresses that clients are told; default: --listen")

@@ -155,7 +155,9 @@ def _note_bad_source(pool: Pool, one: Copy, row: int) -> None:
 
 
 def abandon_copies(pool: Pool, node: Node) -> None:
-    """Another process of this node's daemon attaches: the one before writes nothing any more."""
+    """Another process of this node's daemon attaches: the one before writes nothing any more, and
+    this one is not to begin with what the other was told."""
+    node.forget_copies()
     pool.segments.give(_drop(pool, [o for o in pool.copies.by_id.values() if o.node is node]))
 
 

@@ -9,19 +9,22 @@ from typing import Final, Literal, final
 
 from google.protobuf.message import DecodeError, Message
 
-from cenote.api.errors import NotLeader, ProtocolError
+from cenote.api.errors import NotLeader, ProtocolError, Unauthenticated
 from cenote.rpc.lane_server import LaneConnection
+from cenote.security.tokens import Principal
 from cenote.v1 import master_pb2 as pb
 
+from .guard import GRPC_CALLER, Guard
 from .metadata import MetadataBackend
 from .operations import Settings
 from .service import MasterService
 
-__all__ = ["LEADER", "STANDBY", "Front", "Role"]
+__all__ = ["ADMIN_SERVICE", "LEADER", "STANDBY", "Front", "Role"]
 
 Role = Literal["leader", "standby"]
 LEADER: Final = "leader"
 STANDBY: Final = "standby"
+ADMIN_SERVICE: Final = "cenote.v1.AdminService"
 
 
 @final
@@ -37,6 +40,8 @@ class Front:
         self.leading: MasterService | None = None
         self.opening: MasterService | None = None
         """While a master with metadata of its own starts."""
+        self.guard: Guard | None = None
+        """Who may do what; None: all may do all."""
         self.started_s = time.monotonic()
 
     def set_addresses(self, addresses: tuple[str, ...]) -> None:
@@ -76,12 +81,17 @@ class Front:
     def lane_hello(self, connection: LaneConnection, payload: bytes) -> bytes:
         """See `MasterService.lane_hello`; a standby says who leads."""
         service = self.leading
-        if service is not None:
+        if service is not None and self.guard is None:
             return service.lane_hello(connection, payload)
         try:
             request = pb.HelloRequest.FromString(payload)
         except DecodeError:
             raise ProtocolError("the payload of hello is no message of its kind") from None
+        if self.guard is not None:
+            token = request.credentials.token
+            connection.principal = self.guard.authenticate(token, "lane", connection.peer)
+            if service is not None:
+                return service.lane_hello(connection, payload)
         connection.session = request.session_id
         return self._standby_hello().SerializeToString()
 
@@ -112,12 +122,25 @@ class Front:
         if self.leading is not None:
             self.leading.flush()
 
+    # ---- credentials --------------------------------------------------------------------------
+
+    def enter_call(self, caller: Principal, method: str, request: Message | None) -> None:
+        """A gRPC call begins: it is `caller`'s. Requests of MasterService are judged as they are
+        carried out. Raises PermissionDenied."""
+        GRPC_CALLER.set(caller)
+        guard, service = self.guard, self.leading
+        if request is None or guard is None or service is None or ADMIN_SERVICE not in method:
+            return
+        guard.check(caller, request, b"", service.state, "grpc", caller.name)
+
     # ---- gRPC ---------------------------------------------------------------------------------
 
     async def call(self, request: Message, deadline_s: float) -> Message:
         """See `MasterService.call`. Raises NotLeader on a standby, but for a hello."""
         service = self.leading
         if service is None:
+            if self.guard is not None and GRPC_CALLER.get() is None:
+                raise Unauthenticated("this pool wants a token")
             if isinstance(request, pb.HelloRequest):
                 return self._standby_hello()
             raise self.not_leader()

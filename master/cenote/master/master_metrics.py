@@ -15,13 +15,14 @@ from typing import Final
 from cenote.kv.calls import register_calls
 from cenote.rpc.lane_limits import LaneStats
 from cenote.runtime.metrics import Histogram, Metrics, Row
+from cenote.security.refusals import Refusals
 from cenote.v1 import master_pb2 as pb
 
 from .front import Front
 from .pool_look import PoolLooker
 from .pool_metrics import register_pool
 
-__all__ = ["TickStats", "register_metrics"]
+__all__ = ["TickStats", "register_metrics", "register_refusals"]
 
 TICK_BOUNDS_S: Final = (1e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.5)
 _METHODS: Final = {
@@ -167,6 +168,22 @@ def _register_journal(metrics: Metrics, front: Front) -> None:
         "Of the oldest decision that is not durable yet.",
         lambda: front.backend.backlog.age_s,
     )
+
+
+def register_refusals(metrics: Metrics, refusals: Refusals) -> None:
+    """Who was refused for want of credentials."""
+    for port, reason in refusals.counts:
+
+        def read(port: str = port, reason: str = reason) -> float:
+            return float(refusals.counts[port, reason])
+
+        metrics.counted(
+            "cenote_master_refusals_total",
+            "For want of credentials.",
+            read,
+            port=port,
+            reason=reason,
+        )
 
 
 def _register_calls(metrics: Metrics, front: Front) -> None:

@@ -96,6 +96,10 @@ class Node:
         """What they were about is gone."""
         self._keep([])
 
+    def forget_copies(self) -> None:
+        """Copies that it was told to make have no place any more."""
+        self._keep([i for i in self.instructions if i.copies is None and i.pulls is None])
+
     def _keep(self, instructions: list[Instruction]) -> None:
         if len(instructions) == len(self.instructions):
             return

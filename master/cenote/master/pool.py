@@ -19,7 +19,6 @@ counts and emit the durable effects; which rows they are called for is decided e
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from typing import Any
 
 import numpy as np
@@ -67,6 +66,7 @@ from .spans import (
     to_placed,
     units_of,
 )
+from .stamp_times import StampTimes
 from .state_config import StateConfig, with_overrides
 from .tier_tables import Copies, Tiers
 from .timers import ObjectTimers
@@ -75,7 +75,6 @@ __all__ = ["RECORD_WORDS", "Pool", "Rows"]
 
 NO_SEGMENT = 0
 """No segment has this number: extents there are forgotten when they are freed."""
-_STAMP_TIMES_MAX = 4096
 NO_SAMPLES = (1 << 64) - 1
 
 
@@ -144,7 +143,7 @@ class Pool(ObjectRows):
         self.adoption_until_s = 0.0
         self.pin_tag = 1
         self.now_s = 0.0
-        self._stamp_times: list[tuple[int, float]] = []
+        self._stamp_times = StampTimes()
 
     def take_up(self, config: StateConfig, epoch: int) -> None:
         """What was replayed so far was followed as a standby: this epoch is to begin upon it."""
@@ -178,18 +177,12 @@ class Pool(ObjectRows):
 
     def idle_s(self, stamp: int, now_s: float) -> float:
         """About how long ago this stamp was given."""
-        at = bisect_right(self._stamp_times, (stamp, float("inf")))
-        return max(0.0, now_s - self._stamp_times[at - 1][1]) if at else 0.0
+        return self._stamp_times.idle_s(stamp, now_s)
 
     def note_time(self, now_s: float) -> None:
-        """Remember when stamps were given, more coarsely the longer ago it is."""
+        """Remember when stamps were given."""
         self.now_s = now_s
-        times = self._stamp_times
-        if times and now_s - times[-1][1] < 1.0:
-            return
-        times.append((self.policy.clock, now_s))
-        if len(times) > _STAMP_TIMES_MAX:
-            del times[: _STAMP_TIMES_MAX // 2 : 2]
+        self._stamp_times.note(self.policy.clock, now_s)
 
     def take_policy(self, policy: EvictionPolicy) -> None:
         """Another policy goes on from where the one in force is."""

@@ -100,6 +100,15 @@ _TOTALS: Final[dict[str, tuple[str, str]]] = {
     "commit_not_granted": ("commits_not_granted", "Commits of puts whose grant had ended."),
     "aborted": ("aborted_objects", "Puts given up by their writers."),
     "unsealed": ("unsealed_objects", "Objects taken back, as too few daemons sealed them."),
+    "dedup_puts": (
+        "deduplicated_objects",
+        "Objects stored as references to known bytes.",
+    ),
+    "dedup_bytes": ("deduplicated_bytes", "Payload that was neither moved nor stored for it."),
+    "dedup_unproven": (
+        "deduplication_refusals",
+        "References refused, as their writers did not show that they have the bytes.",
+    ),
     "evicted_bytes": ("evicted_bytes", "Payload evicted."),
     "evicted_to_ssd": ("evicted_to_ssd_objects", "Objects that left memory and are on an SSD."),
     "demoted": ("demoted_objects", "Copies made from memory to SSD."),

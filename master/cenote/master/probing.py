@@ -31,7 +31,7 @@ _log = get_logger("cenote.master")
 
 @final
 class Prober:
-    """One probe a node at a time, PROBES_MAX in all.
+    """One probe a node at a time, PROBES_MAX in all. `ticket(session_id)`: what a hello shows.
 
     `endpoint_of(node_id)`: its data address, "" where it told none. `note(node_id, answered)` gets
     what came of a probe: False after PROBE_TIMEOUT_S, then True should it answer late. A node that
@@ -40,8 +40,12 @@ class Prober:
     """
 
     def __init__(
-        self, endpoint_of: Callable[[int], str], note: Callable[[int, bool], None]
+        self,
+        endpoint_of: Callable[[int], str],
+        note: Callable[[int, bool], None],
+        ticket: Callable[[bytes], bytes] = lambda _: b"",
     ) -> None:
+        self._ticket = ticket
         self._endpoint_of = endpoint_of
         self._note = note
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -73,7 +77,7 @@ class Prober:
             return  # it has not said where it listens: its heartbeats tell whether it lives
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        asking = loop.create_task(answers(host, port, PROBE_TIMEOUT_S + LATE_S))
+        asking = loop.create_task(answers(host, port, PROBE_TIMEOUT_S + LATE_S, self._ticket))
         try:
             in_time, _ = await asyncio.wait([asking], timeout=PROBE_TIMEOUT_S)
             if not in_time:
@@ -94,9 +98,17 @@ class Prober:
             task.cancel()
 
 
-async def answers(host: str, port: int, timeout_s: float) -> bool:
+async def answers(
+    host: str,
+    port: int,
+    timeout_s: float,
+    ticket: Callable[[bytes], bytes] = lambda _: b"",
+) -> bool:
     """Whether a store daemon answers a hello there in time."""
-    hello = wire.encode_hello(store_pb2.DataHelloRequest(session_id=secrets.token_bytes(16)))
+    session_id = secrets.token_bytes(16)
+    hello = wire.encode_hello(
+        store_pb2.DataHelloRequest(session_id=session_id, ticket=ticket(session_id))
+    )
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(timeout_s):

@@ -14,7 +14,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, final
 
-from cenote.api.errors import CenoteError, NotLeader, ResourceUnavailable
+from cenote.api.errors import CenoteError, NotLeader, ResourceUnavailable, Unauthenticated
+from cenote.rpc.address import is_loopback
+from cenote.rpc.grpc_auth import CredentialsInterceptor
 from cenote.rpc.grpc_util import GrpcServer
 from cenote.rpc.lane_server import LaneLimits, LaneServer
 from cenote.runtime.log import get_logger
@@ -26,8 +28,9 @@ from .admin import ADMIN_SERVICE, AdminGrpc
 from .config import MasterConfig, host_and_port
 from .front import STANDBY, Front
 from .grpc_service import MASTER_SERVICE, MasterGrpc
+from .guard import Guard
 from .journal import JournalCorrupt
-from .master_metrics import TickStats, register_metrics
+from .master_metrics import TickStats, register_metrics, register_refusals
 from .metadata import MasterRow, MetadataBackend, open_backend
 from .operations import Settings
 from .people_rows import PeopleRows
@@ -42,6 +45,8 @@ LOAD_SLICE_S: Final = 0.02
 """Of a replay, between two looks at whether to stop."""
 LATE_S: Final = 0.25
 HEAR_S: Final = 0.05
+GUARD_S: Final = 0.25
+"""Between looks at tokens and keys."""
 RETRY_S: Final = 0.2
 """After a campaign that was won in vain."""
 RETRY_S_MAX: Final = 30.0
@@ -87,6 +92,8 @@ class MasterServer:
         self._row = MasterRow("")
         self._ticks = TickStats()
         self._gc_at_s = 0.0
+        self._guard: Guard | None = None
+        self._guarding: asyncio.Task[None] | None = None
 
     # ---- start ------------------------------------------------------------------------------
 
@@ -103,8 +110,13 @@ class MasterServer:
             location_ttl_ms=int(config.location_ttl_s * 1000),
             heartbeat_interval_ms=int(config.heartbeat_s * 1000),
         )
+        if config.tokens:
+            self._guard = Guard.from_file(
+                config.tokens, isolation=config.isolation, rotation_s=config.key_rotation_s
+            )
         backend = self._make_backend()
         front = self.front = Front(backend, settings)
+        front.guard = self._guard
         if not backend.shared:
             state_config = config.state_config()
             if backend.name.startswith("file:"):
@@ -115,6 +127,8 @@ class MasterServer:
             await self._load(service)
             self._begin_to_lead(service)
         fields = await self._listen(front)
+        if self._guard is not None:
+            self._guarding = asyncio.create_task(self._watch_tokens(front, self._guard))
         if backend.shared:
             self._row = self._own_row(fields)
             backend.join(self._row)
@@ -162,13 +176,21 @@ class MasterServer:
         if not config.advertise:
             known_as = socket.gethostname() if host in _WILDCARDS else host
             front.set_addresses((_joined(known_as, port),))
-        if not host.startswith("127.") and host != "::1":
-            _log.warning("the lane is open to the network, and asks nobody for a proof", host=host)
+        grpc_host = host_and_port(config.grpc, "grpc")[0] if config.grpc else host
+        if self._guard is None and not (is_loopback(host) and is_loopback(grpc_host)):
+            _log.warning(
+                "this master is open to the network, and asks nobody who he is: give --tokens",
+                listen=config.listen,
+                grpc=config.grpc,
+            )
         if config.socket:
             await self.lane.listen_unix(config.socket)
             fields["socket"] = f"unix://{config.socket}"
         if config.grpc:
-            self._grpc = GrpcServer()
+            asking = []
+            if self._guard is not None:
+                asking.append(CredentialsInterceptor(self._guard.admit_call, front.enter_call))
+            self._grpc = GrpcServer(interceptors=asking)
             self._grpc.add_service(
                 master_pb2_grpc.add_MasterServiceServicer_to_server,
                 MasterGrpc(front),
@@ -185,10 +207,30 @@ class MasterServer:
         if config.metrics_listen:
             metrics = Metrics()
             register_metrics(metrics, front, self.lane.stats, self._ticks, version=self._version)
+            if self._guard is not None:
+                register_refusals(metrics, self._guard.refusals)
             metrics_host, metrics_port = host_and_port(config.metrics_listen, "metrics-listen")
             self._metrics_server = MetricsServer(metrics, metrics_port, metrics_host)
             fields["metrics"] = f"http://{_joined(metrics_host, self._metrics_server.port)}/metrics"
         return fields
+
+    async def _watch_tokens(self, front: Front, guard: Guard) -> None:
+        """End whose tokens were revoked or have expired, and renew keys."""
+        assert self.lane is not None
+        while True:
+            await asyncio.sleep(GUARD_S)
+            service = front.leading
+            ended = guard.tick(time.monotonic(), None if service is None else service.state)
+            if not ended:
+                continue
+            if service is not None:
+                service.cut_sessions(ended)
+            for connection in list(self.lane.connections):
+                who = connection.principal
+                if who is not None and not guard.still_counts(who):
+                    error = Unauthenticated(f"token {who.name} counts no more")
+                    guard.refusals.note("lane", error, connection.peer)
+                    connection.close(error)
 
     # ---- work -------------------------------------------------------------------------------
 
@@ -241,9 +283,11 @@ class MasterServer:
         self._prober = Prober(
             lambda node_id: service.endpoint_of(node_id, common_pb2.TRANSPORT_KIND_TCP),
             service.note_probe,
+            (lambda _: b"") if self._guard is None else self._guard.own_ticket,
         )
         service.decider.on_probe = self._prober.probe
         _rest_after_load()
+        service.guard = self._guard
         front.leading = service
 
     async def _lead(self, service: MasterService) -> None:
@@ -320,6 +364,8 @@ class MasterServer:
         service = None if front is None else front.leading or front.opening
         if service is not None:
             service.release_waiting()
+        if self._guarding is not None:
+            self._guarding.cancel()
         if self._standby is not None:
             self._standby.stop()
         if self._prober is not None:

@@ -33,8 +33,9 @@ from cenote.runtime.clock import SYSTEM_CLOCK, Clock
 from cenote.runtime.metrics import Histogram
 from cenote.v1 import master_pb2 as pb
 
-from .commands import NodeProbed
+from .commands import CutSession, NodeProbed
 from .decider import Decider
+from .guard import GRPC_CALLER, Guard
 from .longpoll import LongPolls
 from .metadata import MetadataBackend, Opened
 from .operations import Later, Operations, Settings
@@ -78,6 +79,8 @@ class MasterService:
         self.polls = LongPolls()
         """Heartbeats that are held open."""
         self._decider.on_instructions = self.polls.wake
+        self.guard: Guard | None = None
+        """Who may do what; None: all may do all."""
         self.calls = [0] * (max(pb.MasterMethod.values()) + 1)
         """Of each lane method since start, whichever way they came."""
         self.seconds = [Histogram() for _ in self.calls]
@@ -206,8 +209,13 @@ class MasterService:
             request = pb.HelloRequest.FromString(payload)
         except DecodeError:
             raise _no_message("the payload of hello", payload) from None
+        guard, who = self.guard, connection.principal
+        if guard is not None:
+            guard.check(who, request, b"", self.state, "lane", connection.peer)
         response = self._operations.hello(request)
         connection.session = request.session_id
+        if guard is not None:
+            guard.complete(who, request, b"", response)
         return response.SerializeToString()
 
     def dispatch(
@@ -229,12 +237,34 @@ class MasterService:
             request = parse(body)
         except DecodeError:
             raise _no_message(f"the body of method {method}", body) from None
-        reply = operation(request, connection.session)
+        if self.guard is not None:
+            reply = self._guarded(operation, request, connection)
+        else:
+            reply = operation(request, connection.session)
         if began_s:
             self.seconds[method].observe(time.perf_counter() - began_s)
         if type(reply) is Later:
             return self._serialized_later(reply, deadline_ms / 1000)
         return reply.SerializeToString()  # type: ignore[union-attr]
+
+    def _guarded(
+        self,
+        operation: Callable[..., Message | Later],
+        request: Message,
+        connection: LaneConnection,
+    ) -> Message | Later:
+        guard, who, session = self.guard, connection.principal, connection.session
+        assert guard is not None
+        guard.check(who, request, session, self.state, "lane", connection.peer)
+        reply = operation(request, session)
+        guard.complete(who, request, session, reply)
+        return reply
+
+    def cut_sessions(self, session_ids: list[bytes]) -> None:
+        """These sessions' tokens count no more: they end, here and at all daemons."""
+        for session_id in session_ids:
+            with contextlib.suppress(NotLeader):  # past the tenure: the next leader knows none
+                self._decider.apply(CutSession(session_id))
 
     def _serialized_later(self, later: Later, deadline_s: float) -> bytes | Awaitable[bytes]:
         if later.again is None:
@@ -283,7 +313,12 @@ class MasterService:
         """Any request of MasterService, on the running loop. Raises CenoteError."""
         method, operation = self._by_type[type(request)]
         self.calls[method] += 1
+        guard, who = self.guard, GRPC_CALLER.get()
+        if guard is not None:
+            guard.check(who, request, b"", self.state, "grpc", "")
         reply = operation(request, b"")
+        if guard is not None:
+            guard.complete(who, request, b"", reply)
         if type(reply) is not Later:
             self._decider.flush()
             return reply  # type: ignore[return-value]

@@ -7,6 +7,7 @@ import numpy as np
 from .commands import (
     AcquireReply,
     CloseSession,
+    CutSession,
     OpenSession,
     RenewSession,
     RenewSessionReply,
@@ -19,7 +20,14 @@ from .sealing import forget, told
 from .sessions import Session
 from .spans import segment_ids_of
 
-__all__ = ["abandon_session", "close_session", "node_cut_session", "open_session", "renew_session"]
+__all__ = [
+    "abandon_session",
+    "close_session",
+    "cut_session",
+    "node_cut_session",
+    "open_session",
+    "renew_session",
+]
 
 
 def open_session(pool: Pool, command: OpenSession, now_s: float) -> None:
@@ -99,6 +107,15 @@ def abandon_session(pool: Pool, session: Session) -> None:
     for lease in list(session.leases):
         if lease.is_hold:
             _orphan_hold(pool, session.session_id, lease)
+
+
+def cut_session(pool: Pool, command: CutSession, now_s: float) -> None:
+    """As if it had fallen silent, and every daemon is told not to let it in."""
+    session = pool.sessions.close(command.session_id)
+    if session is not None:
+        abandon_session(pool, session)
+    for node in pool.nodes.by_id.values():
+        pool.cut_off(node, command.session_id)
 
 
 def _orphan_hold(pool: Pool, session_id: bytes, hold: Lease) -> None:

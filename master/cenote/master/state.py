@@ -85,6 +85,7 @@ class MasterState:
             c.OpenSession: session_ops.open_session,
             c.RenewSession: session_ops.renew_session,
             c.CloseSession: session_ops.close_session,
+            c.CutSession: session_ops.cut_session,
             c.OpenNamespace: removal.open_namespace,
             c.ResetNamespace: removal.reset_namespace,
             c.SetQuota: removal.set_quota,
@@ -253,6 +254,18 @@ class MasterState:
 
     def has_namespace(self, name: str) -> bool:
         return name in self._pool.namespaces.by_name
+
+    def namespace_name(self, namespace_id: int) -> str:
+        """ "" where none has this id."""
+        namespace = self._pool.namespaces.by_id.get(namespace_id)
+        return "" if namespace is None else namespace.name
+
+    def has_session(self, session_id: bytes) -> bool:
+        return session_id in self._pool.sessions.by_id
+
+    @property
+    def session_count(self) -> int:
+        return len(self._pool.sessions.by_id)
 
     @property
     def namespaces_version(self) -> int:

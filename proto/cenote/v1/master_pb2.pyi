@@ -73,7 +73,7 @@ class HelloRequest(_message.Message):
     def __init__(self, credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., session_id: _Optional[bytes] = ..., client_name: _Optional[str] = ..., boot_id: _Optional[str] = ..., process_id: _Optional[int] = ..., observer: bool = ..., pool_id: _Optional[bytes] = ..., last_epoch: _Optional[int] = ...) -> None: ...
 
 class HelloResponse(_message.Message):
-    __slots__ = ("epoch", "session_ttl_ms", "cluster_view", "shard_map", "location_ttl_ms", "lease_ttl_max_ms", "batch_keys_max", "cluster_name", "is_leader", "server_version", "leader_addresses", "past_tenure", "pool_id")
+    __slots__ = ("epoch", "session_ttl_ms", "cluster_view", "shard_map", "location_ttl_ms", "lease_ttl_max_ms", "batch_keys_max", "cluster_name", "is_leader", "server_version", "leader_addresses", "past_tenure", "pool_id", "ticket", "no_mapping")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SESSION_TTL_MS_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_VIEW_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +87,8 @@ class HelloResponse(_message.Message):
     LEADER_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     PAST_TENURE_FIELD_NUMBER: _ClassVar[int]
     POOL_ID_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    NO_MAPPING_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     session_ttl_ms: int
     cluster_view: _common_pb2.ClusterView
@@ -100,7 +102,9 @@ class HelloResponse(_message.Message):
     leader_addresses: _containers.RepeatedScalarFieldContainer[str]
     past_tenure: bool
     pool_id: bytes
-    def __init__(self, epoch: _Optional[int] = ..., session_ttl_ms: _Optional[int] = ..., cluster_view: _Optional[_Union[_common_pb2.ClusterView, _Mapping]] = ..., shard_map: _Optional[_Union[_common_pb2.ShardMap, _Mapping]] = ..., location_ttl_ms: _Optional[int] = ..., lease_ttl_max_ms: _Optional[int] = ..., batch_keys_max: _Optional[int] = ..., cluster_name: _Optional[str] = ..., is_leader: bool = ..., server_version: _Optional[str] = ..., leader_addresses: _Optional[_Iterable[str]] = ..., past_tenure: bool = ..., pool_id: _Optional[bytes] = ...) -> None: ...
+    ticket: bytes
+    no_mapping: bool
+    def __init__(self, epoch: _Optional[int] = ..., session_ttl_ms: _Optional[int] = ..., cluster_view: _Optional[_Union[_common_pb2.ClusterView, _Mapping]] = ..., shard_map: _Optional[_Union[_common_pb2.ShardMap, _Mapping]] = ..., location_ttl_ms: _Optional[int] = ..., lease_ttl_max_ms: _Optional[int] = ..., batch_keys_max: _Optional[int] = ..., cluster_name: _Optional[str] = ..., is_leader: bool = ..., server_version: _Optional[str] = ..., leader_addresses: _Optional[_Iterable[str]] = ..., past_tenure: bool = ..., pool_id: _Optional[bytes] = ..., ticket: _Optional[bytes] = ..., no_mapping: bool = ...) -> None: ...
 
 class RenewSessionRequest(_message.Message):
     __slots__ = ("session_id", "piggyback", "lease_ttl_ms", "lease_ids", "cancelled_request_ids", "sealed_through")
@@ -119,14 +123,16 @@ class RenewSessionRequest(_message.Message):
     def __init__(self, session_id: _Optional[bytes] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., lease_ttl_ms: _Optional[int] = ..., lease_ids: _Optional[bytes] = ..., cancelled_request_ids: _Optional[bytes] = ..., sealed_through: _Optional[int] = ...) -> None: ...
 
 class RenewSessionResponse(_message.Message):
-    __slots__ = ("view_version", "epoch", "lost_lease_ids")
+    __slots__ = ("view_version", "epoch", "lost_lease_ids", "ticket")
     VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     LOST_LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
     view_version: int
     epoch: int
     lost_lease_ids: bytes
-    def __init__(self, view_version: _Optional[int] = ..., epoch: _Optional[int] = ..., lost_lease_ids: _Optional[bytes] = ...) -> None: ...
+    ticket: bytes
+    def __init__(self, view_version: _Optional[int] = ..., epoch: _Optional[int] = ..., lost_lease_ids: _Optional[bytes] = ..., ticket: _Optional[bytes] = ...) -> None: ...
 
 class CloseSessionRequest(_message.Message):
     __slots__ = ("session_id", "sealed_through")
@@ -337,7 +343,7 @@ class PutStartRequest(_message.Message):
     def __init__(self, keys: _Optional[_Union[_common_pb2.KeyBatch, _Mapping]] = ..., sizes: _Optional[bytes] = ..., tail_lengths: _Optional[bytes] = ..., content_digests: _Optional[bytes] = ..., options: _Optional[_Union[PutOptions, _Mapping]] = ..., session_id: _Optional[bytes] = ..., request_id: _Optional[int] = ..., piggyback: _Optional[_Union[_common_pb2.Piggyback, _Mapping]] = ..., shard_index: _Optional[int] = ..., shard_count: _Optional[int] = ..., credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., spare_count: _Optional[int] = ..., spare_bytes: _Optional[int] = ..., sealed_seqs: _Optional[bytes] = ..., sealed_epoch: _Optional[int] = ...) -> None: ...
 
 class PutStartResponse(_message.Message):
-    __slots__ = ("puts", "extents", "grant_id", "epoch", "view_version", "spare_grant_id", "spare_extents", "unsealed", "alias_grant_id", "alias_extents", "alias_checksums")
+    __slots__ = ("puts", "extents", "grant_id", "epoch", "view_version", "spare_grant_id", "spare_extents", "unsealed", "alias_grant_id", "alias_extents", "alias_checksums", "grant_signatures", "spare_signatures")
     PUTS_FIELD_NUMBER: _ClassVar[int]
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
     GRANT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -349,6 +355,8 @@ class PutStartResponse(_message.Message):
     ALIAS_GRANT_ID_FIELD_NUMBER: _ClassVar[int]
     ALIAS_EXTENTS_FIELD_NUMBER: _ClassVar[int]
     ALIAS_CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    GRANT_SIGNATURES_FIELD_NUMBER: _ClassVar[int]
+    SPARE_SIGNATURES_FIELD_NUMBER: _ClassVar[int]
     puts: bytes
     extents: bytes
     grant_id: int
@@ -360,7 +368,9 @@ class PutStartResponse(_message.Message):
     alias_grant_id: int
     alias_extents: bytes
     alias_checksums: bytes
-    def __init__(self, puts: _Optional[bytes] = ..., extents: _Optional[bytes] = ..., grant_id: _Optional[int] = ..., epoch: _Optional[int] = ..., view_version: _Optional[int] = ..., spare_grant_id: _Optional[int] = ..., spare_extents: _Optional[bytes] = ..., unsealed: _Optional[bytes] = ..., alias_grant_id: _Optional[int] = ..., alias_extents: _Optional[bytes] = ..., alias_checksums: _Optional[bytes] = ...) -> None: ...
+    grant_signatures: bytes
+    spare_signatures: bytes
+    def __init__(self, puts: _Optional[bytes] = ..., extents: _Optional[bytes] = ..., grant_id: _Optional[int] = ..., epoch: _Optional[int] = ..., view_version: _Optional[int] = ..., spare_grant_id: _Optional[int] = ..., spare_extents: _Optional[bytes] = ..., unsealed: _Optional[bytes] = ..., alias_grant_id: _Optional[int] = ..., alias_extents: _Optional[bytes] = ..., alias_checksums: _Optional[bytes] = ..., grant_signatures: _Optional[bytes] = ..., spare_signatures: _Optional[bytes] = ...) -> None: ...
 
 class SpareNames(_message.Message):
     __slots__ = ("keys", "sizes", "tail_lengths", "chain")
@@ -611,7 +621,7 @@ class NamespaceCopy(_message.Message):
     def __init__(self, namespace_id: _Optional[int] = ..., generation: _Optional[int] = ..., name: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., digest_seed: _Optional[int] = ..., durability: _Optional[_Union[_common_pb2.Durability, str]] = ..., dram_quota_bytes: _Optional[int] = ..., ssd_quota_bytes: _Optional[int] = ..., objects_quota: _Optional[int] = ..., priority: _Optional[_Union[_common_pb2.Priority, str]] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("node_id", "epoch", "segment_ids", "heartbeat_interval_ms", "clear_slots", "last_seq", "first_grant_id", "pool", "wanted_blocks")
+    __slots__ = ("node_id", "epoch", "segment_ids", "heartbeat_interval_ms", "clear_slots", "last_seq", "first_grant_id", "pool", "wanted_blocks", "access_keys")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -621,6 +631,7 @@ class AttachResponse(_message.Message):
     FIRST_GRANT_ID_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     WANTED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ACCESS_KEYS_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     epoch: int
     segment_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -630,7 +641,8 @@ class AttachResponse(_message.Message):
     first_grant_id: int
     pool: PoolCopy
     wanted_blocks: bytes
-    def __init__(self, node_id: _Optional[int] = ..., epoch: _Optional[int] = ..., segment_ids: _Optional[_Iterable[int]] = ..., heartbeat_interval_ms: _Optional[int] = ..., clear_slots: _Optional[bytes] = ..., last_seq: _Optional[int] = ..., first_grant_id: _Optional[int] = ..., pool: _Optional[_Union[PoolCopy, _Mapping]] = ..., wanted_blocks: _Optional[bytes] = ...) -> None: ...
+    access_keys: bytes
+    def __init__(self, node_id: _Optional[int] = ..., epoch: _Optional[int] = ..., segment_ids: _Optional[_Iterable[int]] = ..., heartbeat_interval_ms: _Optional[int] = ..., clear_slots: _Optional[bytes] = ..., last_seq: _Optional[int] = ..., first_grant_id: _Optional[int] = ..., pool: _Optional[_Union[PoolCopy, _Mapping]] = ..., wanted_blocks: _Optional[bytes] = ..., access_keys: _Optional[bytes] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("node_id", "epoch", "segments", "wait_ms", "done_instruction", "cut_session_ids", "quarantined_session_ids", "stats", "start_number", "withdrawn_session_ids", "copied", "endpoints")
@@ -763,12 +775,14 @@ class PullSource(_message.Message):
     def __init__(self, address: _Optional[str] = ..., segment_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("instructions", "epoch")
+    __slots__ = ("instructions", "epoch", "access_keys")
     INSTRUCTIONS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ACCESS_KEYS_FIELD_NUMBER: _ClassVar[int]
     instructions: _containers.RepeatedCompositeFieldContainer[Instruction]
     epoch: int
-    def __init__(self, instructions: _Optional[_Iterable[_Union[Instruction, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    access_keys: bytes
+    def __init__(self, instructions: _Optional[_Iterable[_Union[Instruction, _Mapping]]] = ..., epoch: _Optional[int] = ..., access_keys: _Optional[bytes] = ...) -> None: ...
 
 class DetachRequest(_message.Message):
     __slots__ = ("node_id", "epoch", "contents_survive", "start_number")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from cenote.v1 import common_pb2 as cenote_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x63\x65note/v1/store.proto\x12\tcenote.v1\x1a\x16\x63\x65note/v1/common.proto\"\xf0\x01\n\x10\x44\x61taHelloRequest\x12+\n\x0b\x63redentials\x18\x01 \x01(\x0b\x32\x16.cenote.v1.Credentials\x12\x12\n\nsession_id\x18\x02 \x01(\x0c\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x0f\n\x07\x62oot_id\x18\x04 \x01(\t\x12\x12\n\nprocess_id\x18\x05 \x01(\r\x12\x18\n\x10want_descriptors\x18\x06 \x01(\x08\x12\x0e\n\x06writer\x18\x07 \x01(\x08\x12\x14\n\x0cwants_claims\x18\x08 \x01(\x08\x12\x10\n\x08has_head\x18\t \x01(\x08\x12\x15\n\rwants_staging\x18\n \x01(\x08\"\x90\x02\n\x11\x44\x61taHelloResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0f\n\x07node_id\x18\x02 \x01(\r\x12\x16\n\x0eserver_version\x18\x03 \x01(\t\x12*\n\x08segments\x18\x04 \x03(\x0b\x32\x18.cenote.v1.SharedSegment\x12\x12\n\nhas_claims\x18\x05 \x01(\x08\x12\x15\n\rclaims_offset\x18\x06 \x01(\x04\x12\x10\n\x08has_head\x18\x07 \x01(\x08\x12/\n\rdisk_segments\x18\x08 \x03(\x0b\x32\x18.cenote.v1.SharedSegment\x12\x12\n\nstaging_id\x18\t \x01(\x04\x12\x15\n\rstaging_bytes\x18\n \x01(\x04\"\x8f\x01\n\rSharedSegment\x12\x12\n\nsegment_id\x18\x01 \x01(\r\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x13\n\x0bincarnation\x18\x03 \x01(\x0c\x12\x1d\n\x04tier\x18\x04 \x01(\x0e\x32\x0f.cenote.v1.Tier\x12\x13\n\x0bready_bytes\x18\x05 \x01(\x04\x12\r\n\x05index\x18\x06 \x01(\r\"/\n\tRdmaPorts\x12\"\n\x05ports\x18\x01 \x03(\x0b\x32\x13.cenote.v1.RdmaPort\"~\n\x08RdmaPort\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x12\n\nlink_layer\x18\x03 \x01(\t\x12 \n\x04gids\x18\x04 \x03(\x0b\x32\x12.cenote.v1.RdmaGid\x12\x11\n\trate_gbps\x18\x05 \x01(\x01\x12\x0b\n\x03lid\x18\x06 \x01(\r\"%\n\x07RdmaGid\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0b\n\x03gid\x18\x02 \x01(\x0c\"e\n\x0bRdmaRequest\x12-\n\x0bqueue_pairs\x18\x01 \x03(\x0b\x32\x18.cenote.v1.RdmaQueuePair\x12\x0f\n\x07lane_id\x18\x02 \x01(\x04\x12\x16\n\x0e\x65nded_lane_ids\x18\x03 \x03(\x04\"\xb8\x01\n\rRdmaQueuePair\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x11\n\tgid_index\x18\x03 \x01(\r\x12\x0e\n\x06number\x18\x04 \x01(\r\x12\x11\n\tfirst_psn\x18\x05 \x01(\r\x12\x0b\n\x03lid\x18\x06 \x01(\r\x12\x0b\n\x03gid\x18\x07 \x01(\x0c\x12\x10\n\x08mtu_code\x18\x08 \x01(\r\x12\x17\n\x0freads_in_flight\x18\t \x01(\r\x12\x0e\n\x06writes\x18\n \x01(\x08\"\xa6\x01\n\tRdmaReply\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x16\n\x0e\x66irst_grant_id\x18\x02 \x01(\x04\x12-\n\x0bqueue_pairs\x18\x03 \x03(\x0b\x32\x18.cenote.v1.RdmaQueuePair\x12\x0f\n\x07\x64\x65vices\x18\x04 \x03(\t\x12\x32\n\rregistrations\x18\x05 \x03(\x0b\x32\x1b.cenote.v1.RdmaRegistration\"l\n\x10RdmaRegistration\x12\x12\n\nsegment_id\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\x04\x12\x13\n\x0bremote_keys\x18\x05 \x03(\r\"\x17\n\x15GetStoreStatusRequest\"\xb7\x01\n\x16GetStoreStatusResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12*\n\x08segments\x18\x03 \x03(\x0b\x32\x18.cenote.v1.SharedSegment\x12\x14\n\x0csealed_slots\x18\x04 \x01(\x04\x12\x10\n\x08sessions\x18\x05 \x01(\r\x12\x12\n\nread_bytes\x18\x06 \x01(\x04\x12\x15\n\rwritten_bytes\x18\x07 \x01(\x04\"_\n\x10ListSlotsRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x12\n\nkey_prefix\x18\x03 \x01(\x0c\x12\r\n\x05limit\x18\x04 \x01(\r\":\n\x11ListSlotsResponse\x12%\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x14.cenote.v1.SlotEntry\"\x86\x01\n\tSlotEntry\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12#\n\x07version\x18\x04 \x01(\x0b\x32\x12.cenote.v1.Version\x12\x12\n\nsegment_id\x18\x05 \x01(\r\x12\x0f\n\x07replica\x18\x06 \x01(\r2\xaf\x01\n\x0cStoreService\x12U\n\x0eGetStoreStatus\x12 .cenote.v1.GetStoreStatusRequest\x1a!.cenote.v1.GetStoreStatusResponse\x12H\n\tListSlots\x12\x1b.cenote.v1.ListSlotsRequest\x1a\x1c.cenote.v1.ListSlotsResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x63\x65note/v1/store.proto\x12\tcenote.v1\x1a\x16\x63\x65note/v1/common.proto\"\xd9\x01\n\x10\x44\x61taHelloRequest\x12\x12\n\nsession_id\x18\x02 \x01(\x0c\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12\x0f\n\x07\x62oot_id\x18\x04 \x01(\t\x12\x12\n\nprocess_id\x18\x05 \x01(\r\x12\x18\n\x10want_descriptors\x18\x06 \x01(\x08\x12\x0e\n\x06writer\x18\x07 \x01(\x08\x12\x14\n\x0cwants_claims\x18\x08 \x01(\x08\x12\x10\n\x08has_head\x18\t \x01(\x08\x12\x15\n\rwants_staging\x18\n \x01(\x08\x12\x0e\n\x06ticket\x18\x0b \x01(\x0cJ\x04\x08\x01\x10\x02\"u\n\x0c\x41\x63\x63\x65ssTicket\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0e\n\x06holder\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\r\x12\x12\n\nnamespaces\x18\x04 \x03(\t\x12\x0f\n\x07may_map\x18\x05 \x01(\x08\x12\x0e\n\x06key_id\x18\x06 \x01(\r\"\x90\x02\n\x11\x44\x61taHelloResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x0f\n\x07node_id\x18\x02 \x01(\r\x12\x16\n\x0eserver_version\x18\x03 \x01(\t\x12*\n\x08segments\x18\x04 \x03(\x0b\x32\x18.cenote.v1.SharedSegment\x12\x12\n\nhas_claims\x18\x05 \x01(\x08\x12\x15\n\rclaims_offset\x18\x06 \x01(\x04\x12\x10\n\x08has_head\x18\x07 \x01(\x08\x12/\n\rdisk_segments\x18\x08 \x03(\x0b\x32\x18.cenote.v1.SharedSegment\x12\x12\n\nstaging_id\x18\t \x01(\x04\x12\x15\n\rstaging_bytes\x18\n \x01(\x04\"\x8f\x01\n\rSharedSegment\x12\x12\n\nsegment_id\x18\x01 \x01(\r\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x13\n\x0bincarnation\x18\x03 \x01(\x0c\x12\x1d\n\x04tier\x18\x04 \x01(\x0e\x32\x0f.cenote.v1.Tier\x12\x13\n\x0bready_bytes\x18\x05 \x01(\x04\x12\r\n\x05index\x18\x06 \x01(\r\"/\n\tRdmaPorts\x12\"\n\x05ports\x18\x01 \x03(\x0b\x32\x13.cenote.v1.RdmaPort\"~\n\x08RdmaPort\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x12\n\nlink_layer\x18\x03 \x01(\t\x12 \n\x04gids\x18\x04 \x03(\x0b\x32\x12.cenote.v1.RdmaGid\x12\x11\n\trate_gbps\x18\x05 \x01(\x01\x12\x0b\n\x03lid\x18\x06 \x01(\r\"%\n\x07RdmaGid\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0b\n\x03gid\x18\x02 \x01(\x0c\"e\n\x0bRdmaRequest\x12-\n\x0bqueue_pairs\x18\x01 \x03(\x0b\x32\x18.cenote.v1.RdmaQueuePair\x12\x0f\n\x07lane_id\x18\x02 \x01(\x04\x12\x16\n\x0e\x65nded_lane_ids\x18\x03 \x03(\x04\"\xb8\x01\n\rRdmaQueuePair\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x11\n\tgid_index\x18\x03 \x01(\r\x12\x0e\n\x06number\x18\x04 \x01(\r\x12\x11\n\tfirst_psn\x18\x05 \x01(\r\x12\x0b\n\x03lid\x18\x06 \x01(\r\x12\x0b\n\x03gid\x18\x07 \x01(\x0c\x12\x10\n\x08mtu_code\x18\x08 \x01(\r\x12\x17\n\x0freads_in_flight\x18\t \x01(\r\x12\x0e\n\x06writes\x18\n \x01(\x08\"\xa6\x01\n\tRdmaReply\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x16\n\x0e\x66irst_grant_id\x18\x02 \x01(\x04\x12-\n\x0bqueue_pairs\x18\x03 \x03(\x0b\x32\x18.cenote.v1.RdmaQueuePair\x12\x0f\n\x07\x64\x65vices\x18\x04 \x03(\t\x12\x32\n\rregistrations\x18\x05 \x03(\x0b\x32\x1b.cenote.v1.RdmaRegistration\"l\n\x10RdmaRegistration\x12\x12\n\nsegment_id\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\x04\x12\x13\n\x0bremote_keys\x18\x05 \x03(\r\"\x17\n\x15GetStoreStatusRequest\"\xb7\x01\n\x16GetStoreStatusResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12*\n\x08segments\x18\x03 \x03(\x0b\x32\x18.cenote.v1.SharedSegment\x12\x14\n\x0csealed_slots\x18\x04 \x01(\x04\x12\x10\n\x08sessions\x18\x05 \x01(\r\x12\x12\n\nread_bytes\x18\x06 \x01(\x04\x12\x15\n\rwritten_bytes\x18\x07 \x01(\x04\"_\n\x10ListSlotsRequest\x12\x14\n\x0cnamespace_id\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x12\n\nkey_prefix\x18\x03 \x01(\x0c\x12\r\n\x05limit\x18\x04 \x01(\r\":\n\x11ListSlotsResponse\x12%\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x14.cenote.v1.SlotEntry\"\x86\x01\n\tSlotEntry\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12#\n\x07version\x18\x04 \x01(\x0b\x32\x12.cenote.v1.Version\x12\x12\n\nsegment_id\x18\x05 \x01(\r\x12\x0f\n\x07replica\x18\x06 \x01(\r2\xaf\x01\n\x0cStoreService\x12U\n\x0eGetStoreStatus\x12 .cenote.v1.GetStoreStatusRequest\x1a!.cenote.v1.GetStoreStatusResponse\x12H\n\tListSlots\x12\x1b.cenote.v1.ListSlotsRequest\x1a\x1c.cenote.v1.ListSlotsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,35 +33,37 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cenote.v1.store_pb2', _glob
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DATAHELLOREQUEST']._serialized_start=61
-  _globals['_DATAHELLOREQUEST']._serialized_end=301
-  _globals['_DATAHELLORESPONSE']._serialized_start=304
-  _globals['_DATAHELLORESPONSE']._serialized_end=576
-  _globals['_SHAREDSEGMENT']._serialized_start=579
-  _globals['_SHAREDSEGMENT']._serialized_end=722
-  _globals['_RDMAPORTS']._serialized_start=724
-  _globals['_RDMAPORTS']._serialized_end=771
-  _globals['_RDMAPORT']._serialized_start=773
-  _globals['_RDMAPORT']._serialized_end=899
-  _globals['_RDMAGID']._serialized_start=901
-  _globals['_RDMAGID']._serialized_end=938
-  _globals['_RDMAREQUEST']._serialized_start=940
-  _globals['_RDMAREQUEST']._serialized_end=1041
-  _globals['_RDMAQUEUEPAIR']._serialized_start=1044
-  _globals['_RDMAQUEUEPAIR']._serialized_end=1228
-  _globals['_RDMAREPLY']._serialized_start=1231
-  _globals['_RDMAREPLY']._serialized_end=1397
-  _globals['_RDMAREGISTRATION']._serialized_start=1399
-  _globals['_RDMAREGISTRATION']._serialized_end=1507
-  _globals['_GETSTORESTATUSREQUEST']._serialized_start=1509
-  _globals['_GETSTORESTATUSREQUEST']._serialized_end=1532
-  _globals['_GETSTORESTATUSRESPONSE']._serialized_start=1535
-  _globals['_GETSTORESTATUSRESPONSE']._serialized_end=1718
-  _globals['_LISTSLOTSREQUEST']._serialized_start=1720
-  _globals['_LISTSLOTSREQUEST']._serialized_end=1815
-  _globals['_LISTSLOTSRESPONSE']._serialized_start=1817
-  _globals['_LISTSLOTSRESPONSE']._serialized_end=1875
-  _globals['_SLOTENTRY']._serialized_start=1878
-  _globals['_SLOTENTRY']._serialized_end=2012
-  _globals['_STORESERVICE']._serialized_start=2015
-  _globals['_STORESERVICE']._serialized_end=2190
+  _globals['_DATAHELLOREQUEST']._serialized_end=278
+  _globals['_ACCESSTICKET']._serialized_start=280
+  _globals['_ACCESSTICKET']._serialized_end=397
+  _globals['_DATAHELLORESPONSE']._serialized_start=400
+  _globals['_DATAHELLORESPONSE']._serialized_end=672
+  _globals['_SHAREDSEGMENT']._serialized_start=675
+  _globals['_SHAREDSEGMENT']._serialized_end=818
+  _globals['_RDMAPORTS']._serialized_start=820
+  _globals['_RDMAPORTS']._serialized_end=867
+  _globals['_RDMAPORT']._serialized_start=869
+  _globals['_RDMAPORT']._serialized_end=995
+  _globals['_RDMAGID']._serialized_start=997
+  _globals['_RDMAGID']._serialized_end=1034
+  _globals['_RDMAREQUEST']._serialized_start=1036
+  _globals['_RDMAREQUEST']._serialized_end=1137
+  _globals['_RDMAQUEUEPAIR']._serialized_start=1140
+  _globals['_RDMAQUEUEPAIR']._serialized_end=1324
+  _globals['_RDMAREPLY']._serialized_start=1327
+  _globals['_RDMAREPLY']._serialized_end=1493
+  _globals['_RDMAREGISTRATION']._serialized_start=1495
+  _globals['_RDMAREGISTRATION']._serialized_end=1603
+  _globals['_GETSTORESTATUSREQUEST']._serialized_start=1605
+  _globals['_GETSTORESTATUSREQUEST']._serialized_end=1628
+  _globals['_GETSTORESTATUSRESPONSE']._serialized_start=1631
+  _globals['_GETSTORESTATUSRESPONSE']._serialized_end=1814
+  _globals['_LISTSLOTSREQUEST']._serialized_start=1816
+  _globals['_LISTSLOTSREQUEST']._serialized_end=1911
+  _globals['_LISTSLOTSRESPONSE']._serialized_start=1913
+  _globals['_LISTSLOTSRESPONSE']._serialized_end=1971
+  _globals['_SLOTENTRY']._serialized_start=1974
+  _globals['_SLOTENTRY']._serialized_end=2108
+  _globals['_STORESERVICE']._serialized_start=2111
+  _globals['_STORESERVICE']._serialized_end=2286
 # @@protoc_insertion_point(module_scope)

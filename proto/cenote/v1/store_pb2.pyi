@@ -7,8 +7,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DataHelloRequest(_message.Message):
-    __slots__ = ("credentials", "session_id", "epoch", "boot_id", "process_id", "want_descriptors", "writer", "wants_claims", "has_head", "wants_staging")
-    CREDENTIALS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("session_id", "epoch", "boot_id", "process_id", "want_descriptors", "writer", "wants_claims", "has_head", "wants_staging", "ticket")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -18,7 +17,7 @@ class DataHelloRequest(_message.Message):
     WANTS_CLAIMS_FIELD_NUMBER: _ClassVar[int]
     HAS_HEAD_FIELD_NUMBER: _ClassVar[int]
     WANTS_STAGING_FIELD_NUMBER: _ClassVar[int]
-    credentials: _common_pb2.Credentials
+    TICKET_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     epoch: int
     boot_id: str
@@ -28,7 +27,24 @@ class DataHelloRequest(_message.Message):
     wants_claims: bool
     has_head: bool
     wants_staging: bool
-    def __init__(self, credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ..., session_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., boot_id: _Optional[str] = ..., process_id: _Optional[int] = ..., want_descriptors: bool = ..., writer: bool = ..., wants_claims: bool = ..., has_head: bool = ..., wants_staging: bool = ...) -> None: ...
+    ticket: bytes
+    def __init__(self, session_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., boot_id: _Optional[str] = ..., process_id: _Optional[int] = ..., want_descriptors: bool = ..., writer: bool = ..., wants_claims: bool = ..., has_head: bool = ..., wants_staging: bool = ..., ticket: _Optional[bytes] = ...) -> None: ...
+
+class AccessTicket(_message.Message):
+    __slots__ = ("session_id", "holder", "role", "namespaces", "may_map", "key_id")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    MAY_MAP_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: bytes
+    holder: str
+    role: int
+    namespaces: _containers.RepeatedScalarFieldContainer[str]
+    may_map: bool
+    key_id: int
+    def __init__(self, session_id: _Optional[bytes] = ..., holder: _Optional[str] = ..., role: _Optional[int] = ..., namespaces: _Optional[_Iterable[str]] = ..., may_map: bool = ..., key_id: _Optional[int] = ...) -> None: ...
 
 class DataHelloResponse(_message.Message):
     __slots__ = ("epoch", "node_id", "server_version", "segments", "has_claims", "claims_offset", "has_head", "disk_segments", "staging_id", "staging_bytes")

@@ -87,8 +87,9 @@ class StoreAgent:
 
     `masters` is empty where they are looked up in `directory`. `connect` makes a link to an
     address. `stats` and `is_preparing` tell what heartbeats report and whether there is soon more
-    of it. `on_end` is called, in the agent's thread, with the error that ends it by itself: a
-    master that refuses this daemon before it was ever attached.
+    of it. `on_keys` gets what the master says that tickets are signed with. `on_end` is called, in
+    the agent's thread, with the error that ends it by itself: a master that refuses this daemon
+    before it was ever attached.
     """
 
     def __init__(
@@ -107,7 +108,9 @@ class StoreAgent:
         directory: EtcdDirectory | None = None,
         jitter: Callable[[], float] = random.random,
         slots_per_block: int = SLOTS_PER_BLOCK,
+        on_keys: Callable[[bytes], None] | None = None,
     ) -> None:
+        self._on_keys = on_keys
         self._identity = identity
         self._segments = segments
         self._sessions = sessions
@@ -299,6 +302,8 @@ class StoreAgent:
             # First: who followed that epoch must know of which pool it is, whatever happens next.
             self._pool.keep(response.pool)
         cleared = self._clear(response.clear_slots)
+        if self._on_keys is not None:
+            self._on_keys(response.access_keys)
         self._segments.attached(
             response.node_id, response.segment_ids, response.last_seq, response.first_grant_id
         )
@@ -342,6 +347,8 @@ class StoreAgent:
             endpoints=() if endpoints == self._attacher.told_endpoints else endpoints,
         )
         response = self._current_link().heartbeat(request, beat.wait_s + self._beat_margin_s)
+        if self._on_keys is not None:
+            self._on_keys(response.access_keys)
         self.beaten_s = time.monotonic()
         self._attacher.told_endpoints = endpoints
         for one, told in zip(self._copying, copied, strict=True):

@@ -18,7 +18,7 @@ from cenote.runtime.config import option
 from cenote.transport.nics.filters import DeviceFilter
 
 from .dram import SEGMENT_BYTES_MIN
-from .node_files import NODE_NAME
+from .node_files import NODE_NAME, NodeFiles
 from .ssd import OBJECT_BYTES
 
 __all__ = [
@@ -27,6 +27,8 @@ __all__ = [
     "StoreConfig",
     "advertised_address",
     "host_and_port",
+    "joined",
+    "pool_path",
     "socket_path",
 ]
 
@@ -186,7 +188,14 @@ class StoreConfig:
     token: str = field(
         default="",
         repr=False,
-        metadata=option(help="shared secret of the pool; better given by environment or file"),
+        metadata=option(flag=False, help="of the role store; see --token-file"),
+    )
+    token_file: str = field(
+        default="",
+        metadata=option(
+            help="file with this daemon's token, of the role store, for a pool with tokens; then"
+            " it asks everybody, too, what its master gave them"
+        ),
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_json: bool = field(default=False, metadata=option(help="log JSON lines"))
@@ -221,6 +230,8 @@ class StoreConfig:
             if path and not Path(path).is_absolute():
                 raise ConfigError(f"{flag} {path!r} is no absolute path")
         self.directory()  # a typing mistake shows now
+        if self.token and self.token_file:
+            raise ConfigError("token and token_file are both given", remedy="give one of them")
 
     def directory(self) -> EtcdDirectory | None:
         """Where masters are looked up; None: `master` has their addresses. Raises ConfigError."""
@@ -277,6 +288,15 @@ def socket_path(config: StoreConfig) -> str:
             remedy="give another one with --socket-dir",
         ) from error
     return path
+
+
+def pool_path(config: StoreConfig, files: NodeFiles) -> Path:
+    """Where the copy of the pool is kept: it must last as long as what it is about. (Beside a block
+    device nothing can be: there it lasts until the next boot.)"""
+    ssd = Path(config.ssd) if config.ssd else None
+    if ssd is None or ssd.is_block_device():
+        return files.pool_path
+    return ssd.with_name(ssd.name + ".pool")
 
 
 def _private_directory() -> Path:

@@ -7,27 +7,39 @@ import gc
 import os
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
-from typing import Final, TypeVar, final
+from typing import Final, final
 
 from cenote.api.errors import CenoteError, ResourceUnavailable
 from cenote.kv.calls import register_calls
+from cenote.rpc.address import is_loopback
 from cenote.rpc.grpc_util import GrpcServer
 from cenote.runtime.log import get_logger
 from cenote.runtime.memory import is_in_memory
 from cenote.runtime.metrics import Metrics
 from cenote.runtime.metrics_http import MetricsServer
 from cenote.runtime.units import format_size
+from cenote.security.tokens import read_token
+from cenote.transport.access import Access
 from cenote.transport.base import SessionIdentity
 from cenote.v1 import common_pb2, store_pb2_grpc
 from cenote.v1 import master_pb2 as pb
 
 from .agent import AgentIdentity, StoreAgent
 from .agent_core import Stage
-from .config import ANY_HOST, StoreConfig, advertised_address, host_and_port, joined, socket_path
+from .config import (
+    ANY_HOST,
+    StoreConfig,
+    advertised_address,
+    host_and_port,
+    joined,
+    pool_path,
+    socket_path,
+)
 from .copier import Copier
 from .endurance import Endurance
+from .gate import OPEN, Gate
 from .grpc_service import STORE_SERVICE, StoreGrpc
 from .master_link import LaneMasterLink
 from .node_files import NodeFiles, control_directory_for, stale_nodes
@@ -46,6 +58,7 @@ from .store_metrics import (
     register_endurance,
     register_metrics,
     register_rdma,
+    register_refusals,
     register_verifier,
 )
 from .verifying import Verifier
@@ -60,7 +73,6 @@ _SERVER_STOP_S: Final = 0.4
 _GRPC_STOP_S: Final = 0.3
 _RDMA_STOP_S: Final = 0.3
 
-T = TypeVar("T")
 _log = get_logger(__name__)
 
 
@@ -78,7 +90,9 @@ class StoreDaemon:
         self._version = version
         self._boot_id = read_boot_id()
         self._session_id = secrets.token_bytes(16)
-        self._credentials = common_pb2.Credentials(token=config.token.encode())
+        self._credentials = common_pb2.Credentials()
+        self._access = Access()
+        self._gate: Gate | None = None
         self._stopping = threading.Event()
         self._opening: asyncio.Task[None] | None = None
         self._failed: asyncio.Future[None] | None = None
@@ -107,6 +121,7 @@ class StoreDaemon:
         Raises ResourceUnavailable, ConfigError, InvalidArgument.
         """
         config = self._config
+        self._credentials.token = read_token(config.token, config.token_file).encode()
         loop = asyncio.get_running_loop()
         self._failed = loop.create_future()
         # A task of its own: when this one is cancelled, `stop` waits for what it got to.
@@ -115,6 +130,12 @@ class StoreDaemon:
         segments = self.segments
         assert segments is not None
         sessions = SessionTable(segments)
+        if self._credentials.token:
+            self._gate = gate = Gate(segments)
+            sessions.on_cut = gate.holders.forget_session
+            await asyncio.to_thread(gate.take_up, segments)
+        elif not is_loopback(host_and_port(config.listen, "listen")[0]):
+            _log.warning(OPEN)
         path = socket_path(config)
         self._rdma = rdma = RdmaServing(config, segments, self._serve_rdma)
         await asyncio.to_thread(rdma.open)
@@ -123,7 +144,7 @@ class StoreDaemon:
             sessions,
             tcp=host_and_port(config.listen, "listen"),
             unix_path=path,
-            token=config.token.encode(),
+            gate=self._gate,
             connections_max=config.connections_max,
             server_version=self._version,
             claims=segments.claim_file,
@@ -206,10 +227,10 @@ class StoreDaemon:
             allow_less=config.dram_allow_less,
             ssd=self._ssd,
         )
-        pool_path = _pool_path(config, files)
+        kept_at = pool_path(config, files)
         if not any(segment.reopened for segment in segments.all()):
-            pool_path.unlink(missing_ok=True)  # nothing is left of what it was about
-        segments.pool = PoolCopyFile(pool_path)
+            kept_at.unlink(missing_ok=True)  # nothing is left of what it was about
+        segments.pool = PoolCopyFile(kept_at)
         for segment in segments.all():
             sealed = segment.recover(self._stopping.is_set)
             if segment.reopened:
@@ -242,7 +263,6 @@ class StoreDaemon:
             process_id=os.getpid(),
             observer=True,
         )
-
         self._verifier = verifier = Verifier(segments, self._stage)
 
         def has_news() -> bool:
@@ -250,7 +270,7 @@ class StoreDaemon:
 
         def connect(master: str) -> LaneMasterLink:
             hello.pool_id, hello.last_epoch = segments.pool.pool_id, segments.epoch
-            return LaneMasterLink(master, hello)
+            return LaneMasterLink(master, hello, on_hello=self._access.greeted)
 
         self._start_copies(segments)
         directory = config.directory()
@@ -266,6 +286,7 @@ class StoreDaemon:
             on_end=self._fail,
             copier=self._copier,
             puller=self._puller,
+            on_keys=None if self._gate is None else self._gate.learn,
         )
         agent.start()
         verifier.start()
@@ -308,7 +329,9 @@ class StoreDaemon:
             self._copier.start()
         self._puller = Puller(
             segments,
-            SessionIdentity(self._session_id, self._boot_id, os.getpid(), self._credentials),
+            SessionIdentity(
+                self._session_id, self._boot_id, os.getpid(), self._credentials, self._access
+            ),
         )
         self._puller.start()
 
@@ -316,7 +339,8 @@ class StoreDaemon:
         self, segments: LocalSegments, sessions: SessionTable, server: DataServer
     ) -> str:
         """Where it serves, as clients are told."""
-        self._grpc = GrpcServer()
+        gate = self._gate
+        self._grpc = GrpcServer(interceptors=() if gate is None else gate.interceptors())
         self._grpc.add_service(
             store_pb2_grpc.add_StoreServiceServicer_to_server,
             StoreGrpc(segments, server.counters, sessions.session_count),
@@ -339,6 +363,8 @@ class StoreDaemon:
         register_metrics(metrics, segments, server, sessions, agent)
         assert self._verifier is not None
         register_verifier(metrics, self._verifier)
+        if self._gate is not None:
+            register_refusals(metrics, self._gate.refusals)
         register_copies(
             metrics,
             None if self._copier is None else self._copier.counters,
@@ -412,7 +438,7 @@ class StoreDaemon:
                 self._opening.exception()  # `start` raised it, unless it was cancelled before
         if self._failed is not None and self._failed.done() and not self._failed.cancelled():
             self._failed.exception()  # `wait` may not have been there to take it
-        closing = []
+        closing: list[Awaitable[object]] = []
         if self.agent is not None:
             agent, survive = self.agent, self._contents_survive()
             closing.append(
@@ -421,15 +447,15 @@ class StoreDaemon:
                 )
             )
         if self._copier is not None:
-            closing.append(asyncio.to_thread(_returning(False, self._copier.stop)))
+            closing.append(asyncio.to_thread(self._copier.stop))
         if self._puller is not None:
-            closing.append(asyncio.to_thread(_returning(False, self._puller.stop)))
+            closing.append(asyncio.to_thread(self._puller.stop))
         if self._preparation is not None:
-            closing.append(asyncio.to_thread(_returning(False, self._preparation.stop)))
+            closing.append(asyncio.to_thread(self._preparation.stop))
         if self._verifier is not None:
-            closing.append(asyncio.to_thread(_returning(False, self._verifier.stop)))
+            closing.append(asyncio.to_thread(self._verifier.stop))
         if self._metrics_server is not None:
-            closing.append(asyncio.to_thread(_returning(False, self._metrics_server.close)))
+            closing.append(asyncio.to_thread(self._metrics_server.close))
         await asyncio.gather(*closing)
         if self._grpc is not None:
             await self._grpc.close(_GRPC_STOP_S)
@@ -466,23 +492,6 @@ class StoreDaemon:
                     files.remove(segment.index)
         if self._config.wipe_on_exit or not files.indexes():
             files.remove_all()
-
-
-def _pool_path(config: StoreConfig, files: NodeFiles) -> Path:
-    """Where the copy of the pool is kept: it must last as long as what it is about. (Beside a block
-    device nothing can be: there it lasts until the next boot.)"""
-    ssd = Path(config.ssd) if config.ssd else None
-    if ssd is None or ssd.is_block_device():
-        return files.pool_path
-    return ssd.with_name(ssd.name + ".pool")
-
-
-def _returning(value: T, function: Callable[[], None]) -> Callable[[], T]:
-    def call() -> T:
-        function()
-        return value
-
-    return call
 
 
 def _rest_after_start() -> None:

@@ -296,6 +296,10 @@ class DramSegment:
         """See `Segment.record`."""
         return self._table.record(slot, epoch, seq)
 
+    def namespace_at(self, slot: int) -> int:
+        """See `Segment.namespace_at`."""
+        return self._table.namespace_at(slot)
+
     def clear(self, refs: NDArray[np.void]) -> int:
         """See `SlotTable.clear`."""
         return self._table.clear(refs)

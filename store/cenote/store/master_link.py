@@ -43,8 +43,17 @@ class MasterLink(Protocol):
 class LaneMasterLink:
     """Implements `MasterLink` by a LaneClient of its own."""
 
-    def __init__(self, address: str, request: pb.HelloRequest) -> None:
-        """`request` is the hello of each connection. Raises InvalidArgument for a bad address."""
+    def __init__(
+        self,
+        address: str,
+        request: pb.HelloRequest,
+        on_hello: Callable[[pb.HelloResponse], None] = lambda _: None,
+    ) -> None:
+        """`request` is the hello of each connection, `on_hello` gets the answers.
+
+        Raises InvalidArgument for a bad address.
+        """
+        self._tell = on_hello
         self._greeting = pb.HelloResponse()
         """What the master said last."""
         self._client = LaneClient(
@@ -58,6 +67,7 @@ class LaneMasterLink:
 
     def _on_hello(self, payload: bytes) -> None:
         self._greeting = _parsed(payload, pb.HelloResponse.FromString)
+        self._tell(self._greeting)
 
     def hello(self, deadline_s: float) -> pb.HelloResponse:
         # The lane connects when it is first called; this call asks for nothing else.

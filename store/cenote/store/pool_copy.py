@@ -39,12 +39,14 @@ class PoolCopyFile:
         self._lock = threading.Lock()
         self._copy = pb.PoolCopy()
         self._generations: dict[int, int] = {}
+        self._names: dict[int, str] = {}
         if path is not None:
             self._use(_read(path))
 
     def _use(self, copy: pb.PoolCopy) -> None:
         self._copy = copy
         self._generations = {one.namespace_id: one.generation for one in copy.namespaces}
+        self._names = {one.namespace_id: one.name for one in copy.namespaces}
 
     @property
     def pool_id(self) -> bytes:
@@ -55,6 +57,10 @@ class PoolCopyFile:
         """Whether the namespace is in it, at this generation or a later one; always where no master
         has told of a pool."""
         return not self._copy.pool_id or self._generations.get(namespace_id, 0) >= generation
+
+    def name_of(self, namespace_id: int) -> str:
+        """Of a namespace; "" where it is not known here."""
+        return self._names.get(namespace_id, "")
 
     def told(self, *, namespaces: bool) -> pb.PoolCopy:
         """What a master is told of it."""

@@ -65,6 +65,10 @@ class Segment(Protocol):
         """The record of a slot that is sealed with just this version, else None."""
         ...
 
+    def namespace_at(self, slot: int) -> int:
+        """Whose this slot is, 0: nobody's."""
+        ...
+
 
 class SegmentSet(Protocol):
     """All segments of this daemon and the tenure it follows."""
@@ -97,6 +101,10 @@ class SegmentSet(Protocol):
     def knows(self, namespace_id: int, generation: int) -> bool:
         """Whether a namespace would be known here if its master lost its metadata: what is sealed
         before would be lost then."""
+        ...
+
+    def namespace_name(self, namespace_id: int) -> str:
+        """ "" where that was not told here."""
         ...
 
     def all(self) -> Sequence[Segment]: ...

@@ -89,6 +89,10 @@ class LocalSegments:
         """See `SegmentSet`."""
         return self.pool.knows(namespace_id, generation)
 
+    def namespace_name(self, namespace_id: int) -> str:
+        """See `SegmentSet`."""
+        return self.pool.name_of(namespace_id)
+
     def all(self) -> Sequence[DramSegment | SsdSegment]:
         """In the order of their indexes."""
         return self._segments

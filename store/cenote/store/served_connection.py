@@ -9,11 +9,11 @@ numbers are bounded, and so is every wait but the one for the next request.
 from __future__ import annotations
 
 import contextlib
-import hmac
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final, final
 
 import numpy as np
@@ -29,39 +29,41 @@ from cenote.api.errors import (
     ResourceUnavailable,
     StaleEpoch,
     StaleLocation,
-    Unauthenticated,
     Unavailable,
 )
-from cenote.api.rows import EXTENT, PROOF, SEAL
+from cenote.api.rows import EXTENT, PROOF
 from cenote.runtime.log import get_logger
 from cenote.runtime.metrics import Histogram
 from cenote.transport import wire
-from cenote.transport.base import U8Array, U64Array
 from cenote.transport.item_stream import move_items
-from cenote.transport.memory_access import MEMORY, locate
-from cenote.transport.opening import close_all
-from cenote.v1 import store_pb2
+from cenote.transport.memory_access import MEMORY
 
+from .checkpoint import DENIED, Checkpoint
 from .claims import ClaimFile
 from .disk_reads import send_items
+from .gate import Gate
+from .offering import answer_with_descriptors
 from .partial_writes import drain, drain_stale, receive_some
 from .proofs import prove_rows
 from .rdma_host import HostedLane, RdmaHost
-from .segment import Segment, SegmentSet, seal_rows
+from .segment import SegmentSet, seal_rows
 from .served_socket import STEP_BYTES, Gone, ServedSocket
 from .serving import (
     TIMED_MASK,
     ConnectionCounters,
     ServingLimits,
+    check_count,
     epoch_error,
     grant_error,
     introduction,
     judged,
+    located,
+    seals_in,
 )
-from .sessions import SessionTable, open_marked
+from .sessions import SessionTable
 from .slot_reads import records_of
 from .ssd import DISK_ADDRESS
-from .staged_reads import offer_staging, send_staged
+from .staged_reads import send_staged
 
 __all__ = ["ServedConnection"]
 
@@ -69,7 +71,6 @@ _INVALID: Final = InvalidArgument.code
 _VOID: Final = GrantRevoked.code
 _NO_EPOCH: Final = 1 << 32
 _MSG_MORE: Final = socket.MSG_MORE
-_FIRST: Final = np.zeros(1, np.int64)
 
 _log = get_logger("cenote.store.data")
 
@@ -85,7 +86,7 @@ class ServedConnection:
         sessions: SessionTable,
         claims: ClaimFile,
         limits: ServingLimits,
-        token: bytes,
+        gate: Gate | None,
         server_version: str,
         on_end: Callable[[ServedConnection], None],
         rdma: RdmaHost | None = None,
@@ -99,13 +100,16 @@ class ServedConnection:
         self._sessions = sessions
         self._claims = claims
         self._limits = limits
-        self._token = token
+        self._checkpoint = None if gate is None else Checkpoint(gate, segments, sock)
+        """None where all may do all."""
+        seal = partial(seal_rows, segments)
+        self._seal_rows = seal if self._checkpoint is None else self._checkpoint.seal_rows
         self._server_version = server_version
         self._on_end = on_end
         self._session_id = b""
         self._head = memoryview(bytearray(wire.HEAD_BYTES))
-        self._op = 0
-        self._call_id = 0
+        self._tail = self._head[wire.REQUEST_BYTES :]
+        self._op = self._call_id = 0
         self._changing = threading.Lock()
         """Held while bytes of this connection may reach a segment."""
         self._changing_epoch = _NO_EPOCH
@@ -152,6 +156,8 @@ class ServedConnection:
         except Gone:
             pass
         except CenoteError as error:
+            if self._checkpoint is not None:
+                self._checkpoint.note(error)
             self._refuse(error, greeted)
         except OSError as error:
             _log.debug("data connection broke", error=error)
@@ -178,47 +184,25 @@ class ServedConnection:
 
     def _greet(self) -> None:
         self._io.set_timeouts(self._limits.hello_timeout_s)
-        head = bytearray(wire.HELLO.size)
-        self._io.receive_view(memoryview(head))
-        body = bytearray(wire.hello_length(head))
-        if body:
-            self._io.receive_view(memoryview(body))
-        hello = wire.decode_hello(body)
-        if self._token and not hmac.compare_digest(hello.credentials.token, self._token):
-            raise Unauthenticated("the data connection's token is missing or wrong")
+        hello = self._io.receive_hello()
+        may_write = self._checkpoint is None or self._checkpoint.admit(hello)
         if hello.want_descriptors and not self.is_unix:
             raise InvalidArgument("descriptors are passed over the Unix socket only")
         self._sessions.admit(hello.session_id, self)
         self._session_id = hello.session_id
-        self._writer = hello.writer
+        self._writer = hello.writer and may_write
         self._io.set_timeouts(self._limits.stall_timeout_s)
         segments = list(self._segments.all())
         if hello.want_descriptors:
             offered = [s for s in segments if s.fd >= 0 or s.disk is not None]
-            self._answer_with_descriptors(offered, hello)
+            with self._changing:
+                self._io.stop_if_revoked()
+                answer_with_descriptors(
+                    self._io, self._segments, offered, hello, self._claims, self._server_version
+                )
         else:
             greeting = introduction(self._segments, segments, self._server_version)
             self._io.send_bytes(wire.encode_hello_reply(greeting))
-
-    def _answer_with_descriptors(
-        self, segments: list[Segment], hello: store_pb2.DataHelloRequest
-    ) -> None:
-        greeting = introduction(self._segments, segments, self._server_version)
-        descriptors = list[int]()
-        segments = [segment for segment in segments if segment.fd >= 0]
-        # Under the lock: whoever cuts this session sees either the descriptors' marks or none.
-        with self._changing:
-            self._io.stop_if_revoked()
-            try:
-                for segment in segments:
-                    descriptors.append(
-                        open_marked(segment, self._session_id, writable=hello.writer)
-                    )
-                self._claims.offer(self._session_id, hello, greeting, descriptors)
-                offer_staging(self._segments.disk, hello, greeting, descriptors)
-                self._io.send_descriptors(wire.encode_hello_reply(greeting), descriptors)
-            finally:
-                close_all(descriptors)
 
     # ---- requests ---------------------------------------------------------------------------
 
@@ -238,75 +222,62 @@ class ServedConnection:
             self._times[self._op].observe(time.perf_counter() - began_s)
 
     def _serve(self, head: memoryview) -> None:
-        (op, _, _, count, call_id, epoch, grant_id, body, segment, _, offset, length) = (
-            wire.REQUEST_ONE.unpack(head)
-        )
+        request = wire.REQUEST_ONE.unpack(head)
+        (op, _, _, count, call_id, epoch, grant_id, body, segment, _, offset, length) = request
         self._op, self._call_id = op, call_id
+        if self._checkpoint is not None and op > wire.OP_PING:
+            self._checkpoint.check_operation(op)
         if op == wire.OP_READ:
             if count == 1 and body == wire.EXTENT_BYTES:
                 self._read_one(segment, offset, length)
                 return
-            self._check(count, body == count * wire.EXTENT_BYTES)
-            self._read(self._receive_rows(count))
+            check_count(count, body == count * wire.EXTENT_BYTES)
+            self._read(self._io.receive_rows(self._tail, count))
         elif op == wire.OP_WRITE:
-            self._check(count, body >= count * wire.EXTENT_BYTES)
+            check_count(count, body >= count * wire.EXTENT_BYTES)
             if not self._writer:
-                raise PermissionDenied("this connection said in its hello that it does not write")
+                raise PermissionDenied("this connection is not one that writes")
             payload = body - count * wire.EXTENT_BYTES
             if count == 1:
                 self._write_one(segment, offset, length, payload, epoch, grant_id)
             else:
-                self._write(self._receive_rows(count), payload, epoch, grant_id)
+                self._write(self._io.receive_rows(self._tail, count), payload, epoch, grant_id)
         elif op == wire.OP_SEAL:
             least = wire.SEAL_PREFIX.size + count * wire.SEAL_ROW_BYTES
-            self._check(count, least <= body <= wire.SEAL_BYTES_MAX)
+            check_count(count, least <= body <= wire.SEAL_BYTES_MAX)
             self._seal(count, body, epoch)
         elif op == wire.OP_PROVE:
-            self._check(count, body == count * wire.PROOF_ROW_BYTES)
+            check_count(count, body == count * wire.PROOF_ROW_BYTES)
             self._prove(count, body, grant_id)
         elif op == wire.OP_PING:
-            self._check(1, body == wire.BODY_BYTES_MIN)
+            check_count(1, body == wire.BODY_BYTES_MIN)
+            self._answer_one(0)
+        elif op == wire.OP_GRANT:
+            check_count(count, body <= wire.GRANT_BYTES_MAX)
+            view = self._io.receive_body(self._tail, body)
+            if self._checkpoint is not None:
+                self._checkpoint.show_grant(view, count, grant_id)
             self._answer_one(0)
         elif op == wire.OP_SLOTS:
-            self._check(count, body == count * wire.SLOT_WANTED_BYTES)
-            statuses, records = records_of(self._segments, self._receive_body(body))
-            size = len(statuses) + len(records)
-            self._io.send_bytes(self._reply(0, count, size) + statuses + records)
+            check_count(count, body == count * wire.SLOT_WANTED_BYTES)
+            self._answer_rows(*records_of(self._segments, self._io.receive_body(self._tail, body)))
         elif op == wire.OP_STAGED:
-            self._check(count, body == count * wire.EXTENT_BYTES)
-            self._read_staged(self._receive_rows(count), grant_id)
+            check_count(count, body == count * wire.EXTENT_BYTES)
+            self._read_staged(self._io.receive_rows(self._tail, count), grant_id)
         elif op == wire.OP_RDMA:
-            self._check(count, count == 1 and body <= wire.RDMA_BYTES_MAX)
+            check_count(count, count == 1 and body <= wire.RDMA_BYTES_MAX)
             self._serve_lane(body)
         else:
             raise ProtocolError(f"operation {op} is unknown")
-
-    def _check(self, count: int, body_fits: bool) -> None:
-        if not 0 < count <= wire.ITEMS_MAX or not body_fits:
-            raise ProtocolError(
-                f"a request of {count} items (1 to {wire.ITEMS_MAX}) whose length does not fit"
-            )
 
     def _reply(self, code: int, count: int, length: int) -> bytes:
         return wire.REPLY.pack(
             self._op, 0, code, count, self._call_id, self._segments.epoch, length
         )
 
-    def _receive_rows(self, count: int) -> NDArray[np.void]:
-        rows = np.empty(count, EXTENT)
-        raw = rows.view(np.uint8).data
-        raw[: wire.EXTENT_BYTES] = self._head[wire.REQUEST_BYTES :]
-        if count > 1:
-            self._io.receive_view(raw[wire.EXTENT_BYTES :])
-        return rows
-
-    def _locate(self, rows: NDArray[np.void]) -> tuple[U8Array, U64Array, U64Array]:
-        """Judge each row: statuses, addresses (of good ones), lengths."""
-        return locate(rows, self._find)
-
-    def _find(self, segment_id: int) -> tuple[int, int] | None:
-        segment = self._segments.by_id(segment_id)
-        return None if segment is None else (segment.address, segment.ready_bytes)
+    def _answer_rows(self, statuses: bytes, more: bytes = b"") -> None:
+        head = self._reply(0, len(statuses), len(statuses) + len(more))
+        self._io.send_bytes(head + statuses + more)
 
     def _answer_one(self, status: int) -> None:
         self._io.sock.send(
@@ -320,9 +291,12 @@ class ServedConnection:
         if segment is None or status:
             self._answer_one(status)
             return
+        checkpoint = self._checkpoint
+        if checkpoint is not None and not checkpoint.may_read(segment, offset, length):
+            self._answer_one(DENIED)
+            return
         if segment.disk is not None:
-            row = (segment_id, 0, offset, length)
-            self._read(np.array([row], EXTENT))
+            self._read(np.array([(segment_id, 0, offset, length)], EXTENT))
             return
         head = wire.REPLY_ONE.pack(
             wire.OP_READ, 0, 0, 1, self._call_id, self._segments.epoch, length + 1, 0
@@ -337,7 +311,9 @@ class ServedConnection:
         self.counters.read_bytes += length
 
     def _read(self, rows: NDArray[np.void]) -> None:
-        statuses, addresses, lengths = self._locate(rows)
+        statuses, addresses, lengths = located(self._segments, rows)
+        if self._checkpoint is not None:
+            self._checkpoint.deny_reads(rows, statuses)
         good = statuses == 0
         if not good.all():
             addresses, lengths = addresses[good], lengths[good]
@@ -346,7 +322,7 @@ class ServedConnection:
         if not total:
             self._io.send_bytes(head)
             return
-        self._io.send_bytes(head, _MSG_MORE)
+        self._io.send_bytes(head, socket.MSG_MORE)
         disk = self._segments.disk
         if disk is None or int(addresses.max()) < DISK_ADDRESS:
             move_items(self._io.send, self._io.send_views, addresses, lengths, None, STEP_BYTES)
@@ -356,7 +332,7 @@ class ServedConnection:
         self.counters.read_bytes += total
 
     def _read_staged(self, rows: NDArray[np.void], staging_id: int) -> None:
-        statuses, addresses, lengths = self._locate(rows)
+        statuses, addresses, lengths = located(self._segments, rows)
         statuses[(statuses == 0) & (addresses < DISK_ADDRESS)] = _INVALID
         disk, good = self._segments.disk, statuses == 0
         total = int(lengths[good].sum())
@@ -404,6 +380,11 @@ class ServedConnection:
                 drain(self._io, payload, StaleLocation(f"there is no segment {segment_id}"))
             elif status:
                 drain(self._io, payload, InvalidArgument("the extent lies outside of its segment"))
+            elif self._checkpoint is not None and not self._checkpoint.may_write_one(
+                grant_id, segment_id, offset, length
+            ):
+                status = DENIED
+                drain(self._io, payload, self._checkpoint.denied(f"a write under grant {grant_id}"))
             else:
                 self._io.receive(segment.address + offset, length)
                 self.counters.written_bytes += length
@@ -413,7 +394,7 @@ class ServedConnection:
             self._answer_one(status)
 
     def _write(self, rows: NDArray[np.void], payload: int, epoch: int, grant_id: int) -> None:
-        statuses, addresses, lengths = self._locate(rows)
+        statuses, addresses, lengths = located(self._segments, rows)
         if int(lengths.max()) > wire.ITEM_BYTES_MAX or int(lengths.sum()) != payload:
             raise ProtocolError(f"a write whose payload of {payload} bytes is not that of its rows")
         statuses[addresses >= DISK_ADDRESS] = _INVALID  # nobody writes there but the daemon
@@ -426,6 +407,11 @@ class ServedConnection:
             elif grant_id < self._segments.first_grant_id:
                 statuses[:] = _VOID
                 drain_stale(self._io, payload, grant_error(grant_id))
+            elif self._checkpoint is not None and not self._checkpoint.may_write(
+                grant_id, rows[statuses == 0]
+            ):
+                statuses[statuses == 0] = DENIED
+                drain(self._io, payload, self._checkpoint.denied(f"writes under grant {grant_id}"))
             elif not statuses.any():
                 move_items(
                     self._io.receive, self._io.receive_views, addresses, lengths, None, STEP_BYTES
@@ -437,17 +423,10 @@ class ServedConnection:
         if stale:
             self._answer_error(epoch_error(epoch, self._segments.epoch))
         else:
-            self._io.send_bytes(self._reply(0, len(rows), len(rows)) + statuses.tobytes())
-
-    def _receive_body(self, length: int) -> memoryview:
-        view = memoryview(bytearray(length))
-        view[: wire.BODY_BYTES_MIN] = self._head[wire.REQUEST_BYTES :]
-        if length > wire.BODY_BYTES_MIN:
-            self._io.receive_view(view[wire.BODY_BYTES_MIN :])
-        return view
+            self._answer_rows(statuses.tobytes())
 
     def _serve_lane(self, body: int) -> None:
-        request = wire.decode_rdma_request(self._receive_body(body))
+        request = wire.decode_rdma_request(self._io.receive_body(self._tail, body))
         if self._rdma is None or self._lane is None:
             raise Unavailable("this daemon does not serve RDMA", remedy="see its log, and --rdma")
         self._io.stop_if_revoked()
@@ -460,34 +439,22 @@ class ServedConnection:
         self._io.send_bytes(self._reply(0, 1, 1 + len(data)) + b"\x00" + data)
 
     def _seal(self, count: int, body: int, epoch: int) -> None:
-        view = self._receive_body(body)
-        namespace_id, generation = wire.SEAL_PREFIX.unpack_from(view)
-        rows = np.frombuffer(view, SEAL, count, wire.SEAL_PREFIX.size)
-        keys = view[wire.SEAL_PREFIX.size + count * wire.SEAL_ROW_BYTES :]
-        key_lengths = rows["key_length"]
-        if count == 1:
-            keys_bytes, key_starts = int(key_lengths[0]), _FIRST
-        else:
-            key_ends = np.cumsum(key_lengths, dtype=np.int64)
-            keys_bytes, key_starts = int(key_ends[-1]), key_ends - key_lengths
-        if keys_bytes != len(keys):
-            raise ProtocolError(f"{len(keys)} bytes of keys for {keys_bytes}")
+        view = self._io.receive_body(self._tail, body)
+        namespace_id, generation, rows, keys, key_starts = seals_in(view, count)
         self._changing_epoch = epoch
         with self._changing:
             self._io.stop_if_revoked()
             stale = epoch < self._segments.epoch
             if not stale:
                 head = (epoch, namespace_id, generation)
-                statuses = seal_rows(self._segments, head, rows, keys, key_starts)
+                statuses = self._seal_rows(head, rows, keys, key_starts)
         if stale:
             self._answer_error(epoch_error(epoch, self._segments.epoch))
             return
         self.counters.seals += count
-        self._io.send_bytes(self._reply(0, count, count) + statuses.tobytes())
+        self._answer_rows(statuses.tobytes())
 
     def _prove(self, count: int, body: int, grant_id: int) -> None:
-        rows = np.frombuffer(self._receive_body(body), PROOF, count)
+        rows = np.frombuffer(self._io.receive_body(self._tail, body), PROOF, count)
         self._io.stop_if_revoked()
-        statuses, tickets = prove_rows(self._segments, grant_id, rows)
-        size = len(statuses) + len(tickets)
-        self._io.send_bytes(self._reply(0, count, size) + statuses + tickets)
+        self._answer_rows(*prove_rows(self._segments, grant_id, rows))

@@ -14,12 +14,17 @@ import threading
 from time import monotonic
 from typing import Final, final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cenote.api.errors import DeadlineExceeded, GrantRevoked, StaleEpoch
+from cenote.api.rows import EXTENT
 from cenote.runtime.scheduling import CONTENTION, STEP_CONTENDED_S
 from cenote.transport import wire
 from cenote.transport.connection import timeval
 from cenote.transport.gil import step_aside
 from cenote.transport.memory_access import MEMORY
+from cenote.v1 import store_pb2
 
 __all__ = ["STEP_BYTES", "Gone", "ServedSocket"]
 
@@ -219,6 +224,32 @@ class ServedSocket:
                 sent = 0
             else:
                 sent -= len(view)
+
+    def receive_hello(self) -> store_pb2.DataHelloRequest:
+        """What a client says first. Raises ProtocolError and ProtocolVersionMismatch."""
+        head = bytearray(wire.HELLO.size)
+        self.receive_view(memoryview(head))
+        body = bytearray(wire.hello_length(head))
+        if body:
+            self.receive_view(memoryview(body))
+        return wire.decode_hello(body)
+
+    def receive_body(self, begin: memoryview, length: int) -> memoryview:
+        """A body that begins with what came beside its header."""
+        view = memoryview(bytearray(length))
+        view[: len(begin)] = begin
+        if length > len(begin):
+            self.receive_view(view[len(begin) :])
+        return view
+
+    def receive_rows(self, begin: memoryview, count: int) -> NDArray[np.void]:
+        """So many EXTENT rows, of which the first came beside the header."""
+        rows = np.empty(count, EXTENT)
+        raw = rows.view(np.uint8).data
+        raw[: len(begin)] = begin
+        if count > 1:
+            self.receive_view(raw[len(begin) :])
+        return rows
 
     def send_last(self, data: bytes) -> None:
         """Say something before closing, in a way that lets the client read it.

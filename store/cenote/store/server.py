@@ -23,6 +23,7 @@ from cenote.transport import wire
 from cenote.transport.connection import enlarge_buffers
 
 from .claims import ClaimFile
+from .gate import Gate
 from .rdma_host import RdmaHost
 from .segment import SegmentSet
 from .served_connection import ServedConnection
@@ -63,8 +64,8 @@ class DataCounters:
 class DataServer:
     """Serves the segments' bytes until `close`.
 
-    `tcp` is (host, port), port 0 for any; `unix_path` is made, and removed by `close`. `token`, if
-    any, must be in each hello's credentials. `claims`: pages for writers over shared memory, by
+    `tcp` is (host, port), port 0 for any; `unix_path` is made, and removed by `close`. `gate`, if
+    any, asks each connection who it is. `claims`: pages for writers over shared memory, by
     default in this process alone. `rdma`: who serves what RDMA clients ask for.
     Raises ResourceUnavailable where an address is taken.
     """
@@ -77,7 +78,7 @@ class DataServer:
         tcp: tuple[str, int] | None = None,
         unix_path: str | None = None,
         unix_mode: int = 0o600,
-        token: bytes = b"",
+        gate: Gate | None = None,
         connections_max: int = 256,
         limits: ServingLimits | None = None,
         server_version: str = "",
@@ -90,7 +91,7 @@ class DataServer:
         self._sessions = sessions
         self.rdma = rdma
         """Who answers what RDMA clients ask for over connections that begin from now on."""
-        self._token = token
+        self._gate = gate
         self._connections_max = connections_max
         self._limits = limits or ServingLimits()
         self._server_version = server_version
@@ -222,7 +223,7 @@ class DataServer:
                 self._sessions,
                 self._claims,
                 self._limits,
-                self._token,
+                self._gate,
                 self._server_version,
                 self._forget,
                 self.rdma,

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from struct import Struct
 from typing import Final, cast
 
-from cenote.api.errors import InvalidArgument, StaleEpoch, StaleLocation
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.api.errors import InvalidArgument, ProtocolError, StaleEpoch, StaleLocation
+from cenote.api.rows import SEAL
 from cenote.runtime.metrics import Histogram
 from cenote.transport import wire
+from cenote.transport.base import U8Array, U64Array
+from cenote.transport.memory_access import locate
 from cenote.v1 import common_pb2, store_pb2
 
 from .segment import Segment, SegmentSet
@@ -18,12 +26,19 @@ __all__ = [
     "TIMED_MASK",
     "ConnectionCounters",
     "ServingLimits",
+    "check_count",
     "epoch_error",
     "grant_error",
     "introduction",
     "judged",
+    "located",
+    "peer_name",
+    "seals_in",
     "served_times",
 ]
+
+_UCRED: Final = Struct("3i")
+_FIRST: Final = np.zeros(1, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +121,24 @@ def judged(
     return segment, 0
 
 
+def located(segments: SegmentSet, rows: NDArray[np.void]) -> tuple[U8Array, U64Array, U64Array]:
+    """Judge each row: statuses, addresses (of good ones), lengths."""
+
+    def find(segment_id: int) -> tuple[int, int] | None:
+        segment = segments.by_id(segment_id)
+        return None if segment is None else (segment.address, segment.ready_bytes)
+
+    return locate(rows, find)
+
+
+def check_count(count: int, body_fits: bool) -> None:
+    """Raises ProtocolError for a request of too many items, or none, or another length."""
+    if not 0 < count <= wire.ITEMS_MAX or not body_fits:
+        raise ProtocolError(
+            f"a request of {count} items (1 to {wire.ITEMS_MAX}) whose length does not fit"
+        )
+
+
 def epoch_error(epoch: int, followed: int) -> StaleEpoch:
     """For a change of an epoch before the one that this daemon follows."""
     return StaleEpoch(
@@ -119,3 +152,37 @@ def grant_error(grant_id: int) -> StaleLocation:
     return StaleLocation(
         f"grant {grant_id} was made before this daemon attached to its master, if it has"
     )
+
+
+def peer_name(sock: socket.socket) -> str:
+    """Who is at the other end, for the log."""
+    try:
+        if sock.family == socket.AF_UNIX:
+            raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+            pid, uid, _ = _UCRED.unpack(raw)
+            return f"unix:pid={pid},uid={uid}"
+        host, port = sock.getpeername()[:2]
+    except OSError:
+        return "?"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def seals_in(
+    view: memoryview, count: int
+) -> tuple[int, int, NDArray[np.void], memoryview, NDArray[np.int64]]:
+    """The body of a request SEAL: namespace id, generation, SEAL rows, keys, where each begins.
+
+    Raises ProtocolError.
+    """
+    namespace_id, generation = wire.SEAL_PREFIX.unpack_from(view)
+    rows = np.frombuffer(view, SEAL, count, wire.SEAL_PREFIX.size)
+    keys = view[wire.SEAL_PREFIX.size + count * wire.SEAL_ROW_BYTES :]
+    key_lengths = rows["key_length"]
+    if count == 1:
+        keys_bytes, key_starts = int(key_lengths[0]), _FIRST
+    else:
+        key_ends = np.cumsum(key_lengths, dtype=np.int64)
+        keys_bytes, key_starts = int(key_ends[-1]), key_ends - key_lengths
+    if keys_bytes != len(keys):
+        raise ProtocolError(f"{len(keys)} bytes of keys for {keys_bytes}")
+    return namespace_id, generation, rows, keys, key_starts

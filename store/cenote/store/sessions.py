@@ -22,7 +22,7 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from struct import Struct
 from time import monotonic
 from typing import Final, Protocol, final
@@ -107,6 +107,8 @@ class SessionTable:
         self._connections: dict[bytes, list[SessionConnection]] = {}
         self._refused: dict[bytes, None] = {}
         self._quarantined: dict[bytes, list[SessionConnection]] = {}
+        self.on_cut: Callable[[bytes], None] = lambda _: None
+        """Gets each session that is never let in again."""
 
     # ---- connections ------------------------------------------------------------------------
 
@@ -156,7 +158,8 @@ class SessionTable:
             while len(self._refused) > _REFUSED_MAX:
                 del self._refused[next(iter(self._refused))]
             found = {s: list(self._connections.get(s, ())) for s in session_ids}
-        for connections in found.values():
+        for session_id, connections in found.items():
+            self.on_cut(session_id)
             for connection in connections:
                 connection.revoke()
         cut, quarantined = [], []

@@ -97,6 +97,8 @@ class SlotTable:
         self._used = 0  # no slot at or above this number was ever written
         self.sealed = 0
         """Slots that are sealed now."""
+        self.on_placed: Callable[[bytes], None] | None = None
+        """Gets each record that `place` has written."""
         self.seals = 0
         """Slots that were written by `seal` so far."""
         self.broken = 0
@@ -309,6 +311,13 @@ class SlotTable:
                 return None
             return bytes(self._memory[at : at + SLOT_BYTES])
 
+    def namespace_at(self, slot: int) -> int:
+        """Whose a slot is, if it is sealed; else 0."""
+        with self._lock:
+            if slot >= self._slots or self._states[slot] != STATE_SEALED:
+                return 0
+            return int(self._records["namespace_id"][slot])
+
     def place(self, record: bytes) -> int:
         """Write a finished record of a copy, whatever its slot held; returns the slot's number.
 
@@ -324,6 +333,8 @@ class SlotTable:
             fresh = int(self._states[slot] != STATE_SEALED)
             self._memory[at : at + SLOT_BYTES] = record
             self._count(fresh, 1, slot)
+        if self.on_placed is not None:
+            self.on_placed(record)
         return slot
 
     def unplace(self, slots: list[int]) -> None:

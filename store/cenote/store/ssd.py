@@ -271,6 +271,10 @@ class SsdSegment:
         """See `Segment.record`."""
         return self.table.record(slot, epoch, seq)
 
+    def namespace_at(self, slot: int) -> int:
+        """See `Segment.namespace_at`."""
+        return self.table.namespace_at(slot)
+
     def place(self, records: list[bytes]) -> None:
         """Write finished slot records; they survive a power cut once the device was flushed.
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, Protocol
 
 from cenote.runtime.metrics import Histogram, Metrics, Row
+from cenote.security.refusals import Refusals
 from cenote.transport.nics.facts import NicPort
 from cenote.transport.nics.sysfs import (
+    SYS,
     read_loss_counters,
     read_port_state,
     read_traffic_bytes,
@@ -34,7 +37,9 @@ __all__ = [
     "register_copies",
     "register_endurance",
     "register_metrics",
+    "register_nics",
     "register_rdma",
+    "register_refusals",
     "register_verifier",
 ]
 
@@ -89,6 +94,22 @@ def register_metrics(
     )
     for segment in segments.all():
         _register_segment(metrics, segment)
+
+
+def register_refusals(metrics: Metrics, refusals: Refusals) -> None:
+    """Who was refused for want of credentials."""
+    for port, reason in refusals.counts:
+
+        def read(port: str = port, reason: str = reason) -> float:
+            return float(refusals.counts[port, reason])
+
+        metrics.counted(
+            "cenote_store_refusals_total",
+            "For want of credentials.",
+            read,
+            port=port,
+            reason=reason,
+        )
 
 
 def _register_served(
@@ -204,12 +225,16 @@ def register_endurance(metrics: Metrics, endurance: Endurance) -> None:
         return ask
 
     for name, text in (
-        ("ssd_write_budget_bytes", "For any 24 hours (--ssd-daily-writes)."),
-        ("ssd_write_allowance_bytes", "What of the budget may be written now."),
-        ("ssd_written_day_bytes", "In this hour and the 23 before it."),
-        ("ssd_written_total_bytes", "Since the device was given a budget first."),
+        ("ssd_write_budget_bytes", "The SSD may be written in any 24 hours (--ssd-daily-writes)."),
+        ("ssd_write_allowance_bytes", "What of the SSD's budget may be written now."),
+        ("ssd_written_day_bytes", "Written to the SSD in this hour and the 23 before it."),
     ):
         metrics.gauge(f"cenote_store_{name}", text, told(name))
+    metrics.counted(
+        "cenote_store_ssd_written_bytes_total",
+        "Written to the SSD since it was given a budget first.",
+        told("ssd_written_total_bytes"),
+    )
 
 
 def register_rdma(metrics: Metrics, rdma: RdmaServing) -> None:
@@ -239,13 +264,15 @@ def register_rdma(metrics: Metrics, rdma: RdmaServing) -> None:
     register_nics(metrics, lambda: () if rdma.host is None else rdma.host.nics.ports)
 
 
-def register_nics(metrics: Metrics, ports: Callable[[], tuple[NicPort, ...]]) -> None:
+def register_nics(
+    metrics: Metrics, ports: Callable[[], tuple[NicPort, ...]], root: Path = SYS
+) -> None:
     """Of the ports that are served: some dozen small files are read at each scrape."""
 
     def traffic() -> list[Row]:
         found: list[Row] = []
         for port in ports():
-            received, sent = read_traffic_bytes(port)
+            received, sent = read_traffic_bytes(port, root)
             found += [((port.name, "received"), received), ((port.name, "sent"), sent)]
         return found
 
@@ -261,7 +288,9 @@ def register_nics(metrics: Metrics, ports: Callable[[], tuple[NicPort, ...]]) ->
         "1 where a port that is served is active.",
         "gauge",
         ("port",),
-        lambda: [((port.name,), float(read_port_state(port) == "ACTIVE")) for port in ports()],
+        lambda: [
+            ((port.name,), float(read_port_state(port, root) == "ACTIVE")) for port in ports()
+        ],
     )
     metrics.table(
         "cenote_store_nic_errors_total",
@@ -271,7 +300,7 @@ def register_nics(metrics: Metrics, ports: Callable[[], tuple[NicPort, ...]]) ->
         lambda: [
             ((port.name, name), count)
             for port in ports()
-            for name, count in read_loss_counters(port).items()
+            for name, count in read_loss_counters(port, root).items()
         ],
     )
 

@@ -128,6 +128,13 @@ def test_a_client_is_in_the_tally_while_it_is_open(make_client: MakeClient) -> N
     assert TALLY.take()[1] == before
 
 
+def test_a_forked_process_begins_with_none(make_client: MakeClient) -> None:
+    tally = tally_of(make_client())
+    tally._lock.acquire()  # as another thread may hold it in that moment
+    tally.begin()
+    assert tally.take()[1:] == (0, 0)
+
+
 def test_a_registry_shows_them_once() -> None:
     registry = CollectorRegistry()
     register(registry)

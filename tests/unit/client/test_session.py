@@ -319,7 +319,7 @@ def test_a_binary_fingerprint_survives(make_client: MakeClient, master: FakeMast
     raw = bytes(range(256))
     assert make_client(fingerprint=raw).fingerprint == raw
     assert master.fingerprints["default"] == raw
-    assert "token" not in repr(make_client(namespace="x", token="secret").config)
+    assert "secret" not in repr(make_client(namespace="x", token="secret").config)
 
 
 def test_unknown_transports_are_named() -> None:

@@ -227,6 +227,19 @@ def test_another_process_of_the_daemon_frees_what_its_copies_held() -> None:
     assert len(kit.segments[SSD_ID].table) > 20
 
 
+def test_another_process_of_the_daemon_is_not_told_of_copies_whose_space_is_free() -> None:
+    """It would write over whatever was given that space since."""
+    kit = kit_with_ssd(60)
+    node = kit.nodes[1]
+    kit.tick(0.1)
+    instructions = pool_of(kit.state).nodes.by_id[node.node_id].instructions
+    assert any(one.copies is not None for one in instructions)
+    kit.restart_node(node)
+    assert not pool_of(kit.state).copies.units
+    told = kit.heartbeat(node, obey=False)
+    assert not [one for one in told if one.copies is not None or one.pulls is not None]
+
+
 def test_an_ssd_that_is_not_brought_back_costs_what_was_on_it_alone() -> None:
     kit = kit_with_ssd(60)
     settle(kit)

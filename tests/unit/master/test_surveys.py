@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cenote.api.rows import CommitStatus
-from cenote.master import housekeeping
+from cenote.master import eviction, housekeeping
 from cenote.master.pool import Pool
 from master_pool import MasterPool
 
@@ -17,12 +17,11 @@ def test_the_more_segments_the_fewer_surveys(
     nodes: int, least: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     surveys = 0
-    evict_ahead = housekeeping.evict_ahead
 
     def counted(pool: Pool) -> int:
         nonlocal surveys
         surveys += 1
-        return evict_ahead(pool)
+        return eviction.evict_ahead(pool)
 
     monkeypatch.setattr(housekeeping, "evict_ahead", counted)
     pool = MasterPool(nodes=nodes, size_bytes=1 << 16)

@@ -28,12 +28,14 @@ from cenote.api.errors import (
     Unavailable,
 )
 from cenote.rpc.grpc_util import (
+    REQUEST_ID_KEY,
     GrpcServer,
     channel_options,
     error_metadata,
     status_code,
     typed_error,
 )
+from cenote.runtime.log import REQUEST_ID
 from waiting import loop_turns
 
 SERVICE = "cenote.test.Echo"
@@ -73,11 +75,13 @@ class Echo:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
 
-def serve(work: Callable[[Echo, Any, GrpcServer], Awaitable[None]]) -> None:
+def serve(
+    work: Callable[[Echo, Any, GrpcServer], Awaitable[None]], servicer: Echo | None = None
+) -> None:
     """Run `work` with a served Echo and a channel to it."""
 
     async def main() -> None:
-        echo = Echo()
+        echo = servicer or Echo()
         server = GrpcServer(message_bytes_max=100_000)
         server.add_service(Echo.add, echo, SERVICE)
         port = server.listen("127.0.0.1:0")
@@ -262,3 +266,34 @@ def test_every_error_class_names_a_grpc_status() -> None:
     for kind in ERRORS_BY_CODE.values():
         assert isinstance(status_code(kind("x")), grpc.StatusCode)
         assert len(error_metadata(kind("x" * 5000, remedy="y" * 5000))[0][1]) < 4000
+
+
+def request_ids(metadata: Any) -> list[str]:
+    return [value for key, value in metadata if key == REQUEST_ID_KEY]
+
+
+def test_a_call_keeps_the_name_that_it_came_with() -> None:
+    seen: list[str] = []
+
+    class Named(Echo):
+        async def unary(self, request: bytes, context: Any) -> bytes:
+            seen.append(REQUEST_ID.get())
+            return await super().unary(request, context)
+
+    async def work(echo: Echo, channel: Any, server: GrpcServer) -> None:
+        unary = channel.unary_unary(f"/{SERVICE}/Unary")
+        for given in ("order-66", "", "x" * 500):
+            call = unary(b"a", metadata=((REQUEST_ID_KEY, given),) if given else ())
+            assert await call == b"a"
+            assert request_ids(await call.trailing_metadata()) == [seen[-1]]
+        assert seen[0] == "order-66"
+        assert len(seen[1]) == 16
+        assert seen[2] == "x" * 64
+        echo.error = NoSpace("full")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await unary(b"a", metadata=((REQUEST_ID_KEY, "order-67"),))
+        assert request_ids(caught.value.trailing_metadata()) == ["order-67"]
+        assert isinstance(typed_error(caught.value), NoSpace)
+        assert REQUEST_ID.get() == ""
+
+    serve(work, Named())

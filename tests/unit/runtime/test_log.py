@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from cenote.api.errors import ConfigError
-from cenote.runtime.log import get_logger, log_if_nobody_listens, setup_logging
+from cenote.runtime.log import REQUEST_ID, get_logger, log_if_nobody_listens, setup_logging
 
 
 @pytest.fixture
@@ -113,3 +113,17 @@ def test_inside_another_program_events_are_written_where_nobody_else_does(
     get_logger("cenote.embedded.x").info("seen once", node="a")
     assert len(lines(stream)) == 1
     assert not ours.handlers
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_what_is_logged_for_a_request_has_its_id(stream: io.StringIO, as_json: bool) -> None:
+    setup_logging("info", json=as_json, stream=stream)
+    log.info("before")
+    token = REQUEST_ID.set("order-66")
+    try:
+        log.info("drained", node="a")
+    finally:
+        REQUEST_ID.reset(token)
+    log.info("after")
+    wanted = '"request": "order-66"' if as_json else "drained node=a request=order-66"
+    assert [wanted in line for line in lines(stream)] == [False, True, False]

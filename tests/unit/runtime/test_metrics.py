@@ -116,3 +116,60 @@ def test_prometheus_reads_what_was_counted() -> None:
     assert 'cenote_size_bytes_bucket{le="1024.0",tier="dram"} 2.0' in text
     assert 'cenote_size_bytes_bucket{le="+Inf",tier="dram"} 3.0' in text
     assert 'cenote_size_bytes_count{tier="dram"} 3.0' in text
+
+
+def test_a_table_has_the_rows_of_the_moment() -> None:
+    metrics = Metrics()
+    seen = {"a": 1}
+    rows = lambda: [((name,), value) for name, value in seen.items()]  # noqa: E731
+    metrics.table("cenote_x_total", "x", "counter", ("of",), rows)
+    assert metrics.snapshot() == {'cenote_x_total{of="a"}': 1}
+    seen["b"] = 2
+    assert metrics.snapshot()['cenote_x_total{of="b"}'] == 2
+    seen.clear()
+    assert metrics.snapshot() == {}
+    with pytest.raises(ValueError, match="exists already"):
+        metrics.table("cenote_x_total", "x", "counter", ("of",), list)
+    with pytest.raises(ValueError, match="another kind"):
+        metrics.counter("cenote_x_total", "x", of="a")
+    with pytest.raises(ValueError, match="_total"):
+        metrics.table("cenote_x", "x", "counter", ("of",), list)
+
+
+def test_a_table_is_bounded() -> None:
+    metrics = Metrics()
+    metrics.table("cenote_x", "x", "gauge", ("n",), lambda: (((str(i),), i) for i in range(10_000)))
+    assert len(metrics.snapshot()) == 4096
+
+
+def test_what_is_counted_elsewhere_is_read_at_scrape() -> None:
+    metrics = Metrics()
+    count = [0]
+    metrics.counted("cenote_x_total", "x", lambda: count[0])
+    count[0] = 3
+    assert metrics.snapshot() == {"cenote_x_total": 3}
+    with pytest.raises(ValueError, match="counted elsewhere"):
+        metrics.counter("cenote_x_total", "x")
+    metrics.counter("cenote_z_total", "z")
+    with pytest.raises(ValueError, match="by a counter"):
+        metrics.counted("cenote_z_total", "z", lambda: 0)
+    with pytest.raises(ValueError, match="_total"):
+        metrics.counted("cenote_y", "y", lambda: 0)
+
+
+def test_one_look_is_taken_before_each_scrape() -> None:
+    metrics = Metrics()
+    looks: list[int] = []
+    metrics.before_collect = lambda: looks.append(1)
+    metrics.gauge("cenote_looks", "looks", lambda: len(looks))
+    assert metrics.snapshot() == {"cenote_looks": 1}
+    assert metrics.snapshot() == {"cenote_looks": 2}
+
+
+def test_histograms_add_up() -> None:
+    one, other = Histogram((1.0, 2.0)), Histogram((1.0, 2.0))
+    one.observe(0.5)
+    other.observe_many(3.0, 2)
+    one.add(other)
+    assert one.counts == [1, 0, 2]
+    assert one.total == 6.5

@@ -26,7 +26,6 @@ from cenote.api.errors import (
     ResourceUnavailable,
     StaleEpoch,
     StaleLocation,
-    Unauthenticated,
 )
 from cenote.store.server import DataServer
 from cenote.store.serving import ServingLimits
@@ -109,15 +108,6 @@ def test_hellos_that_are_refused(running: Daemon) -> None:
         client.hello(b"short")
     with Raw(running) as client, pytest.raises(InvalidArgument, match="Unix socket"):
         client.hello(want_descriptors=True)
-
-
-def test_a_token(tmp_path: Path) -> None:
-    with daemon(tmp_path, token=b"secret") as running:
-        for wrong in (b"", b"Secret", b"secret "):
-            with Raw(running) as client, pytest.raises(Unauthenticated):
-                client.hello(token=wrong)
-        with Raw(running) as client:
-            client.hello(token=b"secret")
 
 
 def test_one_connection_too_many(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from cenote.api.errors import (
 )
 from cenote.api.rows import EXTENT, SEAL
 from cenote.transport import wire
-from cenote.v1 import common_pb2, store_pb2
+from cenote.v1 import store_pb2
 
 
 def test_the_layouts_are_those_of_the_documentation() -> None:
@@ -29,9 +29,7 @@ def test_the_layouts_are_those_of_the_documentation() -> None:
 
 
 def test_a_hello_and_its_answer() -> None:
-    hello = store_pb2.DataHelloRequest(
-        credentials=common_pb2.Credentials(token=b"secret"), session_id=b"s" * 16, writer=True
-    )
+    hello = store_pb2.DataHelloRequest(ticket=b"ticket", session_id=b"s" * 16, writer=True)
     sent = wire.encode_hello(hello)
     length = wire.hello_length(sent[: wire.HELLO.size])
     assert wire.decode_hello(sent[wire.HELLO.size :]) == hello

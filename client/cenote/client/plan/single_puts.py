@@ -207,7 +207,7 @@ def _start(
     body = b"".join(parts)
     reply = yield from ask_packed(call, "put_start", body, pb.PutStartRequest, pb.PutStartResponse)
     call.unanswered = 0
-    state.see_view(reply.view_version)
+    call.started(reply)
     if ask:
         call.keep_spares(reply, session_id, 1)
     if len(reply.puts) != PUT_STRUCT.size:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from cenote.api.errors import CenoteError, DeadlineExceeded
 from cenote.api.rows import DIGEST_BYTES
 from cenote.runtime.metrics import Histogram
+from cenote.transport.access import Access
 from cenote.v1 import common_pb2, master_pb2
 
 from .budgets import OVERSLEPT_S, PROBE_WAIT_S, attempt_budget_s
@@ -31,18 +32,13 @@ from .peers import Peers
 from .space import Space
 from .spares import SpareGrant
 
-__all__ = [
-    "Call",
-    "ClientState",
-    "Limits",
-    "pick_digests",
-]
+__all__ = ["TIMED_MASK", "Call", "ClientState", "Limits", "pick_digests"]
 
 _PIGGYBACK_TOUCHES_MAX: Final = 256
 _PIGGYBACK_RELEASES_MAX: Final = 512
 _TAILS_MAX: Final = 64
 _CANCELLED_MAX: Final = 1024
-_TIMED_MASK: Final = 15
+TIMED_MASK: Final = 15
 """One call of sixteen has its time taken, the first one among them."""
 _SUSPECT_FIRST_S: Final = 0.5
 _SUSPECT_MAX_S: Final = 5.0
@@ -74,6 +70,7 @@ class ClientState:
         self.session_id = session_id
         self.now = now
         self.credentials = credentials or common_pb2.Credentials()
+        self.access = Access()  # what the master gave, for daemons to see
         self.limits = Limits()
         self.peers = Peers(common_pb2.ClusterView())
         self.counters = Counters()
@@ -243,7 +240,7 @@ class ClientState:
         """It has ended."""
         kind = call.kind
         count = self.calls[kind] = self.calls[kind] + 1
-        if count & _TIMED_MASK == 1:
+        if count & TIMED_MASK == 1:
             self.seconds[kind].observe(self.now() - call.end_s + call.deadline_s)
 
     # ---- suspects ----------------------------------------------------------------------------
@@ -376,6 +373,12 @@ class Call:
 
     def remaining_s(self) -> float:
         return self.end_s - self.now()
+
+    def started(self, reply: master_pb2.PutStartResponse) -> None:
+        """What each answer to a PutStart tells: the newest view, and what proves its grants."""
+        self.state.see_view(reply.view_version)
+        if reply.grant_signatures or reply.spare_signatures:
+            self.state.access.keep(reply, self.namespace_id)
 
     def keep_spares(
         self, reply: master_pb2.PutStartResponse, session_id: bytes, count: int

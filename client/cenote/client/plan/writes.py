@@ -302,7 +302,7 @@ class _Writer:
         reply = yield from ask_master(call, "put_start", request, pb.PutStartResponse)
         call.unanswered = 0
         self.others.clear()
-        call.state.see_view(reply.view_version)
+        call.started(reply)
         if request.spare_count:
             call.keep_spares(reply, request.session_id, len(todo))
         return reply

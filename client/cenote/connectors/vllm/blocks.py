@@ -150,7 +150,7 @@ class BlockMemory:
         at = 0
         for view in views:
             part = _part_of(rows, at, view)
-            part.copy_(view.index_select(0, ids))
+            torch.index_select(view, 0, ids, out=part)
             at += part.shape[1] * part.shape[2]
 
     def copied(self) -> Callable[[], None]:

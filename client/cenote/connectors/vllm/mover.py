@@ -182,9 +182,7 @@ class Mover:
                 self._told_ready = True
                 try:
                     self._ready()
-                except (
-                    Exception
-                ):  # a driver's error, for example: the engine goes on without a pool
+                except Exception:  # a driver's error: the engine goes on without a pool
                     _log.exception("the pool can't be used")
                     return
             self._connected = connected

@@ -41,7 +41,7 @@ class ConnectorOptions:
         metadata=option(unit="duration", minimum=0.001, maximum=60, help="later is a miss"),
     )
     load_deadline_s: float = field(
-        default=1.0,
+        default=0.3,
         metadata=option(
             unit="duration",
             minimum=0.01,

@@ -19,6 +19,7 @@ import torch
 
 from cenote.api.errors import BufferInUse, CenoteError
 from cenote.runtime.log import get_logger
+from cenote.runtime.memory import populate
 
 from .blocks import BlockMemory
 from .breaker import CircuitBreaker
@@ -87,6 +88,7 @@ class StoreWorker:
         self._memory: BlockMemory | None = None
         self._rows: torch.Tensor | None = None
         self._slot_bytes = 0
+        self._copies_here = False
         self._slots = Slots(0)
         self._lock = threading.Lock()
         """Of slots, what is staged, and what is to be reported."""
@@ -106,6 +108,7 @@ class StoreWorker:
     def start(self, memory: BlockMemory) -> None:
         """`memory`: the KV cache."""
         self._memory = memory
+        self._copies_here = memory.device.type == "cpu"
         self._slot_bytes = -(-max(memory.block_bytes.values()) // 4096) * 4096
         self._start_mover()
         self._stager = _JobThread("cenote-stage")
@@ -144,6 +147,7 @@ class StoreWorker:
         assert memory is not None
         count = len(mover.array) // self._slot_bytes
         rows = torch.from_numpy(mover.array).view(count, self._slot_bytes)
+        populate(mover.address, len(mover.array), write=True)  # else a step would pay for it
         memory.pin(mover.address, len(mover.array))
         with self._lock:
             self._rows, self._slots = rows, Slots(count)
@@ -168,7 +172,12 @@ class StoreWorker:
             ):
                 self._report(stage, {}, 0)
         for load in orders.loads:
-            if not self._loader.submit(lambda load=load: self._load(load)):  # type: ignore[misc]
+            # On CPUs in this thread: a thread of ours that called torch would have a team of OpenMP
+            # threads of its own, and with more threads than cores nobody's team spins any more,
+            # which made the engine's steps four times as long.
+            if self._copies_here or not self._loader.submit(
+                lambda load=load: self._load(load)  # type: ignore[misc]
+            ):
                 self._load(load)
 
     def save(self, orders: Orders) -> None:

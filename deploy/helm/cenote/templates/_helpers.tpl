@@ -111,6 +111,10 @@ etcd://{{ join "," $hosts }}/{{ $etcd.prefix }}
   valueFrom: {secretKeyRef: {name: {{ $etcd.auth.secretName }}, key: password}}
 {{- end }}
 {{- end }}
+{{- if $root.Values.auth.secretName }}
+- name: CENOTE_CLIENT_TOKEN_FILE  # of commands that are run in the pod
+  value: /etc/cenote/auth/admin.token
+{{- end }}
 {{- end -}}
 
 {{- define "cenote.podIp" -}}
