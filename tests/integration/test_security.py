@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from cenote.security.tokens import Role
 from cenote.transport import wire
 from cenote.v1 import admin_pb2, admin_pb2_grpc, common_pb2, store_pb2, store_pb2_grpc
 from cenote.v1 import master_pb2 as pb
-from cluster import Cluster
+from cluster import Cluster, run_cenote
 from security_kit import DataSocket, Tokens, call, hello_over_grpc
 from waiting import wait_until
 
@@ -257,6 +258,27 @@ def test_administration_needs_its_role(secured: Secured) -> None:
     root = token_metadata(secured.tokens["root"])
     call(admin, secured.grpc, "Rebalance", admin_pb2.RebalanceRequest(), root)
     assert " holder=root token=" in secured.cluster.master.log_text()  # the audit log
+
+
+def test_explain_names_no_namespace_of_others(secured: Secured) -> None:
+    key = "a key of ann"
+    with secured.client("ann", "ann/llama") as ann, secured.client("bob", "bob/llama"):
+        assert ann.put(key, b"x").stored
+        for holder, named in (("bob", []), ("root", ["ann/llama"])):
+            found = call(
+                admin_pb2_grpc.AdminServiceStub, secured.grpc, "Explain",
+                admin_pb2.ExplainRequest(namespace="bob/llama", key=key.encode()),
+                token_metadata(secured.tokens[holder]),
+            )  # fmt: skip
+            assert list(found.found_in) == named
+
+
+def test_a_dump_has_what_the_daemons_say(secured: Secured, tmp_path: Path) -> None:
+    dump = tmp_path / "dump.tar.gz"
+    environment = secured.cluster.environment | {"CENOTE_CLIENT_TOKEN": secured.tokens["root"]}
+    ended = run_cenote("debug", "dump", str(dump), "--json", environment=environment)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["errors"] == []
 
 
 def everywhere(secured: Secured) -> bytes:

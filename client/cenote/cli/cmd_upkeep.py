@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -125,7 +126,7 @@ def _collect(admin: Admin, deadline_s: float) -> tuple[dict[str, Any], list[str]
 
     from .connect import store_status
 
-    ask = partial(store_status, deadline_s=deadline_s)
+    ticket = b""
     documents: dict[str, Any] = {}
     silent: list[str] = []
 
@@ -148,6 +149,9 @@ def _collect(admin: Admin, deadline_s: float) -> tuple[dict[str, Any], list[str]
     for address in admin.all_addresses():
         name = f"masters/{address.replace(':', '_').strip('[]')}.json"
         take(name, lambda of: json_module.loads(admin.debug_of(of)), address)
+    with suppress(CenoteError):  # then each node says so
+        ticket = admin.ticket()
+    ask = partial(store_status, deadline_s=deadline_s, ticket=ticket)
     for node in nodes:
         name, address = node["view"]["name"], _grpc_of(node)
         if address:

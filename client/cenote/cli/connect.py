@@ -358,17 +358,22 @@ def list_slots(
             raise _typed(error, f"the store daemon at {address}", "") from error
 
 
-def store_status(address: str, *, deadline_s: float) -> store_pb2.GetStoreStatusResponse:
+def store_status(
+    address: str, *, deadline_s: float, ticket: bytes = b""
+) -> store_pb2.GetStoreStatusResponse:
     """What a store daemon at a gRPC address says of itself."""
     import grpc
 
+    from cenote.rpc.grpc_auth import ticket_metadata
     from cenote.v1 import store_pb2, store_pb2_grpc
 
     with _channel(address) as channel:
         make_stub: Any = store_pb2_grpc.StoreServiceStub
         request = store_pb2.GetStoreStatusRequest()
         try:
-            reply = make_stub(channel).GetStoreStatus(request, timeout=deadline_s)
+            reply = make_stub(channel).GetStoreStatus(
+                request, timeout=deadline_s, metadata=ticket_metadata(ticket)
+            )
         except grpc.RpcError as error:
             raise _typed(error, f"the store daemon at {address}", "") from error
     return cast("store_pb2.GetStoreStatusResponse", reply)

@@ -21,6 +21,7 @@ from .debug_dump import debug_dump
 from .explaining import Explanation, HolderStatus
 from .front import Front
 from .grpc_service import deadline_of
+from .guard import GRPC_CALLER
 from .requests import check_text
 from .service import MasterService
 from .views import namespace_message
@@ -91,6 +92,8 @@ class AdminMore:
                 for other in state.namespaces()
                 if other.objects and explain(other.namespace_id, other.generation).state != "absent"
             )
+        if self._front.guard is not None:
+            self._front.guard.complete(GRPC_CALLER.get(), request, b"", reply)
         return reply
 
     async def ListSessions(

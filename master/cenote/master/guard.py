@@ -273,6 +273,10 @@ class Guard:
             mine = [one for one in reply.namespaces if principal.covers(one.name)]
             del reply.namespaces[:]
             reply.namespaces.extend(mine)
+        elif kind is admin.ExplainResponse and not principal.is_pool_wide:
+            assert isinstance(reply, admin.ExplainResponse)
+            known = [name for name in reply.found_in if principal.covers(name)]
+            reply.found_in[:] = known
 
     def _completed(
         self, principal: Principal, request: Message, session: bytes, again: Callable[[], Message]

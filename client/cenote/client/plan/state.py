@@ -32,13 +32,7 @@ from .peers import Peers
 from .space import Space
 from .spares import SpareGrant
 
-__all__ = [
-    "TIMED_MASK",
-    "Call",
-    "ClientState",
-    "Limits",
-    "pick_digests",
-]
+__all__ = ["TIMED_MASK", "Call", "ClientState", "Limits", "pick_digests"]
 
 _PIGGYBACK_TOUCHES_MAX: Final = 256
 _PIGGYBACK_RELEASES_MAX: Final = 512
@@ -76,8 +70,7 @@ class ClientState:
         self.session_id = session_id
         self.now = now
         self.credentials = credentials or common_pb2.Credentials()
-        self.access = Access()
-        """What the master gave, for daemons to see."""
+        self.access = Access()  # what the master gave, for daemons to see
         self.limits = Limits()
         self.peers = Peers(common_pb2.ClusterView())
         self.counters = Counters()
