@@ -130,6 +130,9 @@ class LaneConnection:
     """What the service wants to know of a connection."""
 
     session: bytes = b""
+    principal: None = None
+    """There are no tokens here."""
+    peer: str = ""
 
 
 @dataclass

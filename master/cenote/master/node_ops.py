@@ -13,7 +13,6 @@ from .nodes import Node, NodeState
 from .pool import Pool
 from .session_ops import node_cut_session
 from .sessions import claimer
-from .tiers import plan_copies
 
 __all__ = [
     "detach",
@@ -88,9 +87,6 @@ def heartbeat(pool: Pool, command: Heartbeat, now_s: float) -> HeartbeatReply:
     for session_id in command.withdrawn_session_ids:
         node_cut_session(pool, claimer(session_id), node.node_id)
     node.done(command.done_instruction)
-    if command.copied is not None and len(command.copied) and now_s < pool.tenure_end_s:
-        # The next ones, without waiting for a tick: small objects are copied in a few ms.
-        plan_copies(pool, now_s)
     return HeartbeatReply(node.instructions[: pool.config.instructions_per_reply_max])
 
 

@@ -47,9 +47,9 @@ __all__ = [
     "want",
 ]
 
-COPIES_PER_TICK = 128
+COPIES_PER_TICK = 256
 PROMOTIONS_PER_TICK = 32
-"""A tick holds requests up for so long: about 20 us for each of the former, 100 for the latter."""
+"""A tick holds requests up for so long: about 12 us for each of the former, 100 for the latter."""
 CANDIDATES_MAX = 16_384
 CANDIDATES_S_MIN, CANDIDATES_ROW_S = 0.01, 50e-9
 """How often the coldest objects are looked for: that reads whole columns, so it depends on how long

@@ -124,6 +124,7 @@ def test_every_command_either_decides_or_is_known_not_to() -> None:
     harmless = {
         c.OpenSession,
         c.CloseSession,
+        c.CutSession,
         c.OpenNamespace,
         c.Exists,
         c.Acquire,
