@@ -89,6 +89,7 @@ from .journal_layout import (
     STORED_WIDTHS,
     Entry,
     JournalCorrupt,
+    SchemaUnknown,
     SnapshotEnd,
 )
 
@@ -402,7 +403,7 @@ _DECODERS: Final[dict[int, Callable[[memoryview], Entry]]] = {
 def _decode_plain(kind: int, payload: memoryview) -> Entry:
     decode = _DECODERS.get(kind)
     if decode is None:
-        raise JournalCorrupt(f"entries of kind {kind} are unknown")
+        raise SchemaUnknown(f"entries of kind {kind} are unknown")
     try:
         return decode(payload)
     except (StructError, ValueError) as error:  # no UTF-8 is a ValueError, too

@@ -347,3 +347,11 @@ def test_parse_header_takes_any_bytes(data: bytes) -> None:
 def test_impossible_numbers_cost_neither_memory_nor_time(kind: int, payload: bytes) -> None:
     with pytest.raises(JournalCorrupt):
         list(read_entries([sealed(struct.pack("<B3xI", kind, len(payload)) + payload, 1)]))
+
+
+def test_an_entry_of_a_later_release_is_no_damage() -> None:
+    """Whoever goes back a release must not be told to move the journal away."""
+    unknown = struct.pack("<B3xI", 254, 4) + b"more"
+    with pytest.raises(SchemaUnknown, match="kind 254") as caught:
+        list(read_entries([sealed(unknown, 1)]))
+    assert caught.value.remedy == SchemaUnknown.default_remedy
