@@ -49,5 +49,6 @@ def test_the_commands_in_the_readme_exist() -> None:
     known = {callback.__name__ for callback in callbacks if callback is not None}
     for group in app.registered_groups:
         known.add(str(group.name))
-        known |= {str(one.name) for one in group.typer_instance.registered_commands}  # type: ignore[union-attr]
+        commands = group.typer_instance.registered_commands  # type: ignore[union-attr]
+        known |= {str(one.name or getattr(one.callback, "__name__", "")) for one in commands}
     assert named == known
