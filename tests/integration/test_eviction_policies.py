@@ -84,7 +84,7 @@ def test_simulate_says_what_is_wrong(arguments: list[str], what: str) -> None:
     assert what in result.stderr.decode()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster() -> Iterator[Cluster]:
     with Cluster(stores=1, dram_bytes=32 * MIB, master_flags={"policy": "auto"}) as started:
         started.wait_alive(1)
@@ -105,7 +105,7 @@ def test_mrc_tells_what_more_capacity_would_bring(cluster: Cluster, tmp_path: Pa
         told = json.loads(cenote("mrc", "--json", environment=environment))
         return told if told["policies"] and told["curves"][1:] else None
 
-    found = wait_until(followed, what="samples are followed")
+    found = wait_until(followed, 60.0, what="samples are followed")
     assert found["policy"] == "auto"
     assert set(found["policies"]) == {"lru", "arc", "arc-chain", "s3fifo", "s3fifo-chain"}
     assert 3_000 < found["capacity_objects"] < 5_000
