@@ -12,7 +12,7 @@ from pathlib import Path
 import atheris
 
 RSS_MB_MAX = 1024
-INPUT_S_MAX = 10
+INPUT_S_MAX = 60
 INPUT_BYTES_MAX = 16 << 10
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

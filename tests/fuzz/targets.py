@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -54,10 +54,10 @@ from cenote.transport import wire
 from cenote.v1 import master_pb2 as pb
 from cenote.v1 import store_pb2
 from master_pool import MasterPool, attach_request, lane
-from raw_data_client import SESSION, Raw, daemon, rows
+from raw_data_client import SESSION, Daemon, Raw, daemon, rows
 from slot_rows import Sealed, seal, table
 
-__all__ = ["TARGETS", "Target"]
+__all__ = ["TARGETS", "Target", "close"]
 
 
 class Target(NamedTuple):
@@ -168,15 +168,21 @@ def _request_seeds() -> list[bytes]:
 # ---- the data port ------------------------------------------------------------------------------
 
 
+_held: Final = contextlib.ExitStack()
+
+
 @cache
-def _running() -> Any:
-    """One data server for all inputs; it lives as long as the process."""
-    held = contextlib.ExitStack()
-    folder = held.enter_context(tempfile.TemporaryDirectory())
+def _running() -> Daemon:
+    """One data server for all inputs, until `close`."""
+    folder = _held.enter_context(tempfile.TemporaryDirectory())
     limits = ServingLimits(hello_timeout_s=0.5, stall_timeout_s=0.5, spin_s=0.0)
-    running = held.enter_context(daemon(Path(folder), limits))
-    running.held = held  # type: ignore[attr-defined]
-    return running
+    return _held.enter_context(daemon(Path(folder), limits))
+
+
+def close() -> None:
+    """End what targets keep from one input to the next."""
+    _held.close()
+    _running.cache_clear()
 
 
 def _data(data: bytes) -> None:
@@ -184,7 +190,7 @@ def _data(data: bytes) -> None:
     if not data:
         return
     with Raw(_running(), unix=True) as client:
-        client.sock.settimeout(5.0)
+        client.sock.settimeout(60.0)  # a busy machine is no finding
         if data[0] & 1:
             client.hello(SESSION, writer=bool(data[0] & 2))
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):

@@ -6,16 +6,24 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fuzz.targets import TARGETS
+from fuzz.targets import TARGETS, close
 
 SECONDS = int(os.environ.get("CENOTE_FUZZ_S") or 4)
 RUNNER = Path(__file__).with_name("run_target.py")
 
 
+@pytest.fixture
+def closed() -> Iterator[None]:
+    yield
+    close()
+
+
+@pytest.mark.usefixtures("closed")
 @pytest.mark.parametrize("name", TARGETS)
 def test_inputs_to_begin_with(name: str) -> None:
     """They are what a target takes in without atheris, too."""
