@@ -17,7 +17,7 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from cenote.api.errors import DeadlineExceeded, GrantRevoked, StaleEpoch
+from cenote.api.errors import DeadlineExceeded, GrantRevoked, ProtocolError, StaleEpoch
 from cenote.api.rows import EXTENT
 from cenote.runtime.scheduling import CONTENTION, STEP_CONTENDED_S
 from cenote.transport import wire
@@ -235,7 +235,12 @@ class ServedSocket:
         return wire.decode_hello(body)
 
     def receive_body(self, begin: memoryview, length: int) -> memoryview:
-        """A body that begins with what came beside its header."""
+        """A body that begins with what came beside its header.
+
+        Raises ProtocolError where it claims to be shorter than any is.
+        """
+        if length < len(begin):
+            raise ProtocolError(f"a body of {length} bytes; none has less than {len(begin)}")
         view = memoryview(bytearray(length))
         view[: len(begin)] = begin
         if length > len(begin):

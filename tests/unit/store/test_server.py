@@ -142,6 +142,11 @@ def test_one_connection_too_many(tmp_path: Path) -> None:
         (wire.OP_SEAL, 1, bytes(24), wire.SEAL_BYTES_MAX + 1),
         (wire.OP_SEAL, 1, bytes(8 + 76 + 5), None),
         (wire.OP_PING, 1, bytes(24), 25),
+        *[
+            (op, 1, bytes(24), length)
+            for op in (wire.OP_RDMA, wire.OP_GRANT, wire.OP_SLOTS, wire.OP_PROVE)
+            for length in (0, 23)
+        ],
         (0, 1, bytes(24), None),
         (99, 1, bytes(24), None),
     ],
