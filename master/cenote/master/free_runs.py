@@ -230,6 +230,8 @@ class FreeRuns:
         Runs of the length's own bin may be too short, so only some of them are looked at before the
         next bins; all of them when nothing else fits.
         """
+        if length > self.units:  # there is no bin for what no segment can hold
+            return -1
         own = number = bin_of(length)
         mask = self._mask >> own
         while mask:

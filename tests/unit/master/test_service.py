@@ -176,3 +176,13 @@ def test_news_is_applied_before_what_it_rides_on() -> None:
     )
     pool.service.touch(pb.TouchRequest(piggyback=touched), 1.0)
     assert pool.service.state.counters.touched_keys == 1
+
+
+@pytest.mark.parametrize("size", [1 << 21, 1 << 36, 1 << 40, (1 << 50) - 1000])
+@pytest.mark.parametrize("count", [1, 2])
+def test_objects_that_no_pool_can_hold_find_no_space(size: int, count: int) -> None:
+    pool = MasterPool(size_bytes=1 << 20)
+    started = pool.put_start(*[b"%d" % i for i in range(count)], size=size)
+    statuses = np.frombuffer(started.puts, PUT)["status"].tolist()
+    assert PutStatus.GRANTED not in statuses
+    assert list(pool.put_commit(pool.put_start(b"small")).statuses) == [DECIDED]
