@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,6 +22,11 @@ settings.register_profile("ci", parent=_DEFAULT, max_examples=50, stateful_step_
 settings.register_profile("thorough", parent=_DEFAULT, max_examples=2_000, stateful_step_count=100)
 _PROFILE = os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "default")
 settings.load_profile(_PROFILE)
+
+# A shell that starts a job in the background has it ignore SIGINT, and all that it starts: tests of
+# Ctrl-C would test that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SEED_VARIABLE = "CENOTE_TEST_SEED"
 # In the environment, too: processes that run a share of the tests (pytest -n 2) have the same seed.
