@@ -257,7 +257,7 @@ class DeviceStaging:
         for lane in lanes:
             try:
                 taken.append(self._make(lane))
-            except BaseException:
+            except BaseException:  # Ctrl-C, too: its place is to be made by another
                 with self._lock:
                     self._made -= 1
                 self.give_back(taken)
