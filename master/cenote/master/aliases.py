@@ -32,6 +32,7 @@ from .segments import DRAM, Segment
 from .sessions import Session
 from .slot_growth import grow_slots
 from .spans import extent_rows
+from .twins import note_copied
 
 __all__ = ["commit_aliases", "grant_aliases"]
 
@@ -166,6 +167,7 @@ def _holder(
             ):
                 extents.append((segment, offset, length))
         if len(extents) >= replicas:
+            note_copied(pool, row, extents)
             return checksum, extents
     return None
 

@@ -31,6 +31,7 @@ from .objects import LIVE
 from .pool import Pool, Rows
 from .spans import NO_SPANS, Spans, segments_of, to_placed
 from .tier_tables import Copy
+from .twins import forget_twins
 
 __all__ = [
     "CopyRow",
@@ -68,8 +69,11 @@ def end_copies(pool: Pool, node: Node, copied: NDArray[np.void], now_s: float) -
     if not ended:
         return
     statuses = np.array(told)
-    if any(s == CopyStatus.FAILED and not o.given_up for o, s in zip(ended, told, strict=True)):
-        copies.retry_at_s[node.node_id] = now_s + RETRY_S
+    for one, status in zip(ended, told, strict=True):
+        if one.shares is not None and status != CopyStatus.DONE:
+            forget_twins(pool, one.shares)
+        elif status == CopyStatus.FAILED and not one.given_up:
+            copies.retry_at_s[node.node_id] = now_s + RETRY_S
     pool.counters.copies_failed += int(np.count_nonzero(statuses != CopyStatus.DONE))
     rows = _rows_of(pool, ended)
     spans = np.concatenate([one.span for one in ended])

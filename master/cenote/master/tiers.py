@@ -16,12 +16,12 @@ those it names go, and moves others along its queues.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cenote.api.rows import UNIT_BYTES
-from cenote.policy.endurance import is_admitted, is_spared
 from cenote.policy.lru import oldest_first
 
 from .copies import CopyRow, order_copies, rows_of_version
@@ -35,7 +35,9 @@ from .quotas import lowest_of, may_go
 from .segments import DRAM, Segment
 from .spans import SEGMENT_MASK, Spans, pack_span, segments_of
 from .tier_tables import Copy
+from .twins import Sharing, Twin, find_twin, note_known, note_ordered
 from .victims import evictable_mask
+from .write_budgets import is_declined, is_worth_it, note_allowances
 
 __all__ = [
     "is_tiered",
@@ -56,12 +58,12 @@ CANDIDATES_S_MIN, CANDIDATES_ROW_S = 0.01, 50e-9
 they are."""
 SSD_VICTIMS = 4_096
 _PROMOTIONS_MAX = 4_096
-_BLOCK_BYTES = 4_096
-"""Of an SSD."""
 _ROOM_TRIES = 4
 _UNWANTED = UNCOPYABLE | PARTIAL
 _SSD_REPLICA_MIN = 1
 """Numbers of replicas on an SSD; 0 is for one in memory."""
+Target: TypeAlias = tuple[Segment, int, int, int]
+"""One extent that was taken: segment, slot, offset, units."""
 
 
 def note_chain(pool: Pool, rows: Rows) -> None:
@@ -131,7 +133,7 @@ def plan_copies(pool: Pool, now_s: float) -> None:
     if not disks:
         return
     budgets = {node_id: _budget(pool, node_id, now_s) for node_id in disks}
-    _note_allowances(pool, disks)
+    note_allowances(pool, disks)
     if pool.tiers.wanted:
         _promote(pool, budgets)
     _demote(pool, disks, budgets, now_s)
@@ -145,34 +147,6 @@ def _budget(pool: Pool, node_id: int, now_s: float) -> int:
     memory = sum(s.capacity_units for s in _memory_of(pool, node))
     most = min(pool.config.copying_bytes_max // UNIT_BYTES, memory >> 2)
     return most - pool.copies.units_by_node.get(node_id, 0)
-
-
-def _note_allowances(pool: Pool, disks: Iterable[int]) -> None:
-    """What devices whose writes have a budget may be written in this tick."""
-    allowances = {}
-    for node_id in disks:
-        counters = pool.nodes.by_id[node_id].counters
-        if counters.ssd_write_budget_bytes:
-            # Copies under way may be charged there already, or not.
-            under_way = pool.copies.units_by_node.get(node_id, 0) * UNIT_BYTES
-            allowances[node_id] = counters.ssd_write_allowance_bytes - under_way
-    pool.tiers.allowances = allowances
-    pool.tiers.has_budgets = bool(allowances)
-
-
-def _is_worth_it(pool: Pool, node_id: int, units: int, *, was_reused: bool) -> bool:
-    """Whether a copy of so many units may be written to a node's device, for the sake of its
-    budget; it is taken off this tick's allowance."""
-    allowance = pool.tiers.allowances.get(node_id)
-    if allowance is None:
-        return True
-    budget = pool.nodes.by_id[node_id].counters.ssd_write_budget_bytes
-    # Its last block is filled up, and a page of slots is written with it.
-    size = (-(-units * UNIT_BYTES // _BLOCK_BYTES) + 1) * _BLOCK_BYTES
-    if not is_admitted(size, budget, allowance, was_reused=was_reused):
-        return False
-    pool.tiers.allowances[node_id] = allowance - size
-    return True
 
 
 def _memory_of(pool: Pool, node: Node) -> list[Segment]:
@@ -236,24 +210,14 @@ def _look_for_cold(pool: Pool, disks: dict[int, list[Segment]]) -> None:
     owner = np.repeat(np.arange(len(rows)), counts)
     has_copy[owner[pool.segments.on_ssd[segments_of(spans)]]] = True
     pool.state[rows[has_copy]] |= np.uint8(COPIED)
+    if any(segment.shared for segment in pool.segments.by_id.values()):
+        note_known(pool, rows, has_copy)
     tiers.cold_until = int(pool.stamp[rows[-1]])
     has_copy |= (pool.state.take(rows) & np.uint8(COPYING | _UNWANTED)) != 0
     if tiers.has_budgets:
-        has_copy |= _is_declined(pool, rows)
+        has_copy |= is_declined(pool, rows)
     tiers.rows = rows[~has_copy]
     tiers.stamps = pool.stamp.take(tiers.rows)
-
-
-def _is_declined(pool: Pool, rows: Rows) -> NDArray[np.bool_]:
-    """Which of them are not worth a write now: on a node that spares its device, and not asked for
-    since they were put."""
-    spared = np.zeros(len(pool.segments.readable), np.bool_)
-    for node_id, allowance in pool.tiers.allowances.items():
-        node = pool.nodes.by_id[node_id]
-        spared[node.segment_ids] = is_spared(node.counters.ssd_write_budget_bytes, allowance)
-    declined: NDArray[np.bool_] = spared[pool.extent_words.take(rows * 4) & SEGMENT_MASK]
-    declined &= (pool.state.take(rows) & TOUCHED) == 0
-    return declined
 
 
 def _demote_one(
@@ -279,13 +243,19 @@ def _demote_one(
         # Of one that is striped over nodes, none of them has it whole.
         if nodes or budgets.get(node_id, 0) <= 0:
             continue
-        units = sum(extent[5] for extent in here)
-        if not _is_worth_it(pool, node_id, units, was_reused=bool(state & TOUCHED)):
+        twin = find_twin(pool, row, here, disks[node_id].__contains__)
+        if twin is Sharing.PENDING:
+            continue
+        units = sum(extent[5] for extent in here) if twin is None else 0
+        if not is_worth_it(pool, node_id, units, was_reused=bool(state & TOUCHED)):
             # Not for the next ones either, most likely: to be looked for anew, without such.
             budgets[node_id], pool.tiers.at = 0, len(pool.tiers.rows)
             continue
-        owner = int(pool.incarnations_of(np.array([row]))[0])
-        target = _take_on_ssd(pool, disks[node_id], units, owner)
+        if twin is not None:
+            target = twin.hold()
+        else:
+            owner = int(pool.incarnations_of(np.array([row]))[0])
+            target = _take_on_ssd(pool, disks[node_id], units, owner)
         if target is None:
             budgets[node_id] = 0  # not for another one either, in this tick
             continue
@@ -293,7 +263,7 @@ def _demote_one(
         free = next(n for n in range(_SSD_REPLICA_MIN, 256) if n not in replicas)
         span = pack_span(segment.segment_id, free, slot, offset, length)
         budgets[node_id] -= length
-        return node_id, _order(pool, row, digest, segment, here, span, is_promotion=False)
+        return node_id, _order(pool, row, digest, segment, here, span, twin, is_promotion=False)
     return None
 
 
@@ -304,6 +274,7 @@ def _order(
     target: Segment,
     source: list[tuple[int, ...]],
     span: Spans,
+    twin: Twin | None,
     *,
     is_promotion: bool,
 ) -> list[CopyRow]:
@@ -311,14 +282,17 @@ def _order(
     record = pool.record_of(row)
     copy_id = pool.copies.new_id()
     low, high = digest
-    pool.copies.add(
-        Copy(copy_id, target.node, low, high, record[3], record[2], target, span, is_promotion)
-    )
+    one = Copy(copy_id, target.node, low, high, record[3], record[2], target, span, is_promotion)
+    pool.copies.add(one)
+    note_ordered(pool, source, one, twin)
     pool.state[row] |= np.uint8(COPYING)
     word, slot, offset, length = span[0].tolist()
     place = offset * UNIT_BYTES, length * UNIT_BYTES
     to = word & SEGMENT_MASK, slot, word >> 16 & 0xFF
-    return [(copy_id, record[2], *place, record[3], e[0], e[3], *to) for e in source]
+    versions = [(record[2], record[3], e[0], e[3]) for e in source]
+    if twin is not None:  # a piece that is in the target already
+        versions.append((twin.seq, twin.epoch, twin.segment.segment_id, twin.slot))
+    return [(copy_id, seq, *place, epoch, *of, *to) for seq, epoch, *of in versions]
 
 
 # ---- room on the SSD ------------------------------------------------------------------------
@@ -326,8 +300,8 @@ def _order(
 
 def _take_on_ssd(
     pool: Pool, segments: Iterable[Segment], units: int, incarnation: int
-) -> tuple[Segment, int, int, int] | None:
-    """(segment, slot, offset, units) of one extent, where the most room is; None without any."""
+) -> Target | None:
+    """One extent, where the most room is; None without any."""
     if not pool.quotas.active:
         return _take_anywhere(pool, segments, units)
     pool.quotas.begin_claim(incarnation, units, 0, on_ssd=True)
@@ -337,9 +311,7 @@ def _take_on_ssd(
         pool.quotas.end_claim()
 
 
-def _take_anywhere(
-    pool: Pool, segments: Iterable[Segment], units: int
-) -> tuple[Segment, int, int, int] | None:
+def _take_anywhere(pool: Pool, segments: Iterable[Segment], units: int) -> Target | None:
     several = list(segments)
     if len(several) > 1:
         several.sort(key=lambda s: -s.free_units)
@@ -433,17 +405,27 @@ def _promote_one(pool: Pool, row: int, budgets: dict[int, int]) -> tuple[int, li
     units = -(-(record[0] + record[6]) // UNIT_BYTES)
     if budgets.get(node.node_id, 0) <= 0:
         return None
-    for segment in sorted(_memory_of(pool, node), key=lambda s: -s.free_units):
+    source, memory = pool.objects.extents_of_one(row), _memory_of(pool, node)
+    twin = find_twin(pool, row, source, memory.__contains__)
+    if twin is Sharing.PENDING:
+        want(pool, np.array([row]))  # once more
+        return None
+    target = _take_in_memory(memory, units) if twin is None else twin.hold()
+    if target is None:
+        return None
+    segment, slot, offset, length = target
+    number = int(spans[0, 0]) >> 16 & 0xFF
+    span = pack_span(segment.segment_id, 1 if number == 0 else 0, slot, offset, length)
+    budgets[node.node_id] -= length
+    digest = pool.digests_of(np.array([row]))[0].tolist()
+    return node.node_id, _order(pool, row, digest, segment, source, span, twin, is_promotion=True)
+
+
+def _take_in_memory(memory: list[Segment], units: int) -> Target | None:
+    for segment in sorted(memory, key=lambda s: -s.free_units):
         taken = segment.take_one(units)
         if taken is not None:
-            offset, slot, length = taken
-            number = int(spans[0, 0]) >> 16 & 0xFF
-            span = pack_span(segment.segment_id, 1 if number == 0 else 0, slot, offset, length)
-            budgets[node.node_id] -= length
-            digest = pool.digests_of(np.array([row]))[0].tolist()
-            source = pool.objects.extents_of_one(row)
-            ordered = _order(pool, row, digest, segment, source, span, is_promotion=True)
-            return node.node_id, ordered
+            return segment, taken[1], taken[0], taken[2]
     return None
 
 

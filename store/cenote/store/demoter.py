@@ -21,7 +21,7 @@ from typing import Final, final
 from cenote.api.rows import CopyStatus
 from cenote.runtime.log import get_logger
 
-from .copy_jobs import Copy, find
+from .copy_jobs import Copy, find, has_twin
 from .copy_outcomes import Outcomes
 from .copy_queue import CopyQueue
 from .copy_writer import PayloadWriter
@@ -112,7 +112,7 @@ class Demoter:
             find(self._segments, one, disk.device.memory_align)
         else:
             one.status = CopyStatus.FAILED
-        if writer is None or one.status != CopyStatus.DONE:
+        if writer is None or one.status != CopyStatus.DONE or one.twin is not None:
             self._hand_over([one])
             return
         if self._write_limit:
@@ -179,7 +179,11 @@ class Demoter:
             for one in written:
                 if one.epoch < self._outcomes.epoch:
                     one.status = CopyStatus.FAILED
-            for segment, some in self._by_segment(written):
+            for segment, several in self._by_segment(written):
+                for one in several:
+                    if one.twin is not None and not has_twin(segment, one):
+                        one.status = CopyStatus.NO_SOURCE
+                some = [one for one in several if one.status == CopyStatus.DONE]
                 try:
                     segment.place([one.record for one in some])
                 except OSError:
@@ -203,7 +207,7 @@ class Demoter:
         for one in copies:
             if one.status == CopyStatus.DONE:
                 counters.demoted += 1
-                counters.demoted_bytes += one.size_bytes
+                counters.demoted_bytes += one.size_bytes if one.twin is None else 0
         if copies:
             self._outcomes.report(copies)
             self.queue.ended(len(copies))
