@@ -175,6 +175,7 @@ class Demoter:
 
     def _place(self, written: list[Copy]) -> None:
         """Make slots of those whose payloads were flushed."""
+        placed: list[tuple[SsdSegment, list[Copy], list[int]]] = []
         with self._outcomes.placing:
             for one in written:
                 if one.epoch < self._outcomes.epoch:
@@ -184,11 +185,15 @@ class Demoter:
                     if one.twin is not None and not has_twin(segment, one):
                         one.status = CopyStatus.NO_SOURCE
                 some = [one for one in several if one.status == CopyStatus.DONE]
-                try:
-                    segment.place([one.record for one in some])
-                except OSError:
-                    for one in some:
-                        one.status = CopyStatus.FAILED
+                placed.append((segment, some, segment.place([one.record for one in some])))
+        # The next leader does not wait for the device: it is told of these slots, or clears them.
+        for segment, some, pages in placed:
+            try:
+                segment.write_pages(pages)
+            except OSError:
+                segment.take_back([one.record for one in some])
+                for one in some:
+                    one.status = CopyStatus.FAILED
 
     def _by_segment(self, copies: list[Copy]) -> list[tuple[SsdSegment, list[Copy]]]:
         """Those that have not failed, by the segment that they go to, if it is still there."""
