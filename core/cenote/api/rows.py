@@ -214,14 +214,17 @@ SLOT_WANTED = np.dtype(
 PROOF = np.dtype(
     [
         ("segment", "<u4"),
-        ("reserved", "<u4"),
+        ("kind", "<u4"),
         ("offset", "<u8"),
         ("length", "<u8"),
         ("proof", "V16"),
     ]
 )
-"""Bytes at a daemon, and that the asker has the same: XXH3-128 of them, canonical byte order, with
-the id of a grant as its seed."""
+"""Bytes at a daemon, and that the asker has the same (`cenote.api.contents`). PROOF_FAST: XXH3-128
+of them, canonical byte order, with the id of a grant as its seed. PROOF_STRONG: BLAKE2b of 16
+bytes, whose key is that id (u64)."""
+PROOF_FAST: Final = 0
+PROOF_STRONG: Final = 1
 
 
 class CopyStatus(Code):

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from cenote.api.errors import ConfigError
+from cenote.api.errors import ConfigError, InvalidArgument
 from cenote.policy.names import AUTO, POLICIES
 from cenote.runtime.config import option
 
+from .dedup_domains import domain_of
 from .metadata import MetadataOptions
 from .state_config import StateConfig
 
@@ -110,6 +111,13 @@ class MasterConfig:
         default=True,
         metadata=option(
             help="follow the use of some keys, for `cenote mrc`; --policy auto needs it"
+        ),
+    )
+    dedup_domains: str = field(
+        default="",
+        metadata=option(
+            help="namespaces that may hold each other's bytes (content dedup), as "
+            "NAME=namespace,namespace;NAME=...; the same for all masters"
         ),
     )
     lease_ttl_s: float = field(
@@ -232,6 +240,10 @@ class MasterConfig:
             raise ConfigError("--lease-ttl-s is above --lease-ttl-max-s")
         if self.policy == AUTO and not self.sampling:
             raise ConfigError("--policy auto chooses by samples", remedy="leave --no-sampling out")
+        try:
+            domain_of(self.dedup_domains, "")
+        except InvalidArgument as error:
+            raise ConfigError(f"--dedup-domains: {error.message}", remedy=error.remedy) from error
         if self.heartbeat_s * 2 > self.node_dead_s:
             raise ConfigError(
                 f"--node-dead-s {self.node_dead_s:g} is less than two heartbeats",
@@ -253,6 +265,7 @@ class MasterConfig:
         """The part that the state decides by."""
         return StateConfig(
             policy=self.policy,
+            dedup_domains=self.dedup_domains,
             sampling=self.sampling,
             objects_max=self.objects_max,
             decisions_max=self.decisions_max,
