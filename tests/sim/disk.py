@@ -133,6 +133,8 @@ class SimDisk:
         self.on_request: Callable[[str], float] = lambda what: 0.0
         """The moment before a request takes effect: faults like it. Tells how much later than
         otherwise that is."""
+        self.crawl_s: dict[str, float] = {}
+        """By kind of request: how much longer the next one takes."""
         self.counts = {"read": 0, "write": 0, "flush": 0, "failed": 0, "torn": 0}
 
     def table_of(self, image: bytearray) -> memoryview:
@@ -153,7 +155,7 @@ class SimDisk:
         """Let a request take its time; whether it is to fail."""
         dice = self._loop.dice
         self.counts[what] += 1
-        crawl_s = self.on_request(what)
+        crawl_s = self.on_request(what) + self.crawl_s.pop(what, 0.0)
         self._loop.sleep(crawl_s + dice.expovariate(1 / self.weather.latency_s))
         fails = dice.random() < error_share
         self.counts["failed"] += fails
@@ -257,16 +259,17 @@ class SimDisk:
         self.counts["torn"] += len(set(sides)) > 1
         self._loose.clear()
 
-    def flip(self) -> Version | None:
-        """A bit of a slot, or of what one has, is not what it was: then that one's version."""
+    def flip(self, wanted: int | None = None) -> Version | None:
+        """A bit of a slot, or of what one has, is not what it was: then that one's version. Of
+        which slot, may be `wanted`: of what it has then."""
         dice = self._loop.dice
         records = np.frombuffer(self.table_of(self.content), SLOT_RECORD)
         sealed = np.flatnonzero(records["state"] == STATE_SEALED).tolist()
         if not sealed or self.file is None:
             return None
-        slot = dice.choice(sealed)
+        slot = dice.choice(sealed) if wanted not in sealed else wanted
         version = int(records["epoch"][slot]), int(records["seq"][slot])
-        hits_slot = dice.random() < 0.5
+        hits_slot = slot != wanted and dice.random() < 0.5
         if hits_slot:
             at = _SLOTS_AT + slot * SLOT_BYTES + dice.randrange(SLOT_BYTES)
         else:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from xxhash import xxh3_64_intdigest
 
 from cenote.api.rows import UNIT_BYTES
 from cenote.master.commands import Heartbeat
@@ -110,7 +111,9 @@ class TierOracle:
             put = self._oracle.put_of.get((one.epoch, one.seq))
             faults = self._oracle._world.faults.tiers
             if put is not None and faults is not None:
-                faults.strike_copy(put.key)
+                host = self._oracle._world.hosts[one.node.name]
+                what = "pull" if one.move is not None else "read" if one.is_promotion else "write"
+                faults.strike_copy(put.key, host, what)
 
     def replicas_changed(self, pool: Pool, effect: ReplicasChanged) -> None:
         """Objects have other replicas than before."""
@@ -196,7 +199,11 @@ class TierOracle:
             )
 
     def placed(self, file: SegmentFile, record: Any) -> None:
-        """A copy becomes a slot in memory."""
+        """A copy becomes a slot in memory, of the bytes that lie there."""
+        start = int(record["offset"])
+        data = file.data[start : start + int(record["object_size"])].tobytes()
+        if xxh3_64_intdigest(data) != int(record["checksum"]):
+            raise Violation(f"a copy becomes slot {record['slot']} of {file.name}, of other bytes")
         if (file, int(record["slot"])) in self._sharing:
             return  # the place is others', whose bytes are the same
         if int(file.owner[int(record["offset"]) // UNIT_BYTES]) not in self._numbers:

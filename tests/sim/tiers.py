@@ -37,6 +37,7 @@ from cenote.transport.base import ExtentArray, SessionIdentity, U8Array, U64Arra
 from cenote.v1 import common_pb2
 from sim.data_path import TcpChannel
 from sim.disk import QUICK_S, DiskWeather, SimDisk, versions_in
+from sim.facts import known_versions
 from sim.loop import Violation
 from sim.machine import SimQueue, SimSecrets, SimThreading, SimTime
 from sim.stores import SimSegment
@@ -187,13 +188,21 @@ class Tiers:
 
         table.place = watched
 
+    def alone_on(self, file: Any) -> list[int]:
+        """Slots there of what is nowhere else."""
+        oracle, master = self._world.oracle, self._world.master
+        if master is None:
+            return []
+        placed = [oracle._placed.get(version, []) for version in known_versions(master.pool)]
+        return [where[0][1] for where in placed if len(where) == 1 and where[0][0] is file]
+
     def copied(self, *, in_memory: bool) -> list[int]:
         """Keys of what has a copy on an SSD: those that are in memory, too, or those that are not.
         Users can't know; they do what has to do with copies more often for it."""
         master = self._world.master
         if master is None:
             return []
-        pool = master.service.state._pool
+        pool = master.pool
         rows = pool.objects.live_rows(0, pool.objects.high_water)[0]
         counts, spans = pool.spans_of(rows)
         on_ssd = pool.segments.on_ssd[spans[:, 0] & 0xFFFF]
