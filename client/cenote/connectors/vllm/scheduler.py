@@ -22,6 +22,7 @@ from .link import REFUSALS, PoolLink
 from .lookups import Lookup, LookupThread, find
 from .options import ConnectorOptions
 from .orders import LoadOrder, Orders, Reports, SpaceName, StageOrder, StageReport
+from .pace import ComputePace
 from .saves import SaveProgress
 
 __all__ = ["RequestLike", "StoreScheduler"]
@@ -83,12 +84,15 @@ class StoreScheduler:
         self._space: SpaceName | None = None
         self._link = link
         self._counters = counters
+        self._pace = ComputePace()
         self._limits = FetchLimits(
             lookup_s=options.lookup_deadline_s,
             transfer_s=options.load_deadline_s,
             bytes_per_s=_BYTES_PER_S,
             hold_s=_HOLD_S,
             gain_tokens_min=options.load_min_tokens,
+            compute_share=options.load_share,
+            pace=self._pace,
         )
         self._breaker = CircuitBreaker()
         self._lookups = LookupThread(self._find)
@@ -237,8 +241,8 @@ class StoreScheduler:
             and not self._breaker.is_open(time.monotonic())
         )
 
-    def take_orders(self) -> Orders:
-        """What the workers are to do with this step."""
+    def take_orders(self, tokens: int = 0) -> Orders:
+        """What the workers are to do with this step, which computes so many tokens."""
         self._collect()
         now_s = time.monotonic()
         for request_id, fetch in list(self._fetches.values()):
@@ -246,10 +250,13 @@ class StoreScheduler:
             self._act(request_id, fetch)
         orders, self._orders = self._orders, Orders()
         orders.space = self._space
+        orders.step = self._pace.began(now_s, tokens)
         return orders
 
     def reported(self, reports: Reports) -> None:
         """What workers said after a step."""
+        if reports.step:
+            self._pace.ended(time.monotonic(), reports.step)
         for ticket, report in reports.staged.items():
             before = self._staging.get(ticket)
             if before is not None:
@@ -376,7 +383,7 @@ class StoreScheduler:
                 blocks,
                 tuple(self._grouping.hash_of(block, hashes) for block in blocks),
                 fetch.found.lease,
-                self._limits.transfer_limit_s(self._size_of(blocks)),
+                fetch.limit_s,
             )
         )
 
