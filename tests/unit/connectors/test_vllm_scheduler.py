@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -83,6 +85,7 @@ class Request:
     num_tokens: int = 100
     num_prompt_tokens: int = 100
     num_preemptions: int = 0
+    num_computed_tokens: int = 0
     block_hashes: Sequence[bytes] = field(default_factory=lambda: list(HASHES))
 
 
@@ -147,7 +150,7 @@ def made(pool: Space) -> Iterator[Half]:
 def test_a_prefix_is_found_staged_and_loaded(made: Half, pool: Space) -> None:
     store(pool, 4)
     request = Request()
-    made.half.new_request(request, shared=True)
+    made.half.new_request(request)
     assert made.ask(request, have_tokens=16) == 48
     made.half.allocated(request, [[10, 11, 12, 13, 14]], 48)
     (load,) = made.half.take_orders().loads
@@ -162,7 +165,7 @@ def test_a_prefix_is_found_staged_and_loaded(made: Half, pool: Space) -> None:
 
 def test_it_answers_at_once_while_the_pool_does_not(made: Half, pool: Space) -> None:
     request = Request()
-    made.half.new_request(request, shared=True)
+    made.half.new_request(request)
     for _ in range(3):
         assert made.half.matched_tokens(request, 0) is None
     made.half.finished("r")
@@ -174,7 +177,7 @@ def test_it_answers_at_once_while_the_pool_does_not(made: Half, pool: Space) -> 
 def test_a_block_that_did_not_arrive_ends_the_prefix(made: Half, pool: Space) -> None:
     store(pool, 4)
     request = Request()
-    made.half.new_request(request, shared=True)
+    made.half.new_request(request)
     wait_until(lambda: made.half.matched_tokens(request, 0) is None and pool.asked, what="an ask")
 
     def staged() -> bool:
@@ -193,12 +196,12 @@ def test_an_error_is_a_miss_and_several_open_the_breaker(made: Half, pool: Space
     pool.gate.set()
     for number in range(3):
         request = Request(f"r{number}")
-        made.half.new_request(request, shared=True)
+        made.half.new_request(request)
         assert made.ask(request) == 0
     pool.error = None
     store(pool, 4)
     request = Request("after")
-    made.half.new_request(request, shared=True)
+    made.half.new_request(request)
     assert made.half.matched_tokens(request, 0) == 0, "the pool is left alone for a while"
     made.half.save("after", 100, lambda: [[1, 2, 3, 4, 5, 6]], ())
     assert not made.half.take_orders().saves
@@ -208,11 +211,11 @@ def test_a_refused_model_asks_no_more(made: Half, pool: Space) -> None:
     pool.error = FingerprintMismatch("another model's")
     pool.gate.set()
     request = Request()
-    made.half.new_request(request, shared=True)
+    made.half.new_request(request)
     assert made.ask(request) == 0
     pool.error = None
     store(pool, 4)
-    made.half.new_request(Request("next"), shared=True)
+    made.half.new_request(Request("next"))
     assert made.half.matched_tokens(Request("next"), 0) == 0
     assert pool.asked == 0
 
@@ -220,7 +223,7 @@ def test_a_refused_model_asks_no_more(made: Half, pool: Space) -> None:
 def test_a_preempted_request_is_looked_up_anew(made: Half, pool: Space) -> None:
     store(pool, 4)
     request = Request()
-    made.half.new_request(request, shared=True)
+    made.half.new_request(request)
     assert made.ask(request) == 64
     made.half.allocated(request, [[10, 11, 12, 13]], 64)
     made.half.loaded(["r"])
@@ -233,7 +236,7 @@ def test_a_preempted_request_is_looked_up_anew(made: Half, pool: Space) -> None:
 def test_what_the_pool_has_is_not_saved_again(made: Half, pool: Space) -> None:
     store(pool, 2)
     request = Request()
-    made.half.new_request(request, shared=True)
+    made.half.new_request(request)
     assert made.ask(request) == 32
     made.half.save("r", 100, lambda: [[1, 2, 3, 4, 5, 6, 7]], ())
     (order,) = made.half.take_orders().saves
@@ -244,17 +247,124 @@ def test_what_the_pool_has_is_not_saved_again(made: Half, pool: Space) -> None:
 def test_requests_that_share_nothing_are_left_alone(made: Half, pool: Space) -> None:
     store(pool, 4)
     request = Request()
-    made.half.new_request(request, shared=False)
+    made.half.new_request(request, "/nowhere/adapter")
+    wait_until(lambda: made.half.matched_tokens(request, 0) is not None, what="its adapter's fate")
     assert made.half.matched_tokens(request, 0) == 0
     made.half.save("r", 100, lambda: [[1, 2, 3, 4, 5, 6]], ())
     assert not made.half.take_orders().saves
     assert made.half.matched_tokens(Request("never announced"), 0) == 0
 
 
+def adapter(directory: Path, weights: bytes, alpha: int = 8) -> str:
+    directory.mkdir(parents=True)
+    config = {"r": 8, "lora_alpha": alpha, "base_model_name_or_path": str(directory)}
+    (directory / "adapter_config.json").write_text(json.dumps(config))
+    (directory / "adapter_model.safetensors").write_bytes(weights)
+    return str(directory)
+
+
+def saved_keys(made: Half, request: Request) -> set[bytes]:
+    """What the step saves that completes the request's prompt."""
+    made.half.save(request.request_id, 100, lambda: [[1, 2, 3, 4, 5, 6, 7]], ())
+    return {block_hash for order in made.half.take_orders().saves for block_hash in order.hashes}
+
+
+def test_adapters_share_with_equal_ones_alone(made: Half, pool: Space, tmp_path: Path) -> None:
+    store(pool, 0)
+    paths = {
+        "one": adapter(tmp_path / "1", b"w" * 100),
+        "equal": adapter(tmp_path / "2", b"w" * 100),
+        "other": adapter(tmp_path / "3", b"v" * 100),
+        "otherwise": adapter(tmp_path / "4", b"w" * 100, alpha=16),
+        "none": None,
+    }
+    keys = {}
+    for name, path in paths.items():
+        request = Request(name)
+        made.half.new_request(request, path)
+        assert made.ask(request) == 0
+        keys[name] = saved_keys(made, request)
+        assert len(keys[name]) == 6
+    assert keys["one"] == keys["equal"]
+    assert keys["none"] == set(HASHES)
+    for name in ("other", "otherwise", "none"):
+        assert not keys["one"] & keys[name]
+    pool.keys |= set(object_keys(sorted(keys["one"]), [0] * 6, [0]))
+    request = Request("again")
+    made.half.new_request(request, paths["one"])
+    assert made.ask(request) == 96
+    made.half.finished("again")
+
+
+def test_an_adapter_that_changed_under_the_engine_is_not_shared_any_more(
+    made: Half, pool: Space, tmp_path: Path
+) -> None:
+    store(pool, 0)
+    path = adapter(tmp_path / "a", b"w" * 100)
+    request = Request()
+    made.half.new_request(request, path)
+    assert made.ask(request) == 0
+    assert saved_keys(made, request)
+    (tmp_path / "a" / "adapter_model.safetensors").write_bytes(b"v" * 101)
+    request = Request("after")
+    made.half.new_request(request, path)
+    assert made.ask(request) == 0
+    assert not saved_keys(made, request)
+    made.half.reset()  # the engine has read it anew
+    request = Request("then")
+    made.half.new_request(request, path)
+    assert made.ask(request) == 0
+    assert saved_keys(made, request)
+
+
+def test_after_a_reset_nothing_of_before_is_found_and_what_is_under_way_stays_there(
+    made: Half, pool: Space
+) -> None:
+    store(pool, 4)
+    ready, computed, waiting = Request("ready"), Request("computed"), Request("waiting")
+    for request in (ready, computed, waiting):
+        made.half.new_request(request)
+    assert made.ask(ready) == 64
+    computed.num_computed_tokens = 32
+    made.half.reset()
+    assert made.half.matched_tokens(ready, 0) == 0, "what was staged for it is of old weights"
+    assert made.half.take_orders().drops == [1]
+    wait_until(lambda: made.half.take_orders() and not pool.leases, what="the leases' release")
+    assert not saved_keys(made, computed), "a part of it was computed with old weights"
+    new = saved_keys(made, waiting)
+    assert len(new) == 6
+    assert not new & set(HASHES)
+    computed.num_preemptions, computed.num_computed_tokens = 1, 0
+    assert made.ask(computed) == 0
+    assert saved_keys(made, computed) == new, "it was computed anew"
+    pool.keys |= set(object_keys(sorted(new), [0] * 6, [0]))
+    request = Request("next")
+    made.half.new_request(request)
+    assert made.ask(request) == 96
+    made.half.finished("next")
+    made.half.reset()
+    request = Request("last")
+    made.half.new_request(request)
+    assert made.ask(request) == 0
+
+
+def test_what_is_being_loaded_at_a_reset_is_not_saved(made: Half, pool: Space) -> None:
+    store(pool, 4)
+    request = Request()
+    made.half.new_request(request)
+    assert made.ask(request) == 64
+    made.half.allocated(request, [[10, 11, 12, 13]], 64)
+    made.half.reset()
+    made.half.loaded(["r"])
+    assert not saved_keys(made, request)
+    made.half.finished("r")
+    assert made.counters.take()["fetches_loaded"] == 1
+
+
 def test_an_order_that_was_not_sent_is_taken_back(made: Half, pool: Space) -> None:
     store(pool, 4)
     request = Request()
-    made.half.new_request(request, shared=True)
+    made.half.new_request(request)
 
     def staged() -> bool:
         made.half.matched_tokens(request, 0)
@@ -272,7 +382,7 @@ def test_several_ranks_have_it_when_all_of_them_do(pool: Space) -> None:
     pool.keys.discard(object_keys([HASHES[3]], [0], [1])[0])
     made = Half(pool, GROUPING, 2)
     request = Request()
-    made.half.new_request(request, shared=True)
+    made.half.new_request(request)
     assert made.ask(request) == 48
     made.half.finished("r")
     made.half.close()
@@ -284,7 +394,7 @@ def test_a_hybrid_leases_only_what_it_loads(pool: Space) -> None:
     pool.keys |= set(object_keys([HASHES[3]], [1], [0]))
     made = Half(pool, grouping, 1)
     request = Request()
-    made.half.new_request(request, shared=True)
+    made.half.new_request(request)
     assert made.ask(request) == 64
     made.half.allocated(request, [[1, 2, 3, 4], [0, 9]], 64)
     (load,) = made.half.take_orders().loads
@@ -305,7 +415,7 @@ def test_a_model_that_can_not_be_named_shares_nothing(pool: Space) -> None:
     done = threading.Event()
     half._lookups.submit(done.set)
     assert done.wait(30.0), "its thread goes on"
-    half.new_request(Request(), shared=True)
+    half.new_request(Request())
     assert half.matched_tokens(Request(), 0) == 0
     half.save("r", 100, lambda: [[1, 2, 3, 4, 5, 6]], ())
     assert not half.take_orders().saves

@@ -21,7 +21,7 @@ from vllm.distributed.parallel_state import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from cenote.runtime.log import get_logger, log_if_nobody_listens
+from cenote.runtime.log import log_if_nobody_listens
 
 from .blocks import BlockMemory
 from .counters import Counters
@@ -41,7 +41,6 @@ from .worker import StoreWorker
 
 __all__ = ["CenoteStoreConnector"]
 
-_log: Final = get_logger("cenote.vllm")
 _NO_ORDERS: Final = Orders()
 
 
@@ -144,8 +143,8 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler
 
     def on_new_request(self, request: Any) -> None:
-        # An adapter is known to vLLM's hashes by its name and path alone, which two may share.
-        self._planner.new_request(request, shared=request.lora_request is None)
+        adapter = request.lora_request
+        self._planner.new_request(request, None if adapter is None else adapter.lora_path)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
@@ -206,12 +205,12 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
         return False, None
 
     def reset_cache(self) -> bool | None:
-        """Not from here yet: False. Saves that are under way could end after it."""
-        _log.error(
-            "the pool was not reset",
-            remedy="with all engines idle: cenote namespaces reset NAME, see docs/vllm.md",
-        )
-        return False
+        """This engine's weights have changed: it finds nothing any more of what was saved before.
+
+        Nothing is asked of the pool, so that it can't fail; nobody else is touched.
+        """
+        self._planner.reset()
+        return True
 
     def take_events(self) -> Iterable[Any]:
         return ()

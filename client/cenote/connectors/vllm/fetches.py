@@ -121,6 +121,7 @@ class Fetch(Generic[L]):
             self._end(Outcome.LOOKUP_FAILED)
         elif not found.tokens:
             self.found = found
+            self._leased = found.lease is not None  # of blocks that are of no use by themselves
             self._end(Outcome.MISS)
         else:
             self.found = found

@@ -22,6 +22,7 @@ from cenote.runtime.log import get_logger
 from .fetches import Found
 from .groups import Block, Grouping
 from .keys import object_keys
+from .variants import Variant
 
 __all__ = ["Answer", "Lookup", "LookupThread", "find"]
 
@@ -42,6 +43,7 @@ class Lookup:
     hashes: list[bytes]
     limit_tokens: int
     until_s: float
+    variant: Variant
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol, final
 
 from cenote.api.errors import Unavailable
@@ -23,6 +23,7 @@ from .lookups import Lookup, LookupThread, find
 from .options import ConnectorOptions
 from .orders import LoadOrder, Orders, Reports, SpaceName, StageOrder, StageReport
 from .saves import SaveProgress
+from .variants import Variant, Variants, with_suffix
 
 __all__ = ["RequestLike", "StoreScheduler"]
 
@@ -40,6 +41,7 @@ class RequestLike(Protocol):
     num_tokens: int
     num_prompt_tokens: int
     num_preemptions: int
+    num_computed_tokens: int
     block_hashes: Sequence[bytes]
 
 
@@ -48,13 +50,15 @@ class _Known:
     """One request of the engine."""
 
     request: RequestLike
-    shared: bool
-    """Whether its blocks may be found and saved."""
+    variant: Variant
     fetch: Fetch[AcquiredLease] | None = None
     preemptions: int = 0
     saves: SaveProgress = field(default_factory=SaveProgress)
     disk_tokens: int = 0
     """Of the tokens that are being loaded, those that an SSD gave."""
+    stale_preemptions: int | None = None
+    """Some of its blocks are of weights that have been replaced: nothing is shared until it was
+    preempted more often than that, and is computed anew. None: they are not."""
 
 
 @final
@@ -98,6 +102,7 @@ class StoreScheduler:
         self._staging: dict[int, StageReport] = {}
         self._stage_blocks: dict[int, tuple[Block, ...]] = {}
         self._next_ticket = 1
+        self._variants = Variants()
         self._orders = Orders()
         self._refused = False
 
@@ -119,12 +124,49 @@ class StoreScheduler:
 
     # ---- requests ----------------------------------------------------------------------------
 
-    def new_request(self, request: RequestLike, shared: bool) -> None:
-        """It has come in: its prompt is looked up already, long before its turn."""
-        known = _Known(request, shared, preemptions=request.num_preemptions)
+    def new_request(self, request: RequestLike, adapter_path: str | None = None) -> None:
+        """It has come in: its prompt is looked up already, long before its turn.
+
+        `adapter_path`: where the adapter (LoRA) lies that it is for.
+        """
+        known = _Known(request, self._variant(adapter_path), preemptions=request.num_preemptions)
         self._known[request.request_id] = known
-        if shared and self._options.load:
+        if self._options.load:
             self._begin(known)
+
+    def _variant(self, adapter_path: str | None) -> Variant:
+        variants = self._variants
+        variant = variants.of(adapter_path)
+        if variant.suffix is None:  # before its lookup, in the same thread
+            self._lookups.submit(lambda: variants.resolve(variant))
+        return variant
+
+    def reset(self) -> None:
+        """The engine's weights have changed in place: nothing that was saved before is found any
+        more by this engine. What others have, and do, is not touched."""
+        self._variants.renew()
+        for known in self._known.values():
+            fetch, request = known.fetch, known.request
+            loading = fetch is not None and fetch.phase is Phase.LOADING
+            if fetch is not None:
+                fetch.abandon()
+                self._act(request.request_id, fetch)
+            if loading or request.num_computed_tokens:
+                known.stale_preemptions = request.num_preemptions
+            else:
+                self._renew(known)
+
+    def _renew(self, known: _Known) -> None:
+        known.stale_preemptions = None
+        known.variant = self._variant(known.variant.adapter_path)
+        known.saves = SaveProgress()
+
+    def _stale(self, known: _Known) -> bool:
+        """Whether some of its blocks are of weights that have been replaced."""
+        stale = known.stale_preemptions
+        if stale is not None and known.request.num_preemptions > stale:
+            self._renew(known)
+        return known.stale_preemptions is not None
 
     def _begin(self, known: _Known) -> None:
         """Look the prompt up, unless the pool does not answer anyway."""
@@ -140,7 +182,7 @@ class StoreScheduler:
     def matched_tokens(self, request: RequestLike, have_tokens: int) -> int | None:
         """How many tokens beyond `have_tokens` can be loaded at once; None: ask again."""
         known = self._known.get(request.request_id)
-        if known is None or not known.shared or not self._options.load:
+        if known is None or not self._options.load or self._stale(known):
             return 0
         self._collect()
         if known.fetch is None or (
@@ -212,7 +254,10 @@ class StoreScheduler:
         `make_tables`: its block ids by group, None where it has none any more.
         """
         known = self._known.get(request_id)
-        if known is None or not known.shared or not self._saving:
+        if known is None or not self._saving or self._stale(known):
+            return
+        suffix = known.variant.suffix
+        if suffix is None:
             return
         if not self._options.save_output:
             computed_tokens = min(computed_tokens, known.request.num_prompt_tokens)
@@ -224,7 +269,8 @@ class StoreScheduler:
             return
         order = known.saves.advance(self._grouping, hashes, computed_tokens, tables, states)
         if order is not None:
-            self._orders.saves.append(order)
+            salted = tuple(with_suffix(list(order.hashes), suffix))
+            self._orders.saves.append(replace(order, hashes=salted))
 
     @property
     def _saving(self) -> bool:
@@ -315,7 +361,8 @@ class StoreScheduler:
             orders.drops.append(ticket)
 
     def _look_up(self, request_id: str, fetch: Fetch[AcquiredLease]) -> None:
-        request = self._known[request_id].request
+        known = self._known[request_id]
+        request = known.request
         now_s = time.monotonic()
         # The last token is computed in any case: it says what comes next.
         limit_tokens = self._grouping.aligned(request.num_tokens - 1)
@@ -328,7 +375,8 @@ class StoreScheduler:
             return
         hashes = list(request.block_hashes[: limit_tokens // self._grouping.hash_tokens])
         until_s = now_s + self._options.lookup_deadline_s
-        if not self._lookups.submit(Lookup(fetch.ticket, hashes, limit_tokens, until_s)):
+        lookup = Lookup(fetch.ticket, hashes, limit_tokens, until_s, known.variant)
+        if not self._lookups.submit(lookup):
             self._breaker.failed(now_s)
             fetch.looked_up(None)
 
@@ -336,7 +384,11 @@ class StoreScheduler:
         """In the lookups' thread."""
         if self._space is None:
             raise Unavailable("the model's namespace is not known yet")
+        suffix = lookup.variant.suffix
+        if suffix is None:  # an adapter that nobody knows
+            return Found(0, None, 0.0)
         began_s = time.monotonic()
+        lookup = replace(lookup, hashes=with_suffix(lookup.hashes, suffix))
         space = self._link.space(self._space, lookup.until_s - began_s)
         found = find(space, self._grouping, self._shards, lookup, self._options.lease_ttl_s)
         self._counters.observe("lookup", time.monotonic() - began_s)
@@ -367,14 +419,16 @@ class StoreScheduler:
 
     def _stage(self, request_id: str, fetch: Fetch[AcquiredLease]) -> None:
         assert fetch.found is not None
-        hashes = self._known[request_id].request.block_hashes
+        known = self._known[request_id]
+        hashes = known.request.block_hashes
         blocks = tuple(self._grouping.needed(fetch.found.tokens, fetch.from_tokens))
+        found = [self._grouping.hash_of(block, hashes) for block in blocks]
         self._stage_blocks[fetch.ticket] = blocks
         self._orders.stages.append(
             StageOrder(
                 fetch.ticket,
                 blocks,
-                tuple(self._grouping.hash_of(block, hashes) for block in blocks),
+                tuple(with_suffix(found, known.variant.suffix or b"")),
                 fetch.found.lease,
                 self._limits.transfer_limit_s(self._size_of(blocks)),
             )
