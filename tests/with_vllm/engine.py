@@ -5,7 +5,8 @@ absent: no connector). Commands are lines of JSON on standard input, answers lin
 output that begin with `ANSWER `:
 
     {"do": "generate", "prompts": [[token, ...], ...], "max_tokens": 16}
-    {"do": "reset"}       forget the engine's own prefix cache
+        (with "adapter": {"name": ..., "id": ..., "path": ...}: through it)
+    {"do": "reset", "connector": false}       forget the engine's own prefix cache
     {"do": "metrics"}     counters by name
     {"do": "quit"}
 """
@@ -41,7 +42,13 @@ def generate(llm: Any, command: dict[str, Any]) -> None:
     )
     prompts = [{"prompt_token_ids": prompt} for prompt in command["prompts"]]
     began_s = time.monotonic()
-    outputs = llm.generate(prompts, sampling, use_tqdm=False)
+    adapter = command.get("adapter")
+    lora = None
+    if adapter is not None:
+        from vllm.lora.request import LoRARequest
+
+        lora = LoRARequest(adapter["name"], adapter["id"], adapter["path"])
+    outputs = llm.generate(prompts, sampling, use_tqdm=False, lora_request=lora)
     answer(
         duration_s=time.monotonic() - began_s,
         cached=[output.num_cached_tokens for output in outputs],
@@ -50,7 +57,7 @@ def generate(llm: Any, command: dict[str, Any]) -> None:
 
 
 def reset(llm: Any, command: dict[str, Any]) -> None:
-    answer(done=llm.reset_prefix_cache())
+    answer(done=llm.reset_prefix_cache(reset_connector=command.get("connector", False)))
 
 
 def metrics(llm: Any, command: dict[str, Any]) -> None:

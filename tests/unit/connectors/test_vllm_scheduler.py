@@ -361,6 +361,29 @@ def test_what_is_being_loaded_at_a_reset_is_not_saved(made: Half, pool: Space) -
     assert made.counters.take()["fetches_loaded"] == 1
 
 
+def test_what_is_saved_or_found_is_watched(made: Half, pool: Space) -> None:
+    assert made.half.watch_residency() == 0
+    watch = made.half._watch
+    assert watch is not None
+    seen: list[tuple[bytes, bytes]] = []
+    watch.note = seen.extend  # type: ignore[assignment,method-assign]
+    store(pool, 2)
+    request = Request()
+    made.half.new_request(request)
+    assert made.ask(request) == 32
+    assert seen == [(each, each) for each in HASHES[:2]]
+    saved_keys(made, request)
+    assert seen == [(each, each) for each in HASHES]
+    made.half.reset()
+    request = Request("after")
+    made.half.new_request(request)
+    assert made.ask(request) == 0
+    seen.clear()
+    keys = saved_keys(made, request)
+    assert [own for _, own in seen] == HASHES, "routers know vLLM's hashes"
+    assert {key for key, _ in seen} == keys
+
+
 def test_an_order_that_was_not_sent_is_taken_back(made: Half, pool: Space) -> None:
     store(pool, 4)
     request = Request()

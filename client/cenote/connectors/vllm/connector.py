@@ -32,6 +32,7 @@ from .engine_facts import (
     shards_of_engine,
     space_maker,
 )
+from .kv_events import events_of, events_wanted, spec_kind_of
 from .link import PoolLink
 from .options import make_options
 from .orders import Orders, Reports
@@ -85,6 +86,8 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._counters = Counters()
         self._scheduler: StoreScheduler | None = None
         self._worker: StoreWorker | None = None
+        self._event_group: int | None = None
+        """The KV group whose blocks' residency is told, where vLLM publishes events."""
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = StoreScheduler(
                 options,
@@ -97,6 +100,8 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
                 self._counters,
             )
             self._scheduler.start()
+            if events_wanted(vllm_config):
+                self._event_group = self._scheduler.watch_residency()
 
     # ---- what it is --------------------------------------------------------------------------
 
@@ -213,7 +218,12 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
         return True
 
     def take_events(self) -> Iterable[Any]:
-        return ()
+        group = self._event_group
+        if group is None:
+            return ()
+        changes = self._planner.residency_changes()
+        kind = spec_kind_of(self._kv_cache_config, group) if changes else ""
+        return events_of(changes, group, kind)
 
     # ---- in a worker -------------------------------------------------------------------------
 

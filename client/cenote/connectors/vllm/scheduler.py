@@ -12,16 +12,19 @@ from typing import Final, Protocol, final
 
 from cenote.api.errors import Unavailable
 from cenote.api.types import AcquiredLease
+from cenote.client import Namespace
 from cenote.runtime.log import get_logger
 
 from .breaker import CircuitBreaker
 from .counters import Counters
 from .fetches import Fetch, FetchLimits, Found, Phase, Want
 from .groups import Block, Grouping
+from .keys import key_suffixes
 from .link import REFUSALS, PoolLink
 from .lookups import Lookup, LookupThread, find
 from .options import ConnectorOptions
 from .orders import LoadOrder, Orders, Reports, SpaceName, StageOrder, StageReport
+from .residency import Change, ResidencyWatch
 from .saves import SaveProgress
 from .variants import Variant, Variants, with_suffix
 
@@ -103,6 +106,7 @@ class StoreScheduler:
         self._stage_blocks: dict[int, tuple[Block, ...]] = {}
         self._next_ticket = 1
         self._variants = Variants()
+        self._watch: ResidencyWatch | None = None
         self._orders = Orders()
         self._refused = False
 
@@ -112,6 +116,23 @@ class StoreScheduler:
         self._link.start()
         self._lookups.start()
         self._lookups.submit(self._name_space)
+
+    def watch_residency(self) -> int | None:
+        """Keep books of which blocks of a group of full attention are on this host, for
+        `residency_changes`. The group's number; None: there is no such group."""
+        number = next((g.number for g in self._grouping.groups if g.kind == "full"), None)
+        if number is not None:
+            suffixes = key_suffixes(number, self._shards)
+            self._watch = ResidencyWatch(number, suffixes, self._open, self._lookups.submit)
+        return number
+
+    def residency_changes(self) -> list[Change]:
+        """What has changed since the last call."""
+        return [] if self._watch is None else self._watch.poll(time.monotonic())
+
+    def _open(self, deadline_s: float) -> Namespace | None:
+        """In the lookups' thread."""
+        return None if self._space is None else self._link.space(self._space, deadline_s)
 
     def close(self) -> None:
         self._lookups.close(_CLOSE_S)
@@ -145,6 +166,8 @@ class StoreScheduler:
         """The engine's weights have changed in place: nothing that was saved before is found any
         more by this engine. What others have, and do, is not touched."""
         self._variants.renew()
+        if self._watch is not None:
+            self._watch.clear()
         for known in self._known.values():
             fetch, request = known.fetch, known.request
             loading = fetch is not None and fetch.phase is Phase.LOADING
@@ -269,8 +292,18 @@ class StoreScheduler:
             return
         order = known.saves.advance(self._grouping, hashes, computed_tokens, tables, states)
         if order is not None:
-            salted = tuple(with_suffix(list(order.hashes), suffix))
-            self._orders.saves.append(replace(order, hashes=salted))
+            salted = replace(order, hashes=tuple(with_suffix(list(order.hashes), suffix)))
+            self._orders.saves.append(salted)
+            self._note(order.blocks, salted.hashes, order.hashes)
+
+    def _note(
+        self, blocks: Sequence[Block], key_hashes: Sequence[bytes], hashes: Sequence[bytes]
+    ) -> None:
+        """They may be on this host: see `watch_residency`."""
+        watch = self._watch
+        if watch is not None:
+            rows = zip(blocks, key_hashes, hashes, strict=True)
+            watch.note((key, own) for block, key, own in rows if block[0] == watch.number)
 
     @property
     def _saving(self) -> bool:
@@ -423,12 +456,14 @@ class StoreScheduler:
         hashes = known.request.block_hashes
         blocks = tuple(self._grouping.needed(fetch.found.tokens, fetch.from_tokens))
         found = [self._grouping.hash_of(block, hashes) for block in blocks]
+        staged = tuple(with_suffix(found, known.variant.suffix or b""))
+        self._note(blocks, staged, found)
         self._stage_blocks[fetch.ticket] = blocks
         self._orders.stages.append(
             StageOrder(
                 fetch.ticket,
                 blocks,
-                tuple(with_suffix(found, known.variant.suffix or b"")),
+                staged,
                 fetch.found.lease,
                 self._limits.transfer_limit_s(self._size_of(blocks)),
             )
