@@ -17,7 +17,7 @@ from cluster import Cluster
 from waiting import wait_until
 from with_vllm.engines import ENVIRONMENT, PROMPTS, START_TIMEOUT_S, Engine, vllm_python
 
-PATIENT = {"lookup_deadline_s": "5s", "load_deadline_s": "10s"}
+PATIENT = {"lookup_deadline_s": "5s", "load_deadline_s": "10s", "load_share": 0}
 
 
 @pytest.mark.parametrize("name", ["window", "state"])

@@ -19,7 +19,7 @@ from cenote.connectors.vllm.counters import Counters
 from cenote.connectors.vllm.groups import Group, Grouping
 from cenote.connectors.vllm.keys import object_keys
 from cenote.connectors.vllm.options import make_options
-from cenote.connectors.vllm.orders import Reports, SpaceName, StageReport
+from cenote.connectors.vllm.orders import Orders, Reports, SpaceName, StageReport
 from cenote.connectors.vllm.scheduler import StoreScheduler
 from waiting import wait_until
 
@@ -145,6 +145,26 @@ def made(pool: Space) -> Iterator[Half]:
     pool.gate.set()
     half.half.close()
     assert pool.leases == 0, "all leases were given back"
+
+
+def test_a_load_gets_a_share_of_what_the_engine_took_to_compute(made: Half, pool: Space) -> None:
+    store(pool, 6)
+    orders = made.half.take_orders(tokens=1)
+    assert not orders.step, "a step of few tokens says nothing"
+    number = made.half.take_orders(tokens=1 << 30).step
+    made.half.reported(Reports(step=number))
+    request = Request()
+    made.half.new_request(request)
+
+    def staged() -> Orders | None:
+        made.half.matched_tokens(request, 0)
+        orders = made.half.take_orders()
+        return orders if orders.stages else None
+
+    ordered = wait_until(staged, what="the order to fetch it")
+    assert ordered is not None
+    assert ordered.stages[0].deadline_s == 0.05, "the least, so fast was the step"
+    made.half.finished(request.request_id)
 
 
 def test_a_prefix_is_found_staged_and_loaded(made: Half, pool: Space) -> None:

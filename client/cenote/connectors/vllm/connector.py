@@ -175,7 +175,7 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_meta(self, scheduler_output: Any) -> StepOrders:
         if self._options.save:
             self._plan_saves(scheduler_output)
-        return StepOrders(self._planner.take_orders())
+        return StepOrders(self._planner.take_orders(scheduler_output.total_num_scheduled_tokens))
 
     def _plan_saves(self, step: Any) -> None:
         computed = {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}

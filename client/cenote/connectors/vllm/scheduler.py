@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final, Protocol, final
+from dataclasses import replace
+from typing import Final, final
 
 from cenote.api.errors import Unavailable
 from cenote.api.types import AcquiredLease
@@ -24,6 +24,8 @@ from .link import REFUSALS, PoolLink
 from .lookups import Lookup, LookupThread, find
 from .options import ConnectorOptions
 from .orders import LoadOrder, Orders, Reports, SpaceName, StageOrder, StageReport
+from .pace import ComputePace
+from .requests import Known, RequestLike
 from .residency import Change, ResidencyWatch
 from .saves import SaveProgress
 from .variants import Variant, Variants, with_suffix
@@ -35,33 +37,6 @@ _BYTES_PER_S: Final = 200e6
 """Slower than this is not worth waiting for."""
 _HOLD_S: Final = 10.0
 _CLOSE_S: Final = 2.0
-
-
-class RequestLike(Protocol):
-    """What is read of a vLLM request."""
-
-    request_id: str
-    num_tokens: int
-    num_prompt_tokens: int
-    num_preemptions: int
-    num_computed_tokens: int
-    block_hashes: Sequence[bytes]
-
-
-@dataclass(slots=True)
-class _Known:
-    """One request of the engine."""
-
-    request: RequestLike
-    variant: Variant
-    fetch: Fetch[AcquiredLease] | None = None
-    preemptions: int = 0
-    saves: SaveProgress = field(default_factory=SaveProgress)
-    disk_tokens: int = 0
-    """Of the tokens that are being loaded, those that an SSD gave."""
-    stale_preemptions: int | None = None
-    """Some of its blocks are of weights that have been replaced: nothing is shared until it was
-    preempted more often than that, and is computed anew. None: they are not."""
 
 
 @final
@@ -90,16 +65,19 @@ class StoreScheduler:
         self._space: SpaceName | None = None
         self._link = link
         self._counters = counters
+        self._pace = ComputePace()
         self._limits = FetchLimits(
             lookup_s=options.lookup_deadline_s,
             transfer_s=options.load_deadline_s,
             bytes_per_s=_BYTES_PER_S,
             hold_s=_HOLD_S,
             gain_tokens_min=options.load_min_tokens,
+            compute_share=options.load_share,
+            pace=self._pace,
         )
         self._breaker = CircuitBreaker()
         self._lookups = LookupThread(self._find)
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, Known] = {}
         self._fetches: dict[int, tuple[str, Fetch[AcquiredLease]]] = {}
         """By ticket, until over."""
         self._staging: dict[int, StageReport] = {}
@@ -150,7 +128,7 @@ class StoreScheduler:
 
         `adapter_path`: where the adapter (LoRA) lies that it is for.
         """
-        known = _Known(request, self._variant(adapter_path), preemptions=request.num_preemptions)
+        known = Known(request, self._variant(adapter_path), preemptions=request.num_preemptions)
         self._known[request.request_id] = known
         if self._options.load:
             self._begin(known)
@@ -179,19 +157,19 @@ class StoreScheduler:
             else:
                 self._renew(known)
 
-    def _renew(self, known: _Known) -> None:
+    def _renew(self, known: Known) -> None:
         known.stale_preemptions = None
         known.variant = self._variant(known.variant.adapter_path)
         known.saves = SaveProgress()
 
-    def _stale(self, known: _Known) -> bool:
+    def _stale(self, known: Known) -> bool:
         """Whether some of its blocks are of weights that have been replaced."""
         stale = known.stale_preemptions
         if stale is not None and known.request.num_preemptions > stale:
             self._renew(known)
         return known.stale_preemptions is not None
 
-    def _begin(self, known: _Known) -> None:
+    def _begin(self, known: Known) -> None:
         """Look the prompt up, unless the pool does not answer anyway."""
         request = known.request
         now_s = time.monotonic()
@@ -316,8 +294,8 @@ class StoreScheduler:
             and not self._breaker.is_open(time.monotonic())
         )
 
-    def take_orders(self) -> Orders:
-        """What the workers are to do with this step."""
+    def take_orders(self, tokens: int = 0) -> Orders:
+        """What the workers are to do with this step, which computes so many tokens."""
         self._collect()
         now_s = time.monotonic()
         for request_id, fetch in list(self._fetches.values()):
@@ -325,10 +303,13 @@ class StoreScheduler:
             self._act(request_id, fetch)
         orders, self._orders = self._orders, Orders()
         orders.space = self._space
+        orders.step = self._pace.began(now_s, tokens)
         return orders
 
     def reported(self, reports: Reports) -> None:
         """What workers said after a step."""
+        if reports.step:
+            self._pace.ended(time.monotonic(), reports.step)
         for ticket, report in reports.staged.items():
             before = self._staging.get(ticket)
             if before is not None:
@@ -465,7 +446,7 @@ class StoreScheduler:
                 blocks,
                 staged,
                 fetch.found.lease,
-                self._limits.transfer_limit_s(self._size_of(blocks)),
+                fetch.limit_s,
             )
         )
 

@@ -100,6 +100,8 @@ class StoreWorker:
         self._loaded: set[str] = set()
         self._failed: set[str] = set()
         self._reports = Reports()
+        self._step = 0
+        """Of the step under way, the number that is to be reported."""
         self._breaker = CircuitBreaker()
         self._threads: list[_JobThread] = []
 
@@ -159,6 +161,7 @@ class StoreWorker:
 
     def begin(self, orders: Orders) -> None:
         """Begin what the step orders, but for saves."""
+        self._step = orders.step
         for ticket in orders.drops:
             self._drop(ticket)
         for stage in orders.stages:
@@ -197,7 +200,8 @@ class StoreWorker:
     def take_reports(self) -> Reports | None:
         with self._lock:
             reports, self._reports = self._reports, Reports()
-        return reports if reports.staged else None
+        reports.step, self._step = self._step, 0
+        return reports if reports.staged or reports.step else None
 
     def _moves(self, batch: Batch) -> Answer:
         """Raises what `Mover` does."""
