@@ -67,14 +67,17 @@ class Engine:
         policy: str = "fail",
         llm: Mapping[str, object] | None = None,
         transfer: Mapping[str, object] | None = None,
+        events: str = "",
         program: Path = HERE / "engine.py",
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """`extra`: the connector's options; None: without connector. `policy`: of vLLM, for loads
-        that fail. `transfer`: another connector, as vLLM's KVTransferConfig. `program`: takes the
-        commands of `engine.py`, and more."""
+        that fail. `transfer`: another connector, as vLLM's KVTransferConfig. `events`: a ZMQ
+        address where the engine publishes KV events. `program`: takes the commands of `engine.py`,
+        and more."""
         given: dict[str, object] = {
             "model": str(model),
+            "events": events,
             "llm": {"distributed_executor_backend": "uni", **(llm or {})},
         }
         if extra is not None:

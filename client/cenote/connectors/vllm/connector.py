@@ -116,6 +116,11 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
         return None
 
     @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+        """Staging memory is the host's, and stays; nothing of the KV cache is registered."""
+        return True
+
+    @classmethod
     def build_kv_connector_stats(
         cls, data: dict[str, Any] | None = None
     ) -> CenoteConnectorStats | None:
@@ -238,6 +243,8 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
             },
             self._kv_cache_config.num_blocks,
         )
+        if self._worker is not None:
+            self._worker.close()
         self._worker = StoreWorker(
             self._options,
             self._shards[rank],
@@ -245,6 +252,14 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
             self._counters,
         )
         self._worker.start(memory)
+
+    def unregister_kv_caches(self) -> None:
+        if self._worker is not None:
+            self._worker.suspend()
+
+    def restore_kv_caches(self) -> None:
+        if self._worker is not None:
+            self._worker.resume()
 
     @property
     def _tp_size(self) -> int:
