@@ -1,7 +1,9 @@
-"""Where the engine's blocks lie: checked in vLLM's environment, where torch is."""
+"""What is checked in vLLM's environment, where torch is, without an engine."""
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 
 import pytest
@@ -20,3 +22,19 @@ def test_blocks_are_copied_right_in_every_layout_and_in_order_on_gpus(check: str
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert ended.stdout.startswith("checked")
+
+
+def test_this_version_of_vllm_is_as_it_was_recorded() -> None:
+    """See `interface.py`: the connector is held against the record, here and elsewhere."""
+    ended = subprocess.run(
+        [str(vllm_python()), str(HERE / "interface.py")],
+        env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    found = json.loads(ended.stdout)
+    records = HERE.parent / "unit" / "connectors" / "interfaces"
+    recorded = json.loads((records / f"vllm-{found['version']}.json").read_text())
+    assert found == recorded
