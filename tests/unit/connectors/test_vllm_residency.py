@@ -10,6 +10,7 @@ import numpy as np
 from cenote.api.errors import Unavailable
 from cenote.api.rows import EXTENT, OBJECT, ObjectStatus
 from cenote.api.types import AcquiredLease
+from cenote.connectors.vllm.places import HostView
 from cenote.connectors.vllm.residency import (
     Change,
     Noted,
@@ -151,7 +152,7 @@ def test_a_block_is_here_where_all_its_shards_are() -> None:
     space = Space(segments)
     blocks = [Noted(name.encode(), name.encode()) for name in places]
     question = Survey(0, blocks, [b"a", b"d"])
-    survey(cast(Any, space), question, [b"\x00", b"\x01"], 1e9)
+    survey(cast(Any, space), question, [b"\x00", b"\x01"], 1e9, HostView())
     assert question.found == ["memory", None, "disk", None, None]
     assert question.present == [True, False]
     assert space.released == 1
@@ -171,7 +172,7 @@ def test_a_pool_that_does_not_answer_says_nothing_and_is_asked_again() -> None:
         job()
         return True
 
-    watch = ResidencyWatch(0, [b"\x00"], open_space, at_once)
+    watch = ResidencyWatch(0, [b"\x00"], open_space, at_once, HostView())
     watch.note([(b"key1", b"hash1")])
     assert not watch.poll(0.0)
     assert not watch.poll(1.0)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from cenote.api.errors import FingerprintMismatch, Unavailable
+from cenote.api.rows import EXTENT, OBJECT
 from cenote.api.types import MatchResult
 from cenote.connectors.vllm.counters import Counters
 from cenote.connectors.vllm.groups import Group, Grouping
@@ -35,14 +36,37 @@ class Lease:
     lease_id: int = 7
     ttl_s: float = 60.0
 
+    segments: Sequence[int] = ()
+    """Of the keys that are present, in turn."""
+
     @property
     def prefix_keys(self) -> int:
         return int(np.append(self.present, False).argmin())
 
+    @property
+    def objects(self) -> bytes:
+        rows = np.zeros(len(self.present), OBJECT)
+        rows["extents"] = self.present
+        return rows.tobytes()
 
-def no_ssd() -> Any:
-    peers = SimpleNamespace(on_ssd=frozenset[int]())
-    return SimpleNamespace(session=SimpleNamespace(state=SimpleNamespace(peers=peers)))
+    @property
+    def extent_rows(self) -> Any:
+        rows = np.zeros(int(np.count_nonzero(self.present)), EXTENT)
+        rows["segment"] = np.resize(np.array(self.segments or [1]), len(rows))
+        return rows
+
+
+def one_host() -> Any:
+    """Segment 1 is memory of this host, 2 an SSD of it, 3 memory of another one, 4 its SSD."""
+    peers = SimpleNamespace(
+        on_ssd=frozenset({2, 4}),
+        nodes={7: SimpleNamespace(boot_id="here"), 8: SimpleNamespace(boot_id="there")},
+        node_by_segment={1: 7, 2: 7, 3: 8, 4: 8},
+    )
+    state = SimpleNamespace(peers=peers)
+    return SimpleNamespace(
+        session=SimpleNamespace(state=state, identity=SimpleNamespace(boot_id="here"))
+    )
 
 
 @dataclass
@@ -55,7 +79,8 @@ class Space:
     asked: int = 0
     leases: int = 0
     client: object = "a client"
-    calls: Any = field(default_factory=no_ssd)
+    calls: Any = field(default_factory=one_host)
+    segments: Sequence[int] = ()
     hopeful: bool = True
 
     def start(self) -> None: ...
@@ -70,7 +95,7 @@ class Space:
     def acquire(self, keys: Sequence[bytes], ttl_s: float, **options: object) -> Lease:
         self.asked += 1
         self.leases += 1
-        return Lease(np.array([key in self.keys for key in keys]))
+        return Lease(np.array([key in self.keys for key in keys]), segments=self.segments)
 
     def match(self, keys: Sequence[bytes], **options: object) -> MatchResult:
         return MatchResult(0, np.array([key in self.keys for key in keys]))
@@ -181,6 +206,21 @@ def test_a_prefix_is_found_staged_and_loaded(made: Half, pool: Space) -> None:
     made.half.finished("r")
     assert made.counters.take()["fetches_loaded"] == 1
     assert pool.asked == 1
+
+
+def test_tokens_are_counted_by_where_their_blocks_were(made: Half, pool: Space) -> None:
+    store(pool, 6)
+    pool.segments = [1, 3, 3, 2, 4, 99]
+    request = Request()
+    made.half.new_request(request)
+    assert made.ask(request, have_tokens=16) == 80
+    made.half.allocated(request, [[10, 11, 12, 13, 14, 15]], 80)
+    assert made.half.sources(request) == {"memory": 0, "peer": 48, "disk": 32}
+    made.half.loaded(["r"])
+    counted = made.counters.take()
+    assert counted["loaded_from_peer"] == 48
+    assert "loaded_from_memory" not in counted
+    assert made.half.sources(Request("another")) == {}
 
 
 def test_it_answers_at_once_while_the_pool_does_not(made: Half, pool: Space) -> None:

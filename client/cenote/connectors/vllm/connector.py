@@ -43,6 +43,12 @@ from .worker import StoreWorker
 __all__ = ["CenoteStoreConnector"]
 
 _NO_ORDERS: Final = Orders()
+_HIT_SOURCES: Final = {
+    "memory": CacheHitSource.HOST,
+    "peer": CacheHitSource.P2P,
+    "disk": CacheHitSource.DISK,
+}
+"""By the names of `places.SOURCES`."""
 
 
 @dataclass
@@ -170,12 +176,11 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def get_external_cache_hit_sources(
         self, request: Any, num_external_tokens: int
     ) -> dict[CacheHitSource, int]:
-        disk_tokens = min(self._planner.disk_tokens(request), num_external_tokens)
-        sources = {
-            CacheHitSource.HOST: num_external_tokens - disk_tokens,
-            CacheHitSource.DISK: disk_tokens,
-        }
-        return {source: tokens for source, tokens in sources.items() if tokens}
+        found = self._planner.sources(request)
+        sources = {_HIT_SOURCES[name]: tokens for name, tokens in found.items() if tokens}
+        if sum(sources.values()) == num_external_tokens:
+            return sources
+        return {CacheHitSource.HOST: num_external_tokens} if num_external_tokens else {}
 
     def build_connector_meta(self, scheduler_output: Any) -> StepOrders:
         if self._options.save:

@@ -35,8 +35,8 @@ class Known:
     fetch: Fetch[AcquiredLease] | None = None
     preemptions: int = 0
     saves: SaveProgress = field(default_factory=SaveProgress)
-    disk_tokens: int = 0
-    """Of the tokens that are being loaded, those that an SSD gave."""
+    sources: dict[str, int] = field(default_factory=dict)
+    """Of the tokens that are being loaded, how many come from where: see `places.SOURCES`."""
     stale_preemptions: int | None = None
     """Some of its blocks are of weights that have been replaced: nothing is shared until it was
     preempted more often than that, and is computed anew. None: they are not."""

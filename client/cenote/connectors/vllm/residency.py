@@ -17,10 +17,10 @@ from typing import Final, Literal, final
 import numpy as np
 
 from cenote.api.errors import CenoteError
-from cenote.api.rows import OBJECT
-from cenote.api.types import AcquiredLease
 from cenote.client import Namespace
 from cenote.runtime.log import get_logger
+
+from .places import DISK, MEMORY, HostView
 
 __all__ = ["Change", "Noted", "Residency", "ResidencyWatch", "Survey", "survey"]
 
@@ -38,6 +38,7 @@ _LEASE_S: Final = 1.0
 _DEADLINE_S: Final = 0.5
 
 Medium = Literal["memory", "disk"]
+_MEDIUMS: Final[dict[int, Medium]] = {MEMORY: "memory", DISK: "disk"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,9 @@ class Residency:
         return changes
 
 
-def survey(space: Namespace, asked: Survey, suffixes: Sequence[bytes], until_s: float) -> None:
+def survey(
+    space: Namespace, asked: Survey, suffixes: Sequence[bytes], until_s: float, view: HostView
+) -> None:
     """Ask the pool. `suffixes`: what keys end in, one for each shard. Raises what the calls do.
 
     Whether a block is still there is asked without keeping it: that is no use of it.
@@ -181,32 +184,11 @@ def survey(space: Namespace, asked: Survey, suffixes: Sequence[bytes], until_s: 
         deadline_s = max(0.001, until_s - time.monotonic())
         lease = space.acquire(keys, _LEASE_S, deadline_s=deadline_s)
         try:
-            asked.found = _here(space, lease, len(asked.fresh), count)
+            places = view.places(space, lease, count)
+            asked.found = [_MEDIUMS.get(place) for place in places.tolist()]
         finally:
             if lease.lease_id:
                 space.release(lease)
-
-
-def _here(space: Namespace, lease: AcquiredLease, blocks: int, shards: int) -> list[Medium | None]:
-    """Where each block is on this host: by the first extent of each shard, of which the pool names
-    the replica first that is nearest."""
-    session = space.calls.session
-    peers = session.state.peers
-    host = session.identity.boot_id
-    nodes = {number for number, node in peers.nodes.items() if node.boot_id == host}
-    counts = np.frombuffer(lease.objects, OBJECT)["extents"].astype(np.int64)
-    firsts = np.concatenate(([0], np.cumsum(counts)[:-1]))
-    segments = lease.extent_rows["segment"].tolist()
-    places: list[Medium | None] = []
-    for first, present in zip(firsts.tolist(), lease.present.tolist(), strict=True):
-        segment = segments[first] if present else -1
-        here = peers.node_by_segment.get(segment) in nodes
-        places.append(("disk" if segment in peers.on_ssd else "memory") if here else None)
-    found: list[Medium | None] = []
-    for block in range(blocks):
-        of_block = places[block * shards : (block + 1) * shards]
-        found.append(None if None in of_block else max(of_block, key=lambda m: m == "disk"))
-    return found
 
 
 @final
@@ -219,6 +201,7 @@ class ResidencyWatch:
         suffixes: Sequence[bytes],
         space: Callable[[float], Namespace | None],
         submit: Callable[[Callable[[], None]], bool],
+        view: HostView,
     ) -> None:
         """`number`: of the KV group whose blocks are told. `space`: the namespace, within so many
         seconds; None where there is none yet."""
@@ -226,6 +209,7 @@ class ResidencyWatch:
         self._suffixes = suffixes
         self._space = space
         self._submit = submit
+        self._view = view
         self._books = Residency()
         self._answers: deque[Survey] = deque()
 
@@ -250,7 +234,8 @@ class ResidencyWatch:
         try:
             space = self._space(_DEADLINE_S)
             if space is not None:
-                survey(space, asked, self._suffixes, time.monotonic() + _DEADLINE_S)
+                until_s = time.monotonic() + _DEADLINE_S
+                survey(space, asked, self._suffixes, until_s, self._view)
         except CenoteError as error:
             _log.debug("where blocks are was not answered", why=error)
         finally:

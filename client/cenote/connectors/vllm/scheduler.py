@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final, final
 
+import numpy as np
+
 from cenote.api.errors import Unavailable
 from cenote.api.types import AcquiredLease
 from cenote.client import Namespace
@@ -25,6 +27,7 @@ from .lookups import Lookup, LookupThread, find
 from .options import ConnectorOptions
 from .orders import LoadOrder, Orders, Reports, SpaceName, StageOrder, StageReport
 from .pace import ComputePace
+from .places import NOWHERE, SOURCES, HostView
 from .requests import Known, RequestLike
 from .residency import Change, ResidencyWatch
 from .saves import SaveProgress
@@ -84,6 +87,7 @@ class StoreScheduler:
         self._stage_blocks: dict[int, tuple[Block, ...]] = {}
         self._next_ticket = 1
         self._variants = Variants()
+        self._view = HostView()
         self._watch: ResidencyWatch | None = None
         self._orders = Orders()
         self._refused = False
@@ -98,10 +102,11 @@ class StoreScheduler:
     def watch_residency(self) -> int | None:
         """Keep books of which blocks of a group of full attention are on this host, for
         `residency_changes`. The group's number; None: there is no such group."""
-        number = next((g.number for g in self._grouping.groups if g.kind == "full"), None)
-        if number is not None:
-            suffixes = key_suffixes(number, self._shards)
-            self._watch = ResidencyWatch(number, suffixes, self._open, self._lookups.submit)
+        number = self._grouping.main
+        if number < 0:
+            return None
+        suffixes = key_suffixes(number, self._shards)
+        self._watch = ResidencyWatch(number, suffixes, self._open, self._lookups.submit, self._view)
         return number
 
     def residency_changes(self) -> list[Change]:
@@ -220,19 +225,24 @@ class StoreScheduler:
                 )
             )
             self._counters.add("loaded_tokens", external_tokens)
-            known.disk_tokens = self._disk_tokens(fetch, blocks)
+            known.sources = self._sources(fetch, have_tokens)
+            for name, tokens in known.sources.items():
+                self._counters.add(f"loaded_from_{name}", tokens)
         self._act(request.request_id, fetch)
 
-    def _disk_tokens(self, fetch: Fetch[AcquiredLease], blocks: Iterable[Block]) -> int:
-        on_disk = fetch.found.on_disk if fetch.found is not None else frozenset()
-        number = next((g.number for g in self._grouping.groups if g.kind == "full"), -1)
-        count = sum(block in on_disk for block in blocks if block[0] == number)
-        return count * self._grouping.group(number).block_tokens if count else 0
+    def _sources(self, fetch: Fetch[AcquiredLease], have_tokens: int) -> dict[str, int]:
+        number = self._grouping.main
+        places = None if fetch.found is None else fetch.found.places
+        if places is None or number < 0:
+            return {}
+        size = self._grouping.group(number).block_tokens
+        counts = np.bincount(places[have_tokens // size : fetch.tokens // size], minlength=NOWHERE)
+        return {name: size * int(sum(counts[c] for c in codes)) for name, codes in SOURCES.items()}
 
-    def disk_tokens(self, request: RequestLike) -> int:
-        """Of the tokens that are being loaded for it, those that an SSD gave."""
+    def sources(self, request: RequestLike) -> dict[str, int]:
+        """Of the tokens that are being loaded for it, how many come from where."""
         known = self._known.get(request.request_id)
-        return 0 if known is None else known.disk_tokens
+        return {} if known is None else known.sources
 
     def finished(self, request_id: str) -> None:
         """The request has ended, whatever became of it."""
@@ -404,7 +414,9 @@ class StoreScheduler:
         began_s = time.monotonic()
         lookup = replace(lookup, hashes=with_suffix(lookup.hashes, suffix))
         space = self._link.space(self._space, lookup.until_s - began_s)
-        found = find(space, self._grouping, self._shards, lookup, self._options.lease_ttl_s)
+        found = find(
+            space, self._grouping, self._shards, lookup, self._options.lease_ttl_s, self._view
+        )
         self._counters.observe("lookup", time.monotonic() - began_s)
         return found
 
