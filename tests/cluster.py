@@ -135,7 +135,7 @@ class Cluster:
             spec.name = f"master{number}"
         if self._places:
             place = self._places[number]
-            spec.flags.update(listen=f"{place.host}:0", grpc=f"{place.host}:0")
+            spec.flags.update(listen=f"{place.host}:0", grpc=f"{place.host}:0", insecure=True)
             spec.launcher = place.launcher
         master = Process(spec, self.directory, self._daemon_environment)
         self.masters.append(master)
