@@ -298,6 +298,16 @@ class Cluster:
             *arguments, stdin=stdin, environment=self.environment, timeout_s=timeout_s
         )
 
+    def mend(self, nodes: int) -> None:
+        """Start what does not run, let go on what was stopped, and wait until so many nodes are
+        alive: for a test that shares a cluster with others."""
+        for process in self.processes:
+            if process.is_running:
+                process.resume()
+            else:
+                process.restart()
+        self.wait_alive(nodes)
+
     def wait_alive(self, count: int, timeout_s: float = 30.0) -> None:
         """Until the master sees exactly so many nodes alive."""
         from cenote.api.errors import CenoteError

@@ -277,7 +277,7 @@ def test_a_drain_before_the_end_fits_the_time_that_kubernetes_gives() -> None:
     assert spec["terminationGracePeriodSeconds"] > 900 + STOP_TIMEOUT_S + 1
     assert [c["name"] for c in spec["initContainers"]] == ["prepare", "undrain"]
     # What these two commands do is tried in test_compose_pool.py.
-    assert spec["initContainers"][1]["args"] == ['cenote undrain "$NODE_NAME" || test $? -eq 2']
+    assert spec["initContainers"][1]["args"] == ['cenote undrain "$NODE_NAME" || test $? -eq 3']
     names = {variable["name"] for variable in container["env"]}
     assert {"NODE_NAME", "CENOTE_MASTER"} <= names
 

@@ -199,8 +199,8 @@ def check_health(pool: Compose) -> None:
 
 def check_what_the_chart_does_around_a_pods_end(pool: Compose) -> None:
     """preStop drains, and the next pod's init container takes the drain back before its daemon is
-    there. On a node that is new to the pool that is exit code 2, which it takes for done."""
-    assert pool.cli("undrain", "no-such-node").returncode == 2
+    there. On a node that is new to the pool that is exit code 3, which it takes for done."""
+    assert pool.cli("undrain", "no-such-node").returncode == 3
     drained = pool.cli("drain", "store2", "--wait")
     assert drained.returncode == 0, drained.stderr
     pool.kill("store2")
