@@ -249,7 +249,7 @@ class Targets:
         low, high = pool.digests_of(np.array([row]))[0].tolist()
         span = pack_span(segment.segment_id, number, slot, offset, length)
         move = Move(task, source[0][1], leaves)
-        copy_id = pool.copies.new_id()
+        copy_id = pool.copies.new_ids(1)
         node = segment.node
         one = Copy(copy_id, node, low, high, epoch, seq, segment, span, False, move)
         pool.copies.add(one)

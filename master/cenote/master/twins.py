@@ -23,6 +23,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .nodes import Node
 from .object_columns import COPYING
 from .objects import LIVE
 from .pool import Pool, Rows
@@ -33,8 +34,10 @@ from .tier_tables import Copy
 __all__ = [
     "Sharing",
     "Twin",
+    "are_shared",
     "find_twin",
     "forget_twins",
+    "may_have_twins",
     "note_copied",
     "note_known",
     "note_ordered",
@@ -71,6 +74,25 @@ class Sharing(Enum):
     """Why there is no twin."""
 
     PENDING = "one that has the same bytes is being copied"
+
+
+def may_have_twins(pool: Pool, node: Node) -> bool:
+    """Whether anything in this node's segments is held by several."""
+    segments = (pool.segments.by_id[i] for i in node.segment_ids)
+    return any(segment.shared or segment.copied for segment in segments)
+
+
+def are_shared(pool: Pool, rows: Rows) -> NDArray[np.bool_]:
+    """Of which of these objects the first extent is held by others, too, or was."""
+    shared = np.zeros(len(rows), np.bool_)
+    words = pool.extent_words
+    ids = (words.take(rows * 4) & np.uint32(SEGMENT_MASK)).tolist()
+    offsets = words.take(rows * 4 + 2).tolist()
+    for i, (segment_id, offset) in enumerate(zip(ids, offsets, strict=True)):
+        segment = pool.segments.by_id.get(segment_id)
+        if segment is not None:
+            shared[i] = offset in segment.shared or offset in segment.copied
+    return shared
 
 
 def note_ordered(pool: Pool, source: Sequence[Extent], one: Copy, twin: Twin | None) -> None:
