@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
@@ -15,6 +15,7 @@ from cenote.api.types import AcquiredLease, GetStatus
 from cenote.client.client import Client
 from cenote.client.config import ClientConfig, make_config
 from cenote.client.master_stub import LaneMaster
+from cenote.master.effects import GoneReason
 from sim.contents import DEDUP
 from sim.lanes import SimMaster
 from sim.loop import Party, Violation
@@ -25,7 +26,7 @@ from sim.transports import SimShm, SimTcp, SimTransport
 if TYPE_CHECKING:
     from sim.world import World
 
-__all__ = ["ClientProcess", "flood", "key_bytes", "put_anew", "read_leased"]
+__all__ = ["ClientProcess", "flood", "key_bytes", "put_anew", "read_evicted", "read_leased"]
 
 NAMESPACE: Final = "a"
 FINGERPRINT: Final = b"f"
@@ -381,6 +382,15 @@ def read_leased(key: int, me: ClientProcess) -> None:
         _read_under(me, Hold(taken, [key], began_s))
     finally:
         me.sdk.release(taken)
+
+
+def read_evicted(world: World) -> None:
+    """Somebody wants what was evicted last."""
+    gone = [v for v, why in world.oracle.gone.items() if why == GoneReason.EVICTED]
+    clients = world.living_clients()
+    for version in gone[-6:] if clients else ():
+        put = world.oracle.put_of[version]
+        world.loop.dice.choice(clients).begin(partial(read_leased, put.key))
 
 
 def flood(me: ClientProcess) -> None:
