@@ -3,16 +3,19 @@
     models.py DIRECTORY NAME ...
 
 Names: `tiny` (Llama), `other` (the same with other weights), `window` (with sliding windows),
-`state` (with recurrent states), `medium` (ten times as large, for benchmarks).
+`state` (with recurrent states), `medium` (ten times as large, for benchmarks), `narrow` (one KV
+head, which several ranks have in common), `adapter-a` and `adapter-b` (LoRA, for `tiny`).
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     Gemma3ForCausalLM,
@@ -54,6 +57,30 @@ def llama() -> Any:
 def medium() -> Any:
     shape = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8}
     return LlamaForCausalLM(LlamaConfig(**COMMON | shape, head_dim=64, initializer_range=0.2))
+
+
+def narrow() -> Any:
+    return LlamaForCausalLM(
+        LlamaConfig(**COMMON | {"num_key_value_heads": 1}, head_dim=32, initializer_range=0.2)
+    )
+
+
+def save_adapter(directory: Path) -> None:
+    """Of the attention's projections, with weights that change what is said."""
+    rank, hidden, sizes = 8, COMMON["hidden_size"], {"q_proj": 256, "k_proj": 128, "v_proj": 128}
+    weights = {}
+    for layer in range(COMMON["num_hidden_layers"]):
+        for name, size in sizes.items():
+            prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            weights[f"{prefix}.lora_A.weight"] = torch.randn(rank, hidden, dtype=torch.bfloat16) / 4
+            weights[f"{prefix}.lora_B.weight"] = torch.randn(size, rank, dtype=torch.bfloat16) / 4
+    directory.mkdir(parents=True)
+    save_file(weights, directory / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none", "r": rank, "lora_alpha": 8,
+        "target_modules": sorted(sizes), "base_model_name_or_path": "tiny", "lora_dropout": 0.0,
+    }  # fmt: skip
+    (directory / "adapter_config.json").write_text(json.dumps(config))
 
 
 def window() -> Any:
@@ -99,11 +126,17 @@ MAKERS = {
     "window": (window, 0),
     "state": (state, 0),
     "medium": (medium, 0),
+    "narrow": (narrow, 0),
 }
+ADAPTERS = {"adapter-a": 0, "adapter-b": 1}
 
 
 def main() -> None:
     for name in sys.argv[2:]:
+        if name in ADAPTERS:
+            torch.manual_seed(ADAPTERS[name])
+            save_adapter(Path(sys.argv[1]) / name)
+            continue
         maker, seed = MAKERS[name]
         torch.manual_seed(seed)
         directory = Path(sys.argv[1]) / name

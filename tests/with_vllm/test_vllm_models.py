@@ -17,7 +17,7 @@ from cluster import Cluster
 from waiting import wait_until
 from with_vllm.engines import ENVIRONMENT, PROMPTS, START_TIMEOUT_S, Engine, vllm_python
 
-PATIENT = {"lookup_deadline_s": "5s", "load_deadline_s": "10s"}
+PATIENT = {"lookup_deadline_s": "5s", "load_deadline_s": "10s", "load_share": 0}
 
 
 @pytest.mark.parametrize("name", ["window", "state"])
@@ -53,6 +53,70 @@ def test_two_ranks_share_each_block_between_them(models: Path) -> None:
         found = engine.generate()
         assert found.cached == [256, 640, 512]
         assert found.tokens == first.tokens
+
+
+@pytest.mark.slow_engine
+def test_ranks_with_the_same_kv_save_it_once(models: Path) -> None:
+    """One KV head at two ranks: each has all of it, as with MLA, whose cache no rank divides."""
+    llm = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    prompts = [PROMPTS[1]]
+    with (
+        Cluster(stores=1, dram_bytes=128 << 20) as cluster,
+        Engine(models / "narrow", {"master": cluster.lane, **PATIENT}, llm=llm) as engine,
+    ):
+        first = engine.generate(prompts)
+        engine.fill_pool(prompts, [640])
+        found = engine.generate(prompts)
+        assert found.cached == [640]
+        assert found.tokens == first.tokens
+        assert engine.metrics()["vllm:cenote_saved_blocks"] == 5, "by one of the two ranks each"
+
+
+@pytest.mark.slow_engine
+def test_beside_another_connector_whichever_has_the_prompt_loads_it(
+    models: Path, tmp_path: Path
+) -> None:
+    """MultiConnector takes the first that has something; it saves to all."""
+    with Cluster(stores=1, dram_bytes=128 << 20) as cluster:
+        children: list[dict[str, object]] = [
+            {
+                "kv_connector": "CenoteStoreConnector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {
+                    "master": cluster.lane, "staging_bytes": "64MiB", **PATIENT,
+                },
+            },
+            {
+                "kv_connector": "ExampleConnector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)},
+            },
+        ]  # fmt: skip
+        transfer = {
+            "kv_connector": "MultiConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"connectors": children},
+        }
+        prompts = [PROMPTS[1]]
+        with Engine(models / "tiny", transfer=transfer) as engine:
+            engine.meet_pool()
+            first = engine.generate(prompts)
+
+            def loaded() -> float:
+                return engine.metrics().get("vllm:cenote_loaded_tokens", 0)
+
+            before = loaded()
+            wait_until(
+                lambda: engine.regenerate(prompts).tokens == first.tokens and loaded() > before,
+                120,
+                what="ours, which is asked first, to have it",
+            )
+            before = loaded()
+            engine.forget(connector=True)  # ours has nothing then, the other one still does
+            other = engine.generate(prompts)
+            assert other.cached == [640]
+            assert other.tokens == first.tokens
+            assert loaded() == before
 
 
 def test_chunked_prefill_and_preemption_in_a_small_cache(models: Path) -> None:

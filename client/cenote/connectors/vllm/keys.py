@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
-__all__ = ["RankShard", "object_keys", "shards_of"]
+__all__ = ["RankShard", "key_suffixes", "object_keys", "shards_of"]
 
 _SUFFIX: Final = Struct(">BH")
 
@@ -45,11 +45,16 @@ def shards_of(tp_size: int, pp_size: int, tp_replicas: int) -> list[RankShard]:
     ]
 
 
+def key_suffixes(group: int, shards: Sequence[int]) -> list[bytes]:
+    """What the keys of a group's blocks end in, one for each of `shards`."""
+    return [_SUFFIX.pack(group, shard) for shard in shards]
+
+
 def object_keys(
     hashes: Sequence[bytes], groups: Sequence[int], shards: Sequence[int]
 ) -> list[bytes]:
     """Keys of blocks: block by block, and of each block all `shards`."""
-    suffixes = {group: [_SUFFIX.pack(group, shard) for shard in shards] for group in set(groups)}
+    suffixes = {group: key_suffixes(group, shards) for group in set(groups)}
     return [
         block_hash + suffix
         for block_hash, group in zip(hashes, groups, strict=True)

@@ -49,6 +49,14 @@ class ConnectorOptions:
             help="for bytes to arrive, beside a second for each 200 MB; what is late is a miss",
         ),
     )
+    load_share: float = field(
+        default=0.5,
+        metadata=option(
+            minimum=0,
+            maximum=100,
+            help="of the time that computing takes, a load may take so much; 0: no such limit",
+        ),
+    )
     save_deadline_s: float = field(
         default=5.0,
         metadata=option(unit="duration", minimum=0.01, maximum=600, help="later is not saved"),
