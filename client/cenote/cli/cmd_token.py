@@ -1,8 +1,7 @@
-"""`cenote token`: create, list and revoke, in the file that masters read (`--tokens`)."""
+"""`cenote token`: init, create, list and revoke, in the file that masters read (`--tokens`)."""
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,6 +30,30 @@ TokensFile = Annotated[
 
 
 @token_app.command()
+def init(
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Made where it is not.")],
+    json: AsJson = False,
+) -> None:
+    """Make all tokens that a pool begins with: tokens.json for its masters, store.token for its
+    daemons, admin.token for administrators, client.token for engines (all namespaces). What is
+    there already stays."""
+    from cenote.security.token_set import FIRST_TOKENS, TOKENS_FILE, make_token_set
+
+    from .output import note, print_json
+
+    made = make_token_set(directory)
+    if json:
+        print_json([_row(entry) for entry in made])
+    names = ", ".join(f"{entry.name}.token" for entry in made)
+    note(f"{directory}: made {names}" if made else f"{directory}: nothing was missing")
+    note(f"masters: --tokens {directory / TOKENS_FILE}")
+    note(f"store daemons: --token-file {directory / 'store.token'}")
+    for name in FIRST_TOKENS:
+        if name != "store":
+            note(f"{name}s: CENOTE_CLIENT_TOKEN_FILE={directory / f'{name}.token'}")
+
+
+@token_app.command()
 def create(
     name: Annotated[str, typer.Argument(help="Who is to have it, for logs.", metavar="NAME")],
     tokens: TokensFile,
@@ -49,6 +72,8 @@ def create(
     json: AsJson = False,
 ) -> None:
     """Make a token. It is shown once; the file has only its hash."""
+    from cenote.api.errors import ResourceUnavailable
+    from cenote.security.token_set import write_token
     from cenote.security.tokens import Role, TokenFile, role_of
 
     from .output import note, print_json
@@ -58,7 +83,11 @@ def create(
     known = TokenFile(tokens, must_exist=False)
     made, token = known.create(name, wanted, names, ttl_s=_ttl_s(ttl))
     if out is not None:
-        _write_private(out, token)
+        try:
+            write_token(out, token)
+        except ResourceUnavailable:
+            print(token)  # it is in the file of tokens, and must not be lost
+            raise
     if json:
         shown = {} if out is not None else {"token": token}
         print_json({**_row(made), **shown})
@@ -118,17 +147,3 @@ def _row(entry: TokenEntry) -> dict[str, Any]:
         "created": when(entry.created_s),
         "expires": when(entry.expires_s),
     }
-
-
-def _write_private(path: Path, token: str) -> None:
-    import os
-
-    from cenote.api.errors import ResourceUnavailable
-
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "w", encoding="ascii") as file:
-            file.write(token + "\n")
-    except OSError as error:
-        print(token, file=sys.stdout)  # it is in the file of tokens, and must not be lost
-        raise ResourceUnavailable(f"can't write {path}: {error.strerror}") from error

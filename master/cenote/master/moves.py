@@ -229,7 +229,7 @@ class Targets:
         low, high = pool.digests_of(np.array([row]))[0].tolist()
         span = pack_span(segment.segment_id, number, slot, offset, length)
         move = Move(task, source[0][1], leaves)
-        copy_id = pool.copies.new_id()
+        copy_id = pool.copies.new_ids(1)
         node = segment.node
         pool.copies.add(Copy(copy_id, node, low, high, epoch, seq, segment, span, False, move))
         pool.state[row] |= np.uint8(COPYING)
