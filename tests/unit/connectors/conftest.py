@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from vllm_kit import GROUPING, Half, Space
+from unit.connectors.scheduler_testing import GROUPING, Half, Space
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from cenote.connectors.vllm.keys import object_keys
 from cenote.connectors.vllm.options import make_options
 from cenote.connectors.vllm.orders import Orders, Reports, SpaceName
 from cenote.connectors.vllm.scheduler import StoreScheduler
-from vllm_kit import GROUPING, HASHES, Half, Request, Space, store
+from unit.connectors.scheduler_testing import GROUPING, HASHES, Half, Request, Space, store
 from waiting import wait_until
 
 

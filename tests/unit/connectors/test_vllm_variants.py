@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from cenote.connectors.vllm.keys import object_keys
-from vllm_kit import HASHES, Half, Request, Space, store
+from unit.connectors.scheduler_testing import HASHES, Half, Request, Space, store
 from waiting import wait_until
 
 

@@ -1,4 +1,4 @@
-"""The scheduler's half of the vLLM connector over a fake pool, for its tests."""
+"""A fake pool for the scheduler's half of the connector, and a worker that does what is ordered."""
 
 from __future__ import annotations
 
