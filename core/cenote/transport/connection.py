@@ -31,6 +31,7 @@ from cenote.api.errors import (
     Unavailable,
 )
 from cenote.runtime.scheduling import CONTENTION, STEP_CONTENDED_S
+from cenote.security.tls_socket import TlsSocket
 
 from . import wire
 from .gil import HELD_BYTES_MAX, RELEASES, held_poll, held_recv, held_send, step_aside
@@ -115,7 +116,7 @@ class DataConnection:
     )
 
     def __init__(self, sock: socket.socket, name: str, spin_s: float = 0.0) -> None:
-        self.sock = sock
+        self.sock: socket.socket | TlsSocket = sock
         self.name = name
         self.spin_s = spin_s
         self._spins_in_vain = 0
@@ -134,6 +135,14 @@ class DataConnection:
         self._reply_address = ctypes.addressof(reply)
         self._poll_fd = _PollFd(sock.fileno(), select.POLLIN, 0)
         self._poll_address = ctypes.addressof(self._poll_fd)
+
+    def put_on_tls(self, sock: TlsSocket) -> None:
+        """From now on over TLS, before the first byte of ours. What is received and sent past the
+        socket, straight from the kernel, finds nothing then."""
+        self.sock = sock
+        self._fd = -1
+        self._poll_fd.fd = sock.fileno()
+        self._timeout_s = float("inf")
 
     # ---- deadline ---------------------------------------------------------------------------
 

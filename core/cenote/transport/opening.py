@@ -9,21 +9,33 @@ import socket
 import threading
 from collections.abc import Sequence
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from cenote.api.errors import (
     DeadlineExceeded,
     InvalidArgument,
     ProtocolError,
     ResourceUnavailable,
+    TlsFailed,
     Unavailable,
 )
+from cenote.security.tls import Tls
+from cenote.security.tls_socket import TlsSocket, begin_tls
 from cenote.v1 import store_pb2
 
 from . import wire
 from .connection import DataConnection, enlarge_buffers
 
-__all__ = ["Target", "close_all", "connect", "greet", "parse_host_port"]
+__all__ = [
+    "TLS_SCHEME",
+    "Target",
+    "TlsTarget",
+    "close_all",
+    "connect",
+    "greet",
+    "parse_host_port",
+    "parse_target",
+]
 
 _KEEPALIVE: Final = (
     (socket.SO_KEEPALIVE, socket.SOL_SOCKET, 1),
@@ -33,8 +45,25 @@ _KEEPALIVE: Final = (
 )
 _SOL: Final = socket.SOL_SOCKET
 
-Target = tuple[str, int] | str
+TLS_SCHEME: Final = "tls://"
+
+
+class TlsTarget(NamedTuple):
+    """Where a daemon listens that speaks TLS."""
+
+    host: str
+    port: int
+
+
+Target = tuple[str, int] | TlsTarget | str
 """Where a daemon listens: (host, port), or the path of its Unix socket."""
+
+
+def parse_target(text: str) -> Target:
+    """`host:port`, or `tls://host:port`, as endpoints have it. Raises InvalidArgument."""
+    if text.startswith(TLS_SCHEME):
+        return TlsTarget(*parse_host_port(text.removeprefix(TLS_SCHEME)))
+    return parse_host_port(text)
 
 
 def parse_host_port(text: str) -> tuple[str, int]:
@@ -51,10 +80,16 @@ def parse_host_port(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def connect(target: Target, name: str, deadline: float, spin_s: float = 0.0) -> DataConnection:
-    """A connected socket, not greeted yet.
+def connect(
+    target: Target,
+    name: str,
+    deadline: float,
+    spin_s: float = 0.0,
+    tls: Tls | None = None,
+) -> DataConnection:
+    """A connected socket, not greeted yet; with TLS on it where the target says so.
 
-    Raises Unavailable, DeadlineExceeded, ResourceUnavailable (out of descriptors).
+    Raises Unavailable, DeadlineExceeded, ResourceUnavailable (out of descriptors), TlsFailed.
     """
     if isinstance(target, str):
         attempts: list[tuple[int, Any]] = [(socket.AF_UNIX, target)]
@@ -86,8 +121,26 @@ def connect(target: Target, name: str, deadline: float, spin_s: float = 0.0) -> 
         except BaseException:  # whatever it was, the socket must not stay open
             connection.close()
             raise
+        try:
+            if isinstance(target, TlsTarget):
+                connection.put_on_tls(_shake_hands(sock, target, name, deadline, tls))
+                connection.begin(deadline, monotonic())
+        except BaseException:  # whatever it was, the socket must not stay open
+            connection.close()
+            raise
         return connection
     raise Unavailable(f"can't connect to {name} at {target}: {refused}")
+
+
+def _shake_hands(
+    sock: socket.socket, target: TlsTarget, name: str, deadline: float, tls: Tls | None
+) -> TlsSocket:
+    if tls is None:
+        raise TlsFailed(
+            f"{name} speaks TLS alone",
+            remedy="give tls_ca, the CA that signed its certificate (CENOTE_CLIENT_TLS_CA)",
+        )
+    return begin_tls(sock, tls, name, deadline, host=target.host)
 
 
 def _resolve(host: str, port: int, deadline: float) -> list[tuple[int, Any]]:

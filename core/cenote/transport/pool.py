@@ -14,6 +14,7 @@ import numpy as np
 from cenote.api.contents import TICKET_BYTES
 from cenote.api.errors import ClientClosed, DeadlineExceeded, InvalidArgument, ProtocolError
 from cenote.api.rows import SEAL
+from cenote.security.tls import Tls
 from cenote.v1 import store_pb2
 
 from . import wire
@@ -77,7 +78,9 @@ class ConnectionPool:
         on_greeted: Callable[[store_pb2.DataHelloResponse], None] | None = None,
         on_closed: Callable[[DataConnection], None] | None = None,
         access: Access | None = None,
+        tls: Tls | None = None,
     ) -> None:
+        self._tls = tls
         self.name = name
         self._target = target
         self._hello = hello
@@ -99,7 +102,7 @@ class ConnectionPool:
         """Where the daemon listens, for people."""
         if isinstance(self._target, str):
             return self._target
-        host, port = self._target
+        host, port = self._target[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     @property
@@ -189,7 +192,7 @@ class ConnectionPool:
 
     def _open(self, deadline: float) -> DataConnection:
         try:
-            connection = connect(self._target, self.name, deadline, self._spin_s)
+            connection = connect(self._target, self.name, deadline, self._spin_s, self._tls)
         except BaseException:  # whatever it was, another thread may try
             with self._lock:
                 self._opening -= 1
