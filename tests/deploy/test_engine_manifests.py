@@ -77,6 +77,21 @@ def shared_directory(pod: Any) -> tuple[str, str]:
 
 
 @every_engine
+def test_the_engine_shows_a_token_of_the_charts_secret(file: Path) -> None:
+    (pod,) = pods_of([engine_of(file)])
+    (container,) = containers_of(pod)
+    (variable,) = [v for v in container["env"] if v["name"] == "CENOTE_CLIENT_TOKEN_FILE"]
+    (volume,) = [v["secret"] for v in pod["spec"]["volumes"] if "secret" in v]
+    (secret,) = [d for d in rendered(INTERNAL) if d["kind"] == "Secret"]
+    # The examples install the release `kv`, as these tests do.
+    assert volume["secretName"] == secret["metadata"]["name"]
+    (item,) = volume["items"]
+    assert item["key"] in secret["data"]
+    (mount,) = [m for m in container["volumeMounts"] if m["name"] == "token"]
+    assert variable["value"] == f"{mount['mountPath']}/{item['path']}"
+
+
+@every_engine
 def test_the_engine_asks_the_etcd_of_the_chart(file: Path) -> None:
     """Host names are shorter by the namespace, which is the engine's own."""
     (pod,) = pods_of([engine_of(file)])

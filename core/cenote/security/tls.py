@@ -50,6 +50,11 @@ class TlsFiles:
         """Whether anything is said about TLS at all."""
         return bool(self.cert or self.key or self.ca or self.server_name)
 
+    @property
+    def asks_clients(self) -> bool:
+        """Whether servers refuse who has no certificate."""
+        return self.client_auth == "required" and bool(self.cert and self.ca)
+
     def check_server(self) -> None:
         """Raises ConfigError where a server can't go by these."""
         if self.wanted and not self.cert:
@@ -143,7 +148,7 @@ class Tls:
     @property
     def asks_clients(self) -> bool:
         """Whether who has no certificate is refused."""
-        return self.files.client_auth == "required" and bool(self.files.ca)
+        return self.files.asks_clients
 
     # ---- files --------------------------------------------------------------------------------
 

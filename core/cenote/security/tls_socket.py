@@ -30,6 +30,8 @@ __all__ = ["TlsSocket", "begin_tls", "looks_like_tls"]
 
 RECORD_BYTES: Final = 16 << 10
 _SLICE_S: Final = 0.05
+_LINGER_S: Final = 0.3
+_LINGER_BYTES_MAX: Final = 1 << 20
 _HELD_BYTES_MAX: Final = 64 << 10
 _TIMEVAL: Final = Struct("@ll")
 _WAITALL: Final = int(socket.MSG_WAITALL)
@@ -77,6 +79,8 @@ def begin_tls(
         _shake(wrapped, until_s, peer, clock, check)
     except (OSError, ValueError) as error:
         if wrapped is not None:
+            if server_side:
+                _leave_time_to_read(wrapped)
             wrapped.close()
         raise tls_failed(error, peer, tls.files) from error
     except BaseException:  # whatever it was, wrap_socket took the descriptor away from `sock`
@@ -84,6 +88,22 @@ def begin_tls(
             wrapped.close()
         raise
     return TlsSocket(wrapped)
+
+
+def _leave_time_to_read(wrapped: ssl.SSLSocket) -> None:
+    """What the client sent already has to be read, or closing resets the connection, and it never
+    sees why: in TLS 1.3 it has more to say before it knows that its certificate is refused."""
+    until_s = monotonic() + _LINGER_S
+    left = _LINGER_BYTES_MAX
+    poll = select.poll()
+    poll.register(wrapped, select.POLLIN)
+    with contextlib.suppress(OSError):
+        _raw_shutdown(wrapped, socket.SHUT_WR)
+        while left > 0 and (left_s := until_s - monotonic()) > 0 and poll.poll(left_s * 1000):
+            got = len(_raw_recv(wrapped, RECORD_BYTES, _DONTWAIT))
+            if not got:
+                return
+            left -= got
 
 
 def _shake(

@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import select
 import socket
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
 from struct import Struct
@@ -31,6 +32,7 @@ from cenote.api.errors import (
     Unavailable,
 )
 from cenote.runtime.scheduling import CONTENTION, STEP_CONTENDED_S
+from cenote.security.tls_errors import tls_failed
 from cenote.security.tls_socket import TlsSocket
 
 from . import wire
@@ -188,6 +190,8 @@ class DataConnection:
         """The socket broke: by us, or by the other side."""
         if self.closing:
             raise ClientClosed("the channel was closed during the call")
+        if isinstance(why, ssl.SSLError):
+            raise tls_failed(why, self.name, None)
         raise Unavailable(f"the connection to {self.name} broke: {why}")
 
     # ---- bytes ------------------------------------------------------------------------------

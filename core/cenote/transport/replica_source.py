@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cenote.api.errors import ProtocolError
+from cenote.security.tls import Tls
 
 from . import wire
 from .base import ExtentArray, SessionIdentity, U8Array, U64Array

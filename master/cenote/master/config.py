@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from cenote.api.errors import ConfigError
 from cenote.policy.names import AUTO, POLICIES
+from cenote.rpc.address import refuse_open_ports
 from cenote.runtime.config import option
 from cenote.security.tls import TlsFiles
 
@@ -118,6 +119,13 @@ class MasterConfig:
             maximum=86400,
             help="with --tokens: how often the keys are renewed with which tickets and grants are"
             " signed; what was signed counts for two to three times as long",
+        ),
+    )
+    insecure: bool = field(
+        default=False,
+        metadata=option(
+            help="listen beyond loopback without tokens: whoever reaches the ports reads and"
+            " writes the pool"
         ),
     )
     cluster_name: str = field(default="cenote", metadata=option(help="shown by `cenote status`"))
@@ -262,6 +270,8 @@ class MasterConfig:
         self.tls_files().check_server()
         if self.policy == AUTO and not self.sampling:
             raise ConfigError("--policy auto chooses by samples", remedy="leave --no-sampling out")
+        if not self.has_credentials and not self.insecure:
+            refuse_open_ports(self._ports(), "--tokens, or --tls-cert and --tls-ca")
         if self.heartbeat_s * 2 > self.node_dead_s:
             raise ConfigError(
                 f"--node-dead-s {self.node_dead_s:g} is less than two heartbeats",
@@ -277,6 +287,20 @@ class MasterConfig:
             server_name=self.tls_server_name,
             client_auth=self.tls_client_auth,
         )
+
+    @property
+    def has_credentials(self) -> bool:
+        """Whether everybody is asked who he is."""
+        return bool(self.tokens) or self.tls_files().asks_clients
+
+    def _ports(self) -> list[tuple[str, str, str]]:
+        """(flag, what it was given, its host) of each port that serves the pool."""
+        given = (("listen", self.listen), ("grpc", self.grpc))
+        return [
+            (f"--{name}", address, host_and_port(address, name)[0])
+            for name, address in given
+            if address
+        ]
 
     def metadata_options(self) -> MetadataOptions:
         """What the metadata backend may need besides its URL."""

@@ -195,7 +195,8 @@ class MasterServer:
         grpc_host = host_and_port(config.grpc, "grpc")[0] if config.grpc else host
         if not self._asks_who_it_is() and not (is_loopback(host) and is_loopback(grpc_host)):
             _log.warning(
-                "this master is open to the network, and asks nobody who he is: give --tokens",
+                "this master is open to the network, and asks nobody who he is (--insecure):"
+                " give --tokens",
                 listen=config.listen,
                 grpc=config.grpc,
             )

@@ -13,7 +13,7 @@ from typing import Final, Literal
 from cenote.api.errors import ConfigError, ResourceUnavailable
 from cenote.kv.directory import EtcdDirectory, etcd_url_in
 from cenote.kv.etcd_options import parse_etcd_url
-from cenote.rpc.address import UNIX_PATH_BYTES_MAX
+from cenote.rpc.address import UNIX_PATH_BYTES_MAX, refuse_open_ports
 from cenote.runtime.config import option
 from cenote.security.tls import TlsFiles
 from cenote.transport.nics.filters import DeviceFilter
@@ -240,6 +240,13 @@ class StoreConfig:
             " daemon asks everybody, too, what its master gave them"
         ),
     )
+    insecure: bool = field(
+        default=False,
+        metadata=option(
+            help="listen beyond loopback without a token: whoever reaches the ports reads and"
+            " writes what is here"
+        ),
+    )
     log_level: Literal["debug", "info", "warning", "error"] = field(
         default="info", metadata=option(help="least level that is logged")
     )
@@ -264,8 +271,9 @@ class StoreConfig:
                 remedy="use 1 to 64 letters, digits, dots, dashes and underscores",
             )
         files = self.tls_files()
-        files.check_server()
         files.check_client()
+        if files.cert:
+            files.check_server()
         if self.tls_data and not files.cert:
             raise ConfigError("--tls-data without a certificate", remedy="give --tls-cert")
         if self.tls_identity and not files.cert:
@@ -294,6 +302,23 @@ class StoreConfig:
         self.directory()  # a typing mistake shows now
         if self.token and self.token_file:
             raise ConfigError("token and token_file are both given", remedy="give one of them")
+        if not self.has_credentials and not self.insecure:
+            refuse_open_ports(self._ports(), "--token-file")
+
+    @property
+    def has_credentials(self) -> bool:
+        """Whether everybody is asked who he is."""
+        by_tls = self.tls_data and self.tls_files().asks_clients
+        return bool(self.token or self.token_file or self.tls_identity or by_tls)
+
+    def _ports(self) -> list[tuple[str, str, str]]:
+        """(flag, what it was given, its host) of each port that serves the pool."""
+        given = (("listen", self.listen), ("grpc", self.grpc))
+        return [
+            (f"--{name}", address, host_and_port(address, name)[0])
+            for name, address in given
+            if address
+        ]
 
     def directory(self) -> EtcdDirectory | None:
         """Where masters are looked up; None: `master` has their addresses. Raises ConfigError."""

@@ -35,8 +35,8 @@ from .slot_format import SLOT_RECORD
 __all__ = ["OPEN", "PORTS", "Gate", "Pass"]
 
 OPEN: Final = (
-    "the data server is open to the network, and asks nobody who he is: give --token-file, and"
-    " --tokens to the master"
+    "the data server is open to the network, and asks nobody who he is (--insecure): give"
+    " --token-file, and --tokens to the master"
 )
 PORTS: Final = ("tcp", "unix", "grpc")
 _DENIED: Final = PermissionDenied.code
