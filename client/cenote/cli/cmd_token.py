@@ -69,7 +69,7 @@ def create(
         str,
         typer.Option(
             metavar="IDENTITY",
-            help="Make no token: a client certificate for uri:..., dns:... or cn:... stands for it.",
+            help="Make no token: a certificate for uri:..., dns:... or cn:... stands for it.",
         ),
     ] = "",
     out: Annotated[

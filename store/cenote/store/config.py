@@ -13,7 +13,7 @@ from typing import Final, Literal
 from cenote.api.errors import ConfigError, ResourceUnavailable
 from cenote.kv.directory import EtcdDirectory, etcd_url_in
 from cenote.kv.etcd_options import parse_etcd_url
-from cenote.rpc.address import UNIX_PATH_BYTES_MAX, refuse_open_ports
+from cenote.rpc.address import UNIX_PATH_BYTES_MAX, is_loopback, refuse_open_ports
 from cenote.runtime.config import option
 from cenote.security.tls import TlsFiles
 from cenote.transport.nics.filters import DeviceFilter
@@ -310,6 +310,11 @@ class StoreConfig:
         """Whether everybody is asked who he is."""
         by_tls = self.tls_data and self.tls_files().asks_clients
         return bool(self.token or self.token_file or self.tls_identity or by_tls)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether whoever reaches the data port from elsewhere is let in."""
+        return not self.has_credentials and not is_loopback(host_and_port(self.listen, "listen")[0])
 
     def _ports(self) -> list[tuple[str, str, str]]:
         """(flag, what it was given, its host) of each port that serves the pool."""

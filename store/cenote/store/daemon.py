@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final, final
 
 from cenote.api.errors import CenoteError, ResourceUnavailable
-from cenote.rpc.address import is_loopback
 from cenote.rpc.grpc_util import GrpcServer
 from cenote.runtime.log import get_logger
 from cenote.runtime.memory import is_in_memory
@@ -134,9 +133,7 @@ class StoreDaemon:
             self._refusals = gate.refusals
             sessions.on_cut = gate.holders.forget_session
             await asyncio.to_thread(gate.take_up, segments)
-        elif not config.has_credentials and not is_loopback(
-            host_and_port(config.listen, "listen")[0]
-        ):
+        elif config.is_open:
             _log.warning(OPEN)
         path = socket_path(config)
         self._rdma = rdma = RdmaServing(config, segments, self._serve_rdma)
