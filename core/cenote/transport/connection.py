@@ -142,6 +142,8 @@ class DataConnection:
         """From now on over TLS, before the first byte of ours. What is received and sent past the
         socket, straight from the kernel, finds nothing then."""
         self.sock = sock
+        if self.closing:  # `shut_down` may have missed it
+            raise ClientClosed("the channel was closed during the call")
         self._fd = -1
         self._poll_fd.fd = sock.fileno()
         self._timeout_s = float("inf")

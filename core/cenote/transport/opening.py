@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any, Final, NamedTuple
 
 from cenote.api.errors import (
+    ClientClosed,
     DeadlineExceeded,
     InvalidArgument,
     ProtocolError,
@@ -20,7 +21,7 @@ from cenote.api.errors import (
     Unavailable,
 )
 from cenote.security.tls import Tls
-from cenote.security.tls_socket import TlsSocket, begin_tls
+from cenote.security.tls_socket import begin_tls
 from cenote.v1 import store_pb2
 
 from . import wire
@@ -35,6 +36,7 @@ __all__ = [
     "greet",
     "parse_host_port",
     "parse_target",
+    "shake_hands",
 ]
 
 _KEEPALIVE: Final = (
@@ -80,16 +82,10 @@ def parse_host_port(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def connect(
-    target: Target,
-    name: str,
-    deadline: float,
-    spin_s: float = 0.0,
-    tls: Tls | None = None,
-) -> DataConnection:
-    """A connected socket, not greeted yet; with TLS on it where the target says so.
+def connect(target: Target, name: str, deadline: float, spin_s: float = 0.0) -> DataConnection:
+    """A connected socket, without TLS, and not greeted yet.
 
-    Raises Unavailable, DeadlineExceeded, ResourceUnavailable (out of descriptors), TlsFailed.
+    Raises Unavailable, DeadlineExceeded, ResourceUnavailable (out of descriptors).
     """
     if isinstance(target, str):
         attempts: list[tuple[int, Any]] = [(socket.AF_UNIX, target)]
@@ -121,26 +117,34 @@ def connect(
         except BaseException:  # whatever it was, the socket must not stay open
             connection.close()
             raise
-        try:
-            if isinstance(target, TlsTarget):
-                connection.put_on_tls(_shake_hands(sock, target, name, deadline, tls))
-                connection.begin(deadline, monotonic())
-        except BaseException:  # whatever it was, the socket must not stay open
-            connection.close()
-            raise
         return connection
     raise Unavailable(f"can't connect to {name} at {target}: {refused}")
 
 
-def _shake_hands(
-    sock: socket.socket, target: TlsTarget, name: str, deadline: float, tls: Tls | None
-) -> TlsSocket:
+def shake_hands(
+    connection: DataConnection, target: Target, deadline: float, tls: Tls | None
+) -> None:
+    """Put a new connection on TLS, where the target says so; `shut_down` ends it early.
+
+    Raises TlsFailed, DeadlineExceeded, ClientClosed.
+    """
+    if not isinstance(target, TlsTarget):
+        return
     if tls is None:
         raise TlsFailed(
-            f"{name} speaks TLS alone",
+            f"{connection.name} speaks TLS alone",
             remedy="give tls_ca, the CA that signed its certificate (CENOTE_CLIENT_TLS_CA)",
         )
-    return begin_tls(sock, tls, name, deadline, host=target.host)
+    raw = connection.sock
+    assert isinstance(raw, socket.socket)
+
+    def check() -> None:
+        if connection.closing:
+            raise ClientClosed("the channel was closed during the call")
+
+    wrapped = begin_tls(raw, tls, connection.name, deadline, host=target.host, check=check)
+    connection.put_on_tls(wrapped)
+    connection.begin(deadline, monotonic())
 
 
 def _resolve(host: str, port: int, deadline: float) -> list[tuple[int, Any]]:

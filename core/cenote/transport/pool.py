@@ -22,7 +22,7 @@ from .access import Access
 from .base import SealBatch, SessionIdentity, U8Array
 from .connection import SMALL_BYTES, DataConnection
 from .memory_access import MEMORY
-from .opening import Target, connect, greet
+from .opening import Target, connect, greet, shake_hands
 from .proofs import ProofBatch
 
 __all__ = ["ConnectionPool", "PooledMessages", "hello_for"]
@@ -192,7 +192,7 @@ class ConnectionPool:
 
     def _open(self, deadline: float) -> DataConnection:
         try:
-            connection = connect(self._target, self.name, deadline, self._spin_s, self._tls)
+            connection = connect(self._target, self.name, deadline, self._spin_s)
         except BaseException:  # whatever it was, another thread may try
             with self._lock:
                 self._opening -= 1
@@ -204,6 +204,7 @@ class ConnectionPool:
             if self._closed:
                 connection.shut_down()
         try:
+            shake_hands(connection, self._target, deadline, self._tls)
             hello = self._hello
             if self._access is not None and self._access.ticket != hello.ticket:
                 # The one of before is worth nothing once its key was replaced.
