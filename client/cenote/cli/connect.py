@@ -42,6 +42,8 @@ _LOOKUP: Final = re.compile(
     r"^gRPC .*(lookup failed|resolving|resolution)", re.IGNORECASE | re.DOTALL
 )
 _TLS: Final = re.compile(r"handshake|certificate|\bSSL|\bTLS", re.IGNORECASE)
+# gRPC does not say what its server refused; a dead one's port would be closed instead.
+_TURNED_AWAY: Final = re.compile(r"failed to connect.*(Socket closed|reset by peer)", re.DOTALL)
 _TLS_REMEDY: Final = (
     "compare CENOTE_CLIENT_TLS_CA, _CERT, _KEY and _SERVER_NAME with the --tls-... of the daemon"
 )
@@ -407,6 +409,11 @@ def _typed(rpc_error: Any, whom: str, remedy: str) -> CenoteError:
     if type(error) is Unavailable and _TLS.search(error.message):
         why = error.message.removeprefix("gRPC UNAVAILABLE: ")
         return TlsFailed(f"no TLS connection to {whom}: {why}", remedy=_TLS_REMEDY)
+    if type(error) is Unavailable and _TURNED_AWAY.search(error.message):
+        return TlsFailed(
+            f"{whom} closes connections at once: it wants TLS, or refuses our certificate",
+            remedy=_TLS_REMEDY,
+        )
     if type(error) is Unavailable and error.message.startswith("gRPC "):
         return Unavailable(f"nobody answers at {whom}", remedy=remedy)
     if type(error) is DeadlineExceeded and error.message.startswith("gRPC "):
