@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from cenote.security.tls import ClientAuth, Tls, TlsFiles
 
-__all__ = ["Authority", "Issued"]
+__all__ = ["Authority", "Issued", "write"]
 
 
 @final

@@ -9,6 +9,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from cenote.security.tokens import Role, TokenFile
 from cluster import Cluster, run_cenote
 from promptness import ends_within
 from security_kit import DataSocket
-from tls_kit import Authority, Issued
+from tls_kit import Authority, Issued, write
 from waiting import wait_until
 
 pytestmark = pytest.mark.integration
@@ -211,18 +212,24 @@ def test_reloading_fails_no_call(pool: Pool) -> None:
 
     def work(number: int) -> None:
         with pool.client("ann", "ann/load") as client:
-            while not stop.is_set():
+            for n in count():
+                if stop.is_set():
+                    return
                 try:
-                    client.put(f"{number}-{served[0]}", SECRET[:5000])
-                    assert client.get(f"{number}-{served[0]}") == SECRET[:5000]
-                    served[0] += 1
+                    client.put(f"{number}-{n}", SECRET[:5000])
+                    got = client.get(f"{number}-{n}")
                 except CenoteError as error:
                     failed.append(error)
                     return
+                if got != SECRET[:5000]:
+                    failed.append(AssertionError(f"call {n} read {got!r}"))
+                    return
+                served[0] += 1
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(2)]
     for thread in threads:
         thread.start()
+    wait_until(lambda: served[0] > 10 or failed, 20.0, what="calls")
     try:
         old = pool.ours.pem
         for ca, issuer in (
@@ -231,13 +238,17 @@ def test_reloading_fails_no_call(pool: Pool) -> None:
             (old + newer.pem, newer),
             (newer.pem, newer),
         ):
-            pool.ours.ca.write_bytes(ca)
+            before = _reloads(pool)
+            write(pool.ours.ca, ca)
             for name, one in pool.certificates.items():
                 identities = ["engine.ann"] if name == "ann" else []
                 one.replace_by(issuer.issue(f"{name}-new", *identities, cn=name))
-            reloads, calls = _reloads(pool) + 3, served[0] + 20
-            wait_until(partial(_has_reloaded, pool, reloads), 20.0, what="all to reload")
+            calls = served[0] + 20
+            wait_until(partial(_have_reloaded, pool, before), 20.0, what="all to reload")
             wait_until(partial(_has_served, served, failed, calls), 20.0, what="calls")
+        if failed:
+            for p in pool.cluster.processes:
+                print("----", p.name, p.log_text()[-6000:])
         assert not failed, failed
     finally:
         stop.set()
@@ -251,16 +262,17 @@ def test_reloading_fails_no_call(pool: Pool) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def _has_reloaded(pool: Pool, reloads: int) -> bool:
-    return _reloads(pool) >= reloads
+def _have_reloaded(pool: Pool, before: list[int]) -> bool:
+    return all(now > then for now, then in zip(_reloads(pool), before, strict=True))
 
 
 def _has_served(served: list[int], failed: list[BaseException], calls: int) -> bool:
     return bool(failed) or served[0] >= calls
 
 
-def _reloads(pool: Pool) -> int:
-    return sum(p.log_text().count("certificates read anew") for p in pool.cluster.processes)
+def _reloads(pool: Pool) -> list[int]:
+    """Of each daemon."""
+    return [p.log_text().count("certificates read anew") for p in pool.cluster.processes]
 
 
 def test_a_revoked_entry_ends_what_there_is(pool: Pool) -> None:

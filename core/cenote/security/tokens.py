@@ -279,20 +279,21 @@ class TokenFile:
 
     def _by_certificate(self, identities: Sequence[str]) -> Principal:
         known = self._with_certificates(identities)
-        if not known and self.refresh():  # it was made just now
-            known = self._with_certificates(identities)
+        if not (known and known[0].state(time.time()) == "valid") and self.refresh():
+            known = self._with_certificates(identities)  # it was made just now
         if not known:
             raise Unauthenticated(
                 f"no entry for a certificate of {', '.join(identities)}, and no token",
                 remedy="`cenote token create ... --certificate` makes one",
             )
-        now_s = time.time()
-        return _counting(next((e for e in known if e.state(now_s) == "valid"), known[0]))
+        return _counting(known[0])
 
     def _with_certificates(self, identities: Sequence[str]) -> list[TokenEntry]:
-        """In the order of the identities, then of the file."""
+        """In the order of the identities, then of the file; those that count first."""
         named = [entry for entry in self.entries.values() if entry.certificate]
-        return [entry for one in identities for entry in named if entry.certificate == one]
+        found = [entry for one in identities for entry in named if entry.certificate == one]
+        now_s = time.time()
+        return sorted(found, key=lambda entry: entry.state(now_s) != "valid")
 
     def still_counts(self, principal: Principal) -> bool:
         """Whether its token is there still, and says the same."""

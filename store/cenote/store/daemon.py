@@ -56,6 +56,7 @@ from .sessions import SessionTable
 from .slot_format import boot_id_bytes
 from .ssd import SsdFile
 from .store_metrics import register_metrics, register_parts, register_verifier
+from .tls_watch import wait_watching
 from .verifying import Verifier
 
 __all__ = ["StoreDaemon", "read_boot_id"]
@@ -383,7 +384,7 @@ class StoreDaemon:
     async def wait(self) -> None:
         """Until something ends the daemon; raises what it is."""
         assert self._failed is not None
-        await self._failed
+        await wait_watching(self._failed, self._tls)
 
     def _stage(self) -> Stage:
         return Stage.SEEKING if self.agent is None else self.agent.stage
