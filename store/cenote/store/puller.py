@@ -30,6 +30,7 @@ from cenote.api.errors import CenoteError
 from cenote.api.rows import COPIED, EXTENT, KEY_INLINE_BYTES, SLOT_WANTED, CopyStatus
 from cenote.runtime.log import get_logger
 from cenote.runtime.memory import address_of
+from cenote.security.tls import Tls
 from cenote.transport.base import SessionIdentity
 from cenote.transport.memory_access import MEMORY, copy
 from cenote.transport.replica_source import RECORDS_MAX, ReplicaSource
@@ -109,7 +110,10 @@ class _Pull:
 class Puller:
     """See the module. Everything but `start` and `stop` may be called from any thread."""
 
-    def __init__(self, segments: LocalSegments, identity: SessionIdentity) -> None:
+    def __init__(
+        self, segments: LocalSegments, identity: SessionIdentity, tls: Tls | None = None
+    ) -> None:
+        self._tls = tls
         self._segments = segments
         self._identity = identity
         self.counters = PullerCounters()
@@ -271,7 +275,7 @@ class Puller:
         if source is None:
             if len(self._connections) >= SOURCES_MAX:
                 self._disconnect([next(iter(self._connections))])
-            source = ReplicaSource(address, f"the daemon at {address}", self._identity)
+            source = ReplicaSource(address, f"the daemon at {address}", self._identity, self._tls)
             self._connections[address] = source
             if self._stopping.is_set():  # `stop` may have looked for it just before
                 source.close()
