@@ -5,7 +5,8 @@
 
 While some become slots the next ones are being written. Whatever was written by the time the other
 thread is free again is flushed together, and with it the slots of those before: the slower flushes
-are, the more of them share one.
+are, the more of them share one. A device that is flushed does little else: as long as more is on
+its way the first copies wait a few milliseconds for others (`FLUSH_BYTES`, `FLUSH_WAIT_S`).
 
 Neither thread has a lower priority: one that waits for a processor while it holds the interpreter's
 lock keeps all others of this daemon waiting.
@@ -33,6 +34,9 @@ __all__ = ["Demoter"]
 
 PLACED_MAX: Final = 1024
 """Copies that become slots between two flushes, at most."""
+FLUSH_BYTES: Final = 32 << 20
+FLUSH_WAIT_S: Final = 0.01
+"""What is flushed together: a flush waits until there is so much, for so long at most."""
 PAUSE_S_MIN: Final = 0.02
 _JOIN_S: Final = 1.0
 
@@ -145,6 +149,7 @@ class Demoter:
             with self._placing:
                 if not self._written and not placed:
                     self._to_place.wait(1.0)
+                self._await_company(len(placed))
                 some, self._written = self._written[:PLACED_MAX], self._written[PLACED_MAX:]
             if not some and not placed:
                 continue
@@ -158,6 +163,19 @@ class Demoter:
             self._end(placed)
             placed = [one for one in some if one.status == CopyStatus.DONE]
             self._end([one for one in some if one.status != CopyStatus.DONE])
+
+    def _await_company(self, placed: int) -> None:
+        """Wait a moment for copies whose payloads are being written, to be flushed with those that
+        were. `placed`: copies that wait for the flush as well."""
+        until_s = time.monotonic() + FLUSH_WAIT_S
+        while (self._written or placed) and not self._stopping.is_set():
+            under_way = self.queue.taken - len(self._written) - placed
+            left_s = until_s - time.monotonic()
+            if under_way <= 0 or left_s <= 0:
+                return
+            if sum(one.size_bytes for one in self._written) >= FLUSH_BYTES:
+                return
+            self._to_place.wait(left_s)
 
     def _flush(self, written: list[Copy], placed: list[Copy]) -> None:
         """One flush for the payloads of some copies and the slots of those before them."""

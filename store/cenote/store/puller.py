@@ -39,6 +39,7 @@ from cenote.api.rows import (
 )
 from cenote.runtime.log import get_logger
 from cenote.runtime.memory import address_of
+from cenote.security.tls import Tls
 from cenote.transport.base import SessionIdentity
 from cenote.transport.memory_access import MEMORY, copy
 from cenote.transport.replica_source import RECORDS_MAX, ReplicaSource
@@ -121,7 +122,10 @@ class _Pull:
 class Puller:
     """See the module. Everything but `start` and `stop` may be called from any thread."""
 
-    def __init__(self, segments: LocalSegments, identity: SessionIdentity) -> None:
+    def __init__(
+        self, segments: LocalSegments, identity: SessionIdentity, tls: Tls | None = None
+    ) -> None:
+        self._tls = tls
         self._segments = segments
         self._identity = identity
         self.counters = PullerCounters()
@@ -286,7 +290,7 @@ class Puller:
         if source is None:
             if len(self._connections) >= SOURCES_MAX:
                 self._disconnect([next(iter(self._connections))])
-            source = ReplicaSource(address, f"the daemon at {address}", self._identity)
+            source = ReplicaSource(address, f"the daemon at {address}", self._identity, self._tls)
             self._connections[address] = source
             if self._stopping.is_set():  # `stop` may have looked for it just before
                 source.close()

@@ -17,6 +17,7 @@ from cenote.api.errors import InvalidArgument, ResourceUnavailable
 from cenote.api.rows import EXTENT, CopyStatus
 from cenote.api.slot_sums import add_sums, slot_hashes
 from cenote.runtime.memory import address_of
+from cenote.store import demoter
 from cenote.store.copy_writer import REQUEST_BYTES
 from cenote.store.device import BLOCK_BYTES, open_device
 from cenote.store.disk_io import BUFFER_BYTES
@@ -456,6 +457,35 @@ def test_a_request_that_fails_costs_what_it_was_of_alone(tmp_path: Path) -> None
             3: CopyStatus.DONE,
         }
         assert node.table_slots == [0, 2]
+
+
+def test_a_flush_waits_for_what_is_on_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that is flushed does little else."""
+    monkeypatch.setattr(demoter, "FLUSH_WAIT_S", 30.0)
+    with SsdNode(tmp_path) as node:
+        data_at, size = node.ssd.plan.data_at, 5 * MIB // 2
+        may_end, waits = threading.Event(), threading.Event()
+
+        def slow(offset: int, _: int) -> None:
+            if offset >= data_at + size:
+                waits.set()
+                may_end.wait(20)
+
+        node.device.on_write = slow
+        for slot in range(2):
+            node.put(slot, payload_of(slot, size), [(slot * size, size)])
+        flushes = node.ssd.disk.counters.flushes
+        for slot in range(2):
+            node.copy([slot], slot, slot * size, size)
+        assert waits.wait(20)
+        wait_until(lambda: node.copier._demoter._written, what="the first one to be written")
+        assert node.ssd.disk.counters.flushes == flushes
+        may_end.set()
+        assert set(node.results(2).values()) == {0}
+        # Of both payloads, and of both slots.
+        assert node.ssd.disk.counters.flushes == flushes + 2
 
 
 def test_a_device_that_hangs_keeps_no_daemon_from_its_next_leader(tmp_path: Path) -> None:
