@@ -228,7 +228,9 @@ class Bench:
                     cpu = spent.per_gb(last - before)
                 time.sleep(POLL_S)
         written, took_s = last - before, changed_s - began_s
-        assert written > self.dram_bytes // 8, f"{written} bytes were left to copy"
+        if written < self.dram_bytes // 8:
+            print(f"  {size >> 10} KiB, alone: nearly all was copied while memory was filled")
+            return
         self.note(f"write-back {size >> 10} KiB, alone", written / took_s / 1e9, fio, cpu)
 
     def evict_memory(self) -> None:
