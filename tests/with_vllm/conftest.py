@@ -37,7 +37,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models")
     python = vllm_python()
     assert python is not None
-    names = ["tiny", "other", "window", "state", "narrow", "adapter-a", "adapter-b"]
+    names = ["tiny", "other", "window", "state", "latent", "adapter-a", "adapter-b"]
     subprocess.run(
         [python, str(HERE / "models.py"), str(directory), *names],
         check=True,

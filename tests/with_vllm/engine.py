@@ -79,9 +79,9 @@ def events(llm: Any, command: dict[str, Any]) -> None:
     while SUBSCRIPTIONS[0].poll(command.get("wait_ms", 200)):
         *_, payload = SUBSCRIPTIONS[0].recv_multipart()
         for event in msgspec.msgpack.decode(payload)[1]:
-            hashes = [each.hex() for each in event.pop("block_hashes", [])]
-            parent = event.pop("parent_block_hash", None)
-            found.append({**event, "block_hashes": hashes, "parent": parent and parent.hex()})
+            hashes = event.pop("block_hashes", [])
+            event.pop("parent_block_hash", None)
+            found.append({**event, "block_hashes": [str(each) for each in hashes]})
     answer(events=found)
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import IO, Any, Self, final
 
 from waiting import wait_until
 
-__all__ = ["PROMPTS", "Engine", "Generated", "vllm_python"]
+__all__ = ["PROMPTS", "Engine", "Generated", "free_port", "vllm_python"]
 
 HERE = Path(__file__).parent
 PROMPTS = [
@@ -40,6 +41,13 @@ END_TIMEOUT_S = 120.0
 def vllm_python() -> str | None:
     """The interpreter of vLLM's environment, where there is one: see `make test-vllm`."""
     return os.environ.get("CENOTE_TEST_VLLM_PYTHON")
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
 
 
 @dataclass(frozen=True, slots=True)

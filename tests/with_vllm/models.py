@@ -3,8 +3,8 @@
     models.py DIRECTORY NAME ...
 
 Names: `tiny` (Llama), `other` (the same with other weights), `window` (with sliding windows),
-`state` (with recurrent states), `medium` (ten times as large, for benchmarks), `narrow` (one KV
-head, which several ranks have in common), `adapter-a` and `adapter-b` (LoRA, for `tiny`).
+`state` (with recurrent states), `medium` (ten times as large, for benchmarks), `latent` (MLA:
+its KV is the same at all ranks), `adapter-a` and `adapter-b` (LoRA, for `tiny`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     LlamaConfig,
@@ -59,9 +61,27 @@ def medium() -> Any:
     return LlamaForCausalLM(LlamaConfig(**COMMON | shape, head_dim=64, initializer_range=0.2))
 
 
-def narrow() -> Any:
-    return LlamaForCausalLM(
-        LlamaConfig(**COMMON | {"num_key_value_heads": 1}, head_dim=32, initializer_range=0.2)
+def latent() -> Any:
+    return DeepseekV2ForCausalLM(
+        DeepseekV2Config(
+            **COMMON | {"num_key_value_heads": 8},
+            pad_token_id=500,
+            tie_word_embeddings=False,
+            kv_lora_rank=512,
+            q_lora_rank=None,
+            qk_nope_head_dim=32,
+            qk_rope_head_dim=64,
+            v_head_dim=32,
+            first_k_dense_replace=4,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=64,
+            n_shared_experts=1,
+            topk_method="greedy",
+            n_group=1,
+            topk_group=1,
+            initializer_range=0.2,
+        )
     )
 
 
@@ -126,7 +146,7 @@ MAKERS = {
     "window": (window, 0),
     "state": (state, 0),
     "medium": (medium, 0),
-    "narrow": (narrow, 0),
+    "latent": (latent, 0),
 }
 ADAPTERS = {"adapter-a": 0, "adapter-b": 1}
 

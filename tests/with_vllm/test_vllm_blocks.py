@@ -12,8 +12,8 @@ from with_vllm.conftest import HERE
 from with_vllm.engines import vllm_python
 
 
-@pytest.mark.parametrize("check", ["blocks_check.py", "device_check.py"])
-def test_blocks_are_copied_right_in_every_layout_and_in_order_on_gpus(check: str) -> None:
+@pytest.mark.parametrize("check", ["blocks_check.py", "device_check.py", "connector_check.py"])
+def test_parts_of_the_connector_that_need_vllm_or_torch(check: str) -> None:
     ended = subprocess.run(
         [str(vllm_python()), str(HERE / check)],
         capture_output=True,

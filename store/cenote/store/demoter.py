@@ -22,7 +22,7 @@ from typing import Final, final
 from cenote.api.rows import CopyStatus
 from cenote.runtime.log import get_logger
 
-from .copy_jobs import Copy, find
+from .copy_jobs import Copy, find, has_twin
 from .copy_outcomes import Outcomes
 from .copy_queue import CopyQueue
 from .copy_writer import PayloadWriter
@@ -116,7 +116,7 @@ class Demoter:
             find(self._segments, one, disk.device.memory_align)
         else:
             one.status = CopyStatus.FAILED
-        if writer is None or one.status != CopyStatus.DONE:
+        if writer is None or one.status != CopyStatus.DONE or one.twin is not None:
             self._hand_over([one])
             return
         if self._write_limit:
@@ -193,16 +193,25 @@ class Demoter:
 
     def _place(self, written: list[Copy]) -> None:
         """Make slots of those whose payloads were flushed."""
+        placed: list[tuple[SsdSegment, list[Copy], list[int]]] = []
         with self._outcomes.placing:
             for one in written:
                 if one.epoch < self._outcomes.epoch:
                     one.status = CopyStatus.FAILED
-            for segment, some in self._by_segment(written):
-                try:
-                    segment.place([one.record for one in some])
-                except OSError:
-                    for one in some:
-                        one.status = CopyStatus.FAILED
+            for segment, several in self._by_segment(written):
+                for one in several:
+                    if one.twin is not None and not has_twin(segment, one):
+                        one.status = CopyStatus.NO_SOURCE
+                some = [one for one in several if one.status == CopyStatus.DONE]
+                placed.append((segment, some, segment.place([one.record for one in some])))
+        # The next leader does not wait for the device: it is told of these slots, or clears them.
+        for segment, some, pages in placed:
+            try:
+                segment.write_pages(pages)
+            except OSError:
+                segment.take_back([one.record for one in some])
+                for one in some:
+                    one.status = CopyStatus.FAILED
 
     def _by_segment(self, copies: list[Copy]) -> list[tuple[SsdSegment, list[Copy]]]:
         """Those that have not failed, by the segment that they go to, if it is still there."""
@@ -221,7 +230,7 @@ class Demoter:
         for one in copies:
             if one.status == CopyStatus.DONE:
                 counters.demoted += 1
-                counters.demoted_bytes += one.size_bytes
+                counters.demoted_bytes += one.size_bytes if one.twin is None else 0
         if copies:
             self._outcomes.report(copies)
             self.queue.ended(len(copies))

@@ -19,6 +19,7 @@ from vllm.distributed.parallel_state import (
     get_pp_group,
     get_tensor_model_parallel_rank,
 )
+from vllm.platforms import current_platform
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from cenote.runtime.log import log_if_nobody_listens
@@ -118,8 +119,10 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
-        """A block's bytes of all layers side by side, so that it moves in one piece."""
-        return None
+        """By default a block's bytes of all layers side by side, so that it is copied in one piece.
+        Backends that have no such layout keep their own; those for CPUs have none."""
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        return make_options(extra).layout or None if current_platform.device_type != "cpu" else None
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:

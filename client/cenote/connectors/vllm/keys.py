@@ -1,8 +1,8 @@
 """Keys of the pool: which object holds a block of one KV group, from one rank.
 
 A key is the engine's block hash, which stands for all tokens up to the block's end, then the group
-and the shard. Ranks that hold the same bytes (MLA, more ranks than KV heads) share a shard and
-divide the work of saving it.
+and the shard. Ranks that hold the same bytes, as vLLM says of MLA, share a shard and divide the
+work of saving it.
 """
 
 from __future__ import annotations
