@@ -45,16 +45,15 @@ class _JobThread:
     """Does jobs one after the other; what they raise is logged, for nobody waits for them."""
 
     def __init__(self, name: str) -> None:
-        self._jobs: queue.Queue[Job | None] = queue.Queue(_ORDERS_MAX)
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # in C: no locks in Python
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, job: Job) -> bool:
         """False where too much is waiting."""
-        try:
-            self._jobs.put_nowait(job)
-        except queue.Full:
+        if self._jobs.qsize() >= _ORDERS_MAX:
             return False
+        self._jobs.put(job)
         return True
 
     def _run(self) -> None:
@@ -66,10 +65,7 @@ class _JobThread:
 
     def close(self, timeout_s: float) -> None:
         """End it after the jobs that wait, or at `timeout_s`."""
-        try:
-            self._jobs.put(None, timeout=timeout_s)
-        except queue.Full:
-            return
+        self._jobs.put(None)
         self._thread.join(timeout_s)
 
 
