@@ -6,6 +6,7 @@ bytes: each call into Python that the engine's process spends here, it spends wi
 
 from __future__ import annotations
 
+import os
 import pickle
 import socket
 from dataclasses import dataclass, fields
@@ -120,33 +121,34 @@ class Answer:
 class Lane:
     """One end of a socket pair, for one thread: messages with their length before them.
 
-    It is closed when nobody has it any more."""
+    It is closed when nobody has it any more: until then another thread may be waiting on it.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
+        """Takes the socket over."""
+        self._fd = sock.detach()
         self._timeout_s = 0.0
         self._rest = b""
 
     def __del__(self) -> None:
-        # By the last who has it: another thread may be waiting on it until then.
-        self._socket.close()
+        os.close(self._fd)
 
     def send(self, message: bytes) -> None:
-        """Raises OSError."""
-        self._socket.sendall(_HEAD.pack(len(message)) + message)
+        """Raises OSError; after that the connection must not be used again."""
+        left = memoryview(_HEAD.pack(len(message)) + message)
+        while left:
+            left = left[os.write(self._fd, left) :]
 
     def receive(self, timeout_s: float = 0.0) -> bytes:
-        """The next message; 0: waits for as long as it takes. Raises TimeoutError (the connection
-        must not be used again), EOFError where the other end is closed, OSError."""
-        if timeout_s != self._timeout_s:
-            micros = max(1, round(1e6 * timeout_s)) if timeout_s else 0
-            value = _TIMEVAL.pack(micros // 1_000_000, micros % 1_000_000)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
-            self._timeout_s = timeout_s
+        """The next message, which is waited for as long as that, or up to a half longer; 0: for as
+        long as it takes. Raises TimeoutError (the connection must not be used again), EOFError
+        where the other end is closed, OSError."""
+        if not timeout_s <= self._timeout_s <= 1.5 * timeout_s:
+            self._set_timeout(1.25 * timeout_s)
         found = self._rest
         while len(found) < _HEAD.size or len(found) < (end := _end_of(found)):
             try:
-                chunk = self._socket.recv(_CHUNK_BYTES)
+                chunk = os.read(self._fd, _CHUNK_BYTES)
             except BlockingIOError:
                 raise TimeoutError from None
             if not chunk:
@@ -154,6 +156,13 @@ class Lane:
             found = found + chunk if found else chunk
         self._rest = found[end:]
         return found[_HEAD.size : end]
+
+    def _set_timeout(self, timeout_s: float) -> None:
+        micros = max(1, round(1e6 * timeout_s)) if timeout_s else 0
+        value = _TIMEVAL.pack(micros // 1_000_000, micros % 1_000_000)
+        with socket.socket(fileno=os.dup(self._fd)) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+        self._timeout_s = timeout_s
 
 
 def _end_of(found: bytes) -> int:
