@@ -38,6 +38,7 @@ __all__ = ["StoreWorker"]
 _log: Final = get_logger("cenote.vllm")
 _ORDERS_MAX: Final = 4096
 _CLOSE_S: Final = 3.0
+_NONE: Final[frozenset[Block]] = frozenset()
 Job = Callable[[], None]
 
 
@@ -231,10 +232,10 @@ class StoreWorker:
             self._counters.add("unstaged_blocks", len(order.blocks) - len(slots))
         hits = np.zeros(len(blocks), np.bool_)
         kept: list[int] = []
+        groups = [block[0] for block in blocks]
+        sizes = np.array([self._memory.block_bytes[g] for g in groups], np.uint64)
         try:
             if blocks:
-                groups = [block[0] for block in blocks]
-                sizes = np.array([self._memory.block_bytes[g] for g in groups], np.uint64)
                 batch = Batch(
                     "get",
                     space,
@@ -250,14 +251,20 @@ class StoreWorker:
             self._counters.add("lost_slots", len(slots))
             raise
         finally:
-            with self._lock:
+            whole = bool(hits.all())
+            if not whole and not kept:
                 missed = [s for s, hit in zip(slots, hits.tolist(), strict=True) if not hit]
-                self._slots.give([] if kept else missed)
+                with self._lock:
+                    self._slots.give(missed)
+        if whole:
+            return dict(zip(blocks, slots, strict=True)), int(sizes.sum())
         found = {b: s for b, s, hit in zip(blocks, slots, hits.tolist(), strict=True) if hit}
-        return found, sum(self._memory.block_bytes[block[0]] for block in found)
+        return found, int(sizes[hits].sum())
 
     def _report(self, order: StageOrder, there: dict[Block, int], size_bytes: int) -> None:
-        missing = frozenset(order.blocks) - there.keys()
+        missing = (
+            frozenset(order.blocks) - there.keys() if len(there) < len(order.blocks) else _NONE
+        )
         with self._lock:
             self._under_way.discard(order.ticket)
             if order.ticket in self._dropped:
