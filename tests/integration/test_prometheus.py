@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cenote.client.metrics import serve
+from cenote.client.tally import TALLY
 from cluster import Cluster
 from expressions import RULES, dashboard_expressions
 from prometheus import Prometheus, prometheus_program, promtool
@@ -35,6 +36,7 @@ MAY_BE_EMPTY = frozenset(
 def jobs(tmp_path: Path) -> Iterator[dict[str, list[str]]]:
     """A pool at work, and who shows what of it."""
     prometheus_program("prometheus")
+    TALLY.begin()  # it is the process's: not what other tests, and a first try of this one, counted
     listen = {"metrics-listen": "127.0.0.1:0"}
     with (
         Cluster(stores=2, dram_bytes=16 << 20, master_flags=listen, store_flags=listen) as cluster,

@@ -59,6 +59,8 @@ def test_an_instance_finds_what_another_one_computed_that_has_exited(
         metrics = Counter(engine.metrics())
         metrics.subtract(before)
         assert metrics["vllm:cenote_loaded_tokens"] == sum(FROM_POOL) - 256
+        here = "vllm:cenote_loaded_tokens_by_source memory"
+        assert metrics[here] == metrics["vllm:cenote_loaded_tokens"], "the daemons are on this host"
         assert metrics["vllm:cenote_fetches loaded"] == 3
 
 

@@ -16,6 +16,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Generic, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .pace import ComputePace
 
 __all__ = ["Fetch", "FetchLimits", "Found", "Outcome", "Phase", "Want"]
@@ -96,8 +99,8 @@ class Found(Generic[L]):
     lease: L | None
     end_s: float
     """Of the lease, on the caller's clock."""
-    on_disk: frozenset[tuple[int, int]] = frozenset()
-    """The blocks of it (`groups.Block`) that lie on an SSD."""
+    places: NDArray[np.uint8] | None = field(default=None, compare=False)
+    """Where the blocks of the main group lie (`places.MEMORY` ...), by their indices."""
 
 
 class Fetch(Generic[L]):
@@ -137,6 +140,7 @@ class Fetch(Generic[L]):
             self._end(Outcome.LOOKUP_FAILED)
         elif not found.tokens:
             self.found = found
+            self._leased = found.lease is not None  # of blocks that are of no use by themselves
             self._end(Outcome.MISS)
         else:
             self.found = found

@@ -79,6 +79,13 @@ class ConnectorOptions:
         metadata=option(unit="duration", minimum=0.1, maximum=600, help="of what is being loaded"),
     )
     replicas: int = field(default=1, metadata=option(minimum=1, maximum=8, help="copies to place"))
+    layout: str = field(
+        default="BLHNC",
+        metadata=option(
+            help="of the KV cache on GPUs, as vLLM names it, where the attention backend has it; "
+            "'': vLLM's own choice"
+        ),
+    )
     transports: tuple[str, ...] = field(
         default=("shm", "rdma", "tcp"), metadata=option(help="in order of preference")
     )

@@ -86,6 +86,7 @@ class StoreWorker:
         self._rows: torch.Tensor | None = None
         self._slot_bytes = 0
         self._copies_here = False
+        self._suspended = False
         self._slots = Slots(0)
         self._lock = threading.Lock()
         """Of slots, what is staged, and what is to be reported."""
@@ -107,7 +108,7 @@ class StoreWorker:
     def start(self, memory: BlockMemory) -> None:
         """`memory`: the KV cache."""
         self._memory = memory
-        self._copies_here = memory.device.type == "cpu"
+        self._copies_here = memory.device.is_host
         self._slot_bytes = -(-max(memory.block_bytes.values()) // 4096) * 4096
         self._start_mover()
         self._stager = _JobThread("cenote-stage")
@@ -122,6 +123,18 @@ class StoreWorker:
             thread.close(remaining_s(until_s))
         if self._mover is not None:
             self._mover.close()
+
+    def suspend(self) -> None:
+        """The KV cache's memory is about to go: nothing touches it from when this returns until
+        `resume`. Blocks that wait to be saved are in staging memory, and go on."""
+        self._suspended = True
+        idle = threading.Event()
+        if not self._loader.submit(idle.set) or not idle.wait(_CLOSE_S):
+            _log.error("a load did not end before the engine went to sleep")
+
+    def resume(self) -> None:
+        """The memory is there again, in the same place; what was in it, the engine knows."""
+        self._suspended = False
 
     def _start_mover(self) -> None:
         count = self._options.staging_bytes // self._slot_bytes
@@ -147,7 +160,8 @@ class StoreWorker:
         count = len(mover.array) // self._slot_bytes
         rows = torch.from_numpy(mover.array).view(count, self._slot_bytes)
         populate(mover.address, len(mover.array), write=True)  # else a step would pay for it
-        memory.pin(mover.address, len(mover.array))
+        if not memory.pin(mover.address, len(mover.array)):
+            _log.warning("staging memory can't be pinned: copies to and from the GPU take longer")
         with self._lock:
             self._rows, self._slots = rows, Slots(count)
 
@@ -171,6 +185,8 @@ class StoreWorker:
                 )
             ):
                 self._report(stage, {}, 0)
+        if orders.loads and self._memory is not None:
+            self._memory.order_loads()
         for load in orders.loads:
             # On CPUs in this thread: a thread of ours that called torch would have a team of OpenMP
             # threads of its own, and with more threads than cores nobody's team spins any more,
@@ -184,7 +200,7 @@ class StoreWorker:
         """Copy the blocks that the step completed; they go to the pool afterwards."""
         space = orders.space
         for order in orders.saves:
-            if space is not None:
+            if space is not None and not self._suspended:
                 self._save(order, space)
 
     def take_loaded(self) -> tuple[set[str], set[str]]:
@@ -288,8 +304,9 @@ class StoreWorker:
             there = self._staged.pop(order.ticket, {})
         failed = True
         try:
-            self._copy_in(order, there)
-            failed = False
+            if not self._suspended:
+                self._copy_in(order, there)
+                failed = False
         except Exception:  # the engine must hear of it, or the request would wait for ever
             _log.exception("a prefix was not loaded")
         with self._lock:
