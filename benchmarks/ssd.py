@@ -37,6 +37,8 @@ BLOCK = 5 * MIB // 2
 BATCH = 64
 SMALL = 64 << 10
 DRAM = 512 * MIB
+FLUSH_BYTES = 32 * MIB
+"""As the daemon has it, for the second way fio writes."""
 POLL_S = 0.008
 """How often the master is asked what was copied; the two cores pay for that, too."""
 
@@ -44,8 +46,12 @@ POLL_S = 0.008
 class Fio:
     """What the device gives to random direct I/O of one kind, and what that costs."""
 
-    def __init__(self, path: Path, mode: str, block: int, depth: int) -> None:
+    def __init__(
+        self, path: Path, mode: str, block: int, depth: int, *, flush_bytes: int = 0
+    ) -> None:
+        """`flush_bytes`: what was written is flushed after each so many."""
         self._path, self._mode, self._block, self._depth = path, mode, block, depth
+        self._flush_every = flush_bytes // block
         self._rates: list[float] = []
         self._cpu_s_per_gb: list[float] = []
 
@@ -60,6 +66,8 @@ class Fio:
             f"--bs={self._block}", "--direct=1", "--ioengine=libaio", f"--iodepth={self._depth}",
             f"--runtime={seconds}", "--time_based", f"--size={1 << 30}", "--output-format=terse",
         ]  # fmt: skip
+        if self._flush_every:
+            command.append(f"--fdatasync={self._flush_every}")
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -143,11 +151,17 @@ class Bench:
         self.buffer.array[:] = np.random.default_rng(1).integers(0, 255, BATCH * BLOCK, np.uint8)
         self.rows: dict[str, list[tuple[float, ...]]] = {}
         """Name -> (ours, fio's, cpu seconds per GB: daemon, master, this process, fio)."""
+        self.flushed: dict[str, list[Fio]] = {}
 
     def fio(self, mode: str, block: int, depth: int) -> Fio:
         """Run once; to be run again after the case."""
-        fio = Fio(self.path.with_name("fio"), mode, block, depth)
+        path = self.path.with_name("fio")
+        fio = Fio(path, mode, block, depth)
         fio.run()
+        if "write" in mode:  # as a copy is: it counts when it survives a power cut
+            flushed = Fio(path, mode, block, depth, flush_bytes=FLUSH_BYTES)
+            flushed.run()
+            self.flushed.setdefault(f"fio {block >> 10} KiB, flushed", []).append(flushed)
         return fio
 
     def note(self, name: str, ours: float, fio: Fio, cpu: tuple[float, ...]) -> None:
@@ -245,6 +259,8 @@ class Bench:
             ratio = statistics.median(row[0] / row[1] for row in rows)
             shown = " ".join(f"{seconds:6.2f}" for seconds in cpu)
             print(f"{name:28} {ours:5.2f} GB/s {other:5.2f} GB/s {ratio:6.2f} {shown}")
+        for name, runs in self.flushed.items():
+            print(f"{name:28} {'':10} {statistics.median(r.gb_per_s for r in runs):5.2f} GB/s")
 
 
 def run(options: argparse.Namespace) -> None:

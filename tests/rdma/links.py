@@ -17,7 +17,10 @@ def set_links(netdevs: Sequence[str], state: str) -> None:
 
 
 def kernel_resources(kind: str) -> list[dict[str, Any]]:
-    """User-space objects of all devices, as the kernel counts them: "qp", "mr", "cq"."""
+    """User-space objects of all devices, as the kernel counts them: "qp", "mr", "cq".
+
+    A row's "pid" is the thread that made it; it has none where that thread has ended.
+    """
     text = subprocess.run(
         ["rdma", "-j", "resource", "show", kind],
         check=True,
@@ -26,4 +29,4 @@ def kernel_resources(kind: str) -> list[dict[str, Any]]:
         timeout=60,
     ).stdout
     found: list[dict[str, Any]] = json.loads(text or "[]")
-    return [row for row in found if "pid" in row]
+    return [row for row in found if row.get("comm", "").strip("[]") != "ib_core"]

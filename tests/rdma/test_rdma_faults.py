@@ -138,7 +138,7 @@ class OnDevices(RdmaScenarios):
         return [
             row
             for row in kernel_resources("qp")
-            if row["pid"] == os.getpid() and row.get("state") not in ("ERR", "RESET")
+            if row.get("pid") == os.getpid() and row.get("state") not in ("ERR", "RESET")
         ]
 
     def _is_read(self, channel: Any, traffic: Traffic, data: bytes) -> bool:

@@ -32,6 +32,7 @@ from .pool import Pool, Rows
 from .segments import Segment
 from .spans import NO_SPANS, SEGMENT_MASK, Spans, segments_of, to_placed
 from .tier_tables import Copy
+from .twins import Twin, forget_twins, note_ordered
 
 __all__ = [
     "CopyRow",
@@ -63,21 +64,26 @@ def begin_copy(
     target: Segment,
     source: list[tuple[int, ...]],
     span: Spans,
+    twin: Twin | None = None,
     *,
     is_promotion: bool,
 ) -> list[CopyRow]:
-    """Note the copy of these extents (the fields of EXTENT rows); its COPY rows."""
+    """Note the copy of these extents (the fields of EXTENT rows); its COPY rows. With a `twin` it
+    takes a slot and no space."""
     record = pool.record_of(row)
     copy_id = pool.copies.new_ids(1)
     low, high = digest
-    pool.copies.add(
-        Copy(copy_id, target.node, low, high, record[3], record[2], target, span, is_promotion)
-    )
+    one = Copy(copy_id, target.node, low, high, record[3], record[2], target, span, is_promotion)
+    pool.copies.add(one)
+    note_ordered(pool, source, one, twin)
     pool.state[row] |= np.uint8(COPYING)
     word, slot, offset, length = span[0].tolist()
     place = offset * UNIT_BYTES, length * UNIT_BYTES
     to = word & SEGMENT_MASK, slot, word >> 16 & 0xFF
-    return [(copy_id, record[2], *place, record[3], e[0], e[3], *to) for e in source]
+    versions = [(record[2], record[3], e[0], e[3]) for e in source]
+    if twin is not None:  # a piece that is in the target already
+        versions.append((twin.seq, twin.epoch, twin.segment.segment_id, twin.slot))
+    return [(copy_id, seq, *place, epoch, *of, *to) for seq, epoch, *of in versions]
 
 
 def end_copies(pool: Pool, node: Node, copied: NDArray[np.void], now_s: float) -> None:
@@ -94,8 +100,11 @@ def end_copies(pool: Pool, node: Node, copied: NDArray[np.void], now_s: float) -
     if not ended:
         return
     statuses = np.array(told)
-    if any(s == CopyStatus.FAILED and not o.given_up for o, s in zip(ended, told, strict=True)):
-        copies.retry_at_s[node.node_id] = now_s + RETRY_S
+    for one, status in zip(ended, told, strict=True):
+        if one.shares is not None and status != CopyStatus.DONE:
+            forget_twins(pool, one.shares)
+        elif status == CopyStatus.FAILED and not one.given_up:
+            copies.retry_at_s[node.node_id] = now_s + RETRY_S
     pool.counters.copies_failed += int(np.count_nonzero(statuses != CopyStatus.DONE))
     rows = _rows_of(pool, ended)
     spans = np.concatenate([one.span for one in ended])

@@ -32,6 +32,7 @@ from .segments import DRAM, Segment
 from .spans import SEGMENT_MASK, pack_span, segments_of
 from .ssd_room import RUN_SHARE_MAX, take_on_ssd, take_run_on_ssd
 from .tier_tables import ColdQueue, Copy
+from .twins import Sharing, are_shared, find_twin, may_have_twins, note_known
 from .victims import evictable_mask
 
 __all__ = ["budget_of", "demote", "demote_more", "memory_of", "note_allowances"]
@@ -138,7 +139,7 @@ def _next_of(
     pool: Pool, node: Node, queue: ColdQueue, count: int
 ) -> tuple[Rows, NDArray[np.int64], NDArray[np.bool_]]:
     """Of the next so many of a queue: those that still are to be copied, which ones of them these
-    were, and whether each has one extent, in this node's memory."""
+    were, and whether each has one extent, in this node's memory, that no other holds."""
     rows, stamps = queue.take(count)
     states = pool.state.take(rows)
     good = (pool.stamp.take(rows) == stamps) & ((states & np.uint8(LIVE)) != 0)
@@ -148,6 +149,8 @@ def _next_of(
     segments = pool.extent_words.take(rows * 4) & SEGMENT_MASK
     is_plain = np.isin(segments, node.segment_ids) & ~pool.segments.on_ssd[segments]
     is_plain &= pool.objects.extents[rows] == 1
+    if may_have_twins(pool, node):
+        is_plain &= ~are_shared(pool, rows)
     return rows, positions, is_plain
 
 
@@ -266,18 +269,25 @@ class _Turn:
             # Of one that is striped over nodes, none of them has it whole.
             if any(by_id[extent[0]].node is not node for extent in here):
                 continue
-            units = sum(extent[5] for extent in here)
+            twin = find_twin(pool, row, here, self._segments.__contains__)
+            if twin is Sharing.PENDING:
+                continue  # it is looked for again
+            units = sum(extent[5] for extent in here) if twin is None else 0
             if not _is_worth_it(pool, node, units, was_reused=bool(pool.state[row] & TOUCHED)):
                 self.is_declined = True
                 return -1, []
-            owner = int(pool.incarnations_of(np.array([row]))[0])
-            target = take_on_ssd(pool, self._segments, units, owner)
+            if twin is not None:
+                target = twin.hold()
+            else:
+                owner = int(pool.incarnations_of(np.array([row]))[0])
+                target = take_on_ssd(pool, self._segments, units, owner)
             if target is None:
                 return -1, []
             segment, slot, offset, length = target
             free = next(n for n in range(_SSD_REPLICA_MIN, 256) if n not in replicas)
             span = pack_span(segment.segment_id, free, slot, offset, length)
-            return length, begin_copy(pool, row, digest, segment, here, span, is_promotion=False)
+            parts = begin_copy(pool, row, digest, segment, here, span, twin, is_promotion=False)
+            return units and length, parts
         return 0, []
 
 
@@ -333,6 +343,8 @@ def _look_for_cold(pool: Pool, node_ids: tuple[int, ...]) -> None:
     owner = np.repeat(np.arange(len(rows)), counts)
     has_copy[owner[pool.segments.on_ssd[segments_of(spans)]]] = True
     pool.state[rows[has_copy]] |= np.uint8(COPIED)
+    if any(may_have_twins(pool, pool.nodes.by_id[node_id]) for node_id in node_ids):
+        note_known(pool, rows, has_copy)
     tiers.cold_until = int(pool.stamp[rows[-1]])
     has_copy |= (pool.state.take(rows) & np.uint8(COPYING | _UNWANTED)) != 0
     if tiers.has_budgets:

@@ -34,6 +34,9 @@ class Copy:
     """Where it is from another node."""
     given_up: bool = False
     """Nothing comes of it, whatever is told: only its space is still held."""
+    shares: tuple[int, int] | None = None
+    """Where it only takes a slot, since others have its bytes there already (`twins`): segment and
+    offset of the source that this was noted of."""
 
     @property
     def units(self) -> int:
@@ -76,8 +79,8 @@ class Copies:
 
     @property
     def units(self) -> int:
-        """Space that is held for them."""
-        return sum(self.units_by_node.values())
+        """Space that is held for them, and nothing else."""
+        return sum(one.units for one in self.by_id.values() if one.shares is None)
 
 
 @final

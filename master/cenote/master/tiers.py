@@ -26,6 +26,7 @@ from .pool import Pool, Rows
 from .quotas import may_go
 from .segments import DRAM, Segment
 from .spans import SEGMENT_MASK, pack_span, segments_of
+from .twins import Sharing, find_twin
 from .victims import evictable_mask
 
 __all__ = [
@@ -148,17 +149,29 @@ def _promote_one(pool: Pool, row: int, budgets: dict[int, int]) -> tuple[int, li
     units = -(-(record[0] + record[6]) // UNIT_BYTES)
     if budgets.get(node.node_id, 0) <= 0:
         return None
-    for segment in sorted(memory_of(pool, node), key=lambda s: -s.free_units):
+    source, memory = pool.objects.extents_of_one(row), memory_of(pool, node)
+    twin = find_twin(pool, row, source, memory.__contains__)
+    if twin is Sharing.PENDING:
+        want(pool, np.array([row]))  # once more
+        return None
+    target = _take_in_memory(memory, units) if twin is None else twin.hold()
+    if target is None:
+        return None
+    segment, slot, offset, length = target
+    number = int(spans[0, 0]) >> 16 & 0xFF
+    span = pack_span(segment.segment_id, 1 if number == 0 else 0, slot, offset, length)
+    budgets[node.node_id] -= length
+    digest = pool.digests_of(np.array([row]))[0].tolist()
+    ordered = begin_copy(pool, row, digest, segment, source, span, twin, is_promotion=True)
+    return node.node_id, ordered
+
+
+def _take_in_memory(memory: list[Segment], units: int) -> tuple[Segment, int, int, int] | None:
+    """(segment, slot, offset, units) of one extent, where the most room is; None without any."""
+    for segment in sorted(memory, key=lambda s: -s.free_units):
         taken = segment.take_one(units)
         if taken is not None:
-            offset, slot, length = taken
-            number = int(spans[0, 0]) >> 16 & 0xFF
-            span = pack_span(segment.segment_id, 1 if number == 0 else 0, slot, offset, length)
-            budgets[node.node_id] -= length
-            digest = pool.digests_of(np.array([row]))[0].tolist()
-            source = pool.objects.extents_of_one(row)
-            ordered = begin_copy(pool, row, digest, segment, source, span, is_promotion=True)
-            return node.node_id, ordered
+            return segment, taken[1], taken[0], taken[2]
     return None
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from cenote.api.rows import CopyStatus, PutStatus
-from cenote.master import demotion
+from cenote.master import demotion, eviction
 from cenote.master.pool import Pool
 from cenote.master.state import StateConfig
 from unit.master.state_checks import check, pool_of
-from unit.master.state_kit import KIB, MIB, FakeNode, Kit
+from unit.master.state_kit import KIB, MIB, FakeNode, Kit, new_node
 from unit.master.tiers_kit import copy_all, ssd_node
 
 
@@ -119,3 +121,27 @@ def test_a_node_whose_device_rests_keeps_nobody_waiting_and_loses_no_turn() -> N
     assert copied >= 20
     kit.tick(1.0)
     assert under_way(pool, one)
+
+
+@pytest.mark.parametrize("with_ssd", [True, False])
+def test_room_for_a_batch_is_made_at_once(with_ssd: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for each of its runs by itself, which are a 64th of the segment."""
+    kit = kit_of(ssd_node(1, size_bytes=4 * MIB) if with_ssd else new_node(1, 4 * MIB))
+    fill(kit, 200, 16 * KIB)
+    evictions = []
+    for_real = eviction.evict
+
+    def evict(*arguments: Any) -> int:
+        evictions.append(arguments)
+        return for_real(*arguments)
+
+    monkeypatch.setattr(eviction, "evict", evict)
+    pool = pool_of(kit.state)
+    for first in range(1000, 1400, 100):
+        keys = list(range(first, first + 100))
+        assert kit.put(keys, size=16 * KIB) == [PutStatus.GRANTED] * 100
+        assert kit.exists(*keys) == [1] * 100
+        check(kit.state)
+    # 25 runs in each of them; a queue that ends, and the reserve, add some.
+    assert 0 < len(evictions) <= 4 * 8
+    assert pool.counters.evicted < 400 + 40, "and not many more than that"

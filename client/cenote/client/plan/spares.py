@@ -34,7 +34,7 @@ __all__ = ["SPARE_BYTES_MAX", "SpareRun", "Spares", "common_length", "lie_back_t
 SPARE_BYTES_MAX: Final = 64 << 10
 """Of one object. With larger ones the payload takes so long that a request less is little."""
 AHEAD_BYTES_MAX: Final = 4 << 20
-AHEAD_COUNT_MAX: Final = 1024
+AHEAD_COUNT_MAX: Final = 4096
 _SIZES_MAX: Final = 4
 _ASK_FIRST: Final = 16
 _BATCHES_AHEAD: Final = 8
