@@ -127,6 +127,7 @@ class Admin(AdminCalls):
         self._addresses = list(addresses)
         self._deadline_s = deadline_s
         self._channels: dict[str, Any] = {}
+        self._stubs: dict[tuple[str, Any], Any] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -151,8 +152,12 @@ class Admin(AdminCalls):
         make_stub: Any = admin_pb2_grpc.AdminServiceStub
         if method in ("Drain", "Hello"):
             make_stub = master_pb2_grpc.MasterServiceStub
+        # A stub makes all calls of its service: that takes longer than one of them.
+        stub = self._stubs.get((address, make_stub))
+        if stub is None:
+            stub = self._stubs[address, make_stub] = make_stub(channel)
         try:
-            call = getattr(make_stub(channel), method)
+            call = getattr(stub, method)
             return call(request, timeout=deadline_s, metadata=_credentials())
         except grpc.RpcError as error:
             raise _typed(error, f"the master's gRPC address {address}", _NO_MASTER) from error

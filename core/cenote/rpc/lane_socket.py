@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from cenote.api.errors import ClientClosed, DeadlineExceeded, ProtocolError, Unavailable
-from cenote.runtime.scheduling import CONTENTION, STEP_CONTENDED_S
+from cenote.runtime.scheduling import CONTENTION, SLEEPERS, STEP_CONTENDED_S
 
 from .address import Address
 from .frames import (
@@ -223,7 +223,7 @@ class LaneSocket:
             self._skip -= 1
             return -1
         before_s = _now_s()
-        if before_s < CONTENTION.until_s:
+        if before_s < CONTENTION.until_s or threading.get_ident() in SLEEPERS:
             return -1
         polls = self._spin_polls
         for _ in range(polls + min(size >> _BYTES_A_POLL_BITS, _LONGER_MAX * polls)):

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from cenote.api.errors import ConfigError
+from cenote.api.errors import ConfigError, InvalidArgument
 from cenote.policy.names import AUTO, POLICIES
 from cenote.rpc.address import refuse_open_ports
 from cenote.runtime.config import option
 from cenote.security.tls import TlsFiles
 
+from .dedup_domains import domain_of
 from .metadata import MetadataOptions
 from .state_config import StateConfig
 
@@ -149,6 +150,13 @@ class MasterConfig:
             help="follow the use of some keys, for `cenote mrc`; --policy auto needs it"
         ),
     )
+    dedup_domains: str = field(
+        default="",
+        metadata=option(
+            help="namespaces that may hold each other's bytes (content dedup), as "
+            "NAME=namespace,namespace;NAME=...; the same for all masters"
+        ),
+    )
     lease_ttl_s: float = field(
         default=5.0,
         metadata=option(
@@ -270,6 +278,10 @@ class MasterConfig:
         self.tls_files().check_server()
         if self.policy == AUTO and not self.sampling:
             raise ConfigError("--policy auto chooses by samples", remedy="leave --no-sampling out")
+        try:
+            domain_of(self.dedup_domains, "")
+        except InvalidArgument as error:
+            raise ConfigError(f"--dedup-domains: {error.message}", remedy=error.remedy) from error
         if not self.has_credentials and not self.insecure:
             refuse_open_ports(self._ports(), "--tokens, or --tls-cert and --tls-ca")
         if self.heartbeat_s * 2 > self.node_dead_s:
@@ -317,6 +329,7 @@ class MasterConfig:
         """The part that the state decides by."""
         return StateConfig(
             policy=self.policy,
+            dedup_domains=self.dedup_domains,
             sampling=self.sampling,
             objects_max=self.objects_max,
             decisions_max=self.decisions_max,

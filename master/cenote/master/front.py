@@ -119,9 +119,9 @@ class Front:
         if self.leading is not None:
             self.leading.flush_urgent()
 
-    def flush(self) -> None:
+    def flush_soon(self) -> None:
         if self.leading is not None:
-            self.leading.flush()
+            self.leading.flush_soon()
 
     # ---- credentials --------------------------------------------------------------------------
 

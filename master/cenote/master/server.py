@@ -181,7 +181,7 @@ class MasterServer:
             front.dispatch,
             front.lane_hello,
             before_flush=front.flush_urgent,
-            after_flush=front.flush,
+            after_flush=front.flush_soon,
             limits=LaneLimits(connections_max=config.connections_max, spin_s=config.spin_s),
         )
         self.lane.on_handshake_failed = self._note_handshake
