@@ -108,12 +108,11 @@ def _threads() -> dict[str, list[str]]:
 
 
 def _tasks() -> list[str]:
-    """What they run; not their names: gRPC names its tasks after the call, with its metadata, and
-    so with the caller's token."""
     try:
         tasks = asyncio.all_tasks()
     except RuntimeError:  # no loop: called in process
         return []
     return sorted(
-        str(getattr(task.get_coro(), "__qualname__", "?")) for task in list(tasks)[:_TASKS_MAX]
+        f"{task.get_name()}: {getattr(task.get_coro(), '__qualname__', '?')}"
+        for task in list(tasks)[:_TASKS_MAX]
     )
