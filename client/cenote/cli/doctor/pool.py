@@ -320,7 +320,7 @@ def judge_etcd(
                     check,
                     Verdict.WARN,
                     f"healthy{room}: at its quota it takes no more writes",
-                    "defragment the members one by one (etcdctl defrag), and start them with a larger"
+                    "defragment the members one by one (etcdctl defrag); start them with a larger"
                     " --quota-backend-bytes",
                 )
             ]
