@@ -66,7 +66,7 @@ def test_faults_are_found(metrics: dict[str, Exported]) -> None:
 
 
 OF_ETCD = {"CenoteEtcdQuota"}
-"""Ask for series that etcd shows: `integration/test_runbook.py` looks for them in a real one."""
+"""Ask for series that etcd shows: `integration/test_cli_doctor.py` finds them in a real one."""
 
 
 def test_rules_ask_for_what_is_shown(metrics: dict[str, Exported]) -> None:

@@ -51,8 +51,8 @@ def test_grpcurl_administers_a_pool() -> None:
     with Cluster(stores=1, dram_bytes=16 * MIB) as cluster:
         listed = grpcurl(cluster.grpc, "list").stdout.decode().split()
         assert {"cenote.v1.AdminService", "cenote.v1.MasterService"} <= set(listed)
-        described = grpcurl(cluster.grpc, "describe", "cenote.v1.AdminService.Explain")
-        assert b"ExplainRequest" in described.stdout
+        described = grpcurl(cluster.grpc, "describe", "cenote.v1.AdminService")
+        assert b"rpc Explain ( .cenote.v1.ExplainRequest )" in described.stdout
         status = said(cluster.grpc, "cenote.v1.AdminService/GetStatus")
         assert status["role"] == "leader"
         made = said(

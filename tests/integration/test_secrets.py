@@ -57,6 +57,11 @@ def try_everything(pool: SecuredPool) -> None:
     pool.cluster.stores[0].restart()
     pool.tokens.revoke("ann-reader")
     pool.cluster.wait_alive(2)
+    wait_until(
+        lambda: any("token revoked" in line for line in audited(pool.cluster)),
+        20.0,
+        what="the master to take up the revocation",
+    )
 
 
 def secrets_of(pool: SecuredPool) -> dict[str, bytes]:
