@@ -103,6 +103,22 @@ def test_the_engine_asks_the_etcd_of_the_chart(file: Path) -> None:
     assert metadata.removeprefix("--metadata=").replace(".llm.svc:", ":") == url
 
 
+def test_the_router_is_told_of_blocks_by_the_pods_address() -> None:
+    (pod,) = pods_of([engine_of(EXAMPLES / "llm-d" / "modelserver.yaml")])
+    (container,) = containers_of(pod)
+    flag = "--kv-events-config="
+    (argument,) = [a for a in container["args"] if a.startswith(flag)]
+    config = json.loads(argument.removeprefix(flag))
+    assert config["enable_kv_cache_events"] is True
+    kind, address, model = config["topic"].split("@")
+    ports = {p["name"]: p["containerPort"] for p in container["ports"]}
+    assert (kind, address) == ("kv", f"$(POD_IP):{ports['http']}")
+    assert model == container["args"][0]
+    assert config["endpoint"] == f"tcp://*:{ports['kv-events']}"
+    (variable,) = [e for e in container["env"] if e["name"] == "POD_IP"]
+    assert variable["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
+
+
 def test_the_inference_pool_selects_engines_and_nothing_of_ours() -> None:
     (pool,) = documents((EXAMPLES / "llm-d" / "inferencepool.yaml").read_text())
     selector = pool["spec"]["selector"]["matchLabels"]

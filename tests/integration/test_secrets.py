@@ -133,7 +133,7 @@ def test_a_client_that_is_shown_shows_no_token(pool: SecuredPool) -> None:
         for text in (repr(client), repr(client.config), str(client.stats())):
             assert secret not in text
     with pytest.raises(CenoteError) as error:
-        Client(pool.cluster.lane, token=pool.tokens["ann"], token_file="/nowhere")  # type: ignore[call-arg]
+        Client(pool.cluster.lane, token=pool.tokens["ann"], token_file="/nowhere")
     assert secret not in str(error.value)
 
 

@@ -65,6 +65,13 @@ def create(
     ttl: Annotated[
         str, typer.Option(metavar="DURATION", help="After which it counts no more, such as 90d.")
     ] = "",
+    certificate: Annotated[
+        str,
+        typer.Option(
+            metavar="IDENTITY",
+            help="Make no token: a certificate for uri:..., dns:... or cn:... stands for it.",
+        ),
+    ] = "",
     out: Annotated[
         Path | None,
         typer.Option(help="Write the token into this file (mode 0600) instead of showing it."),
@@ -81,17 +88,17 @@ def create(
     wanted = role_of(role)
     names = namespace or (["*"] if wanted is Role.STORE else [])
     known = TokenFile(tokens, must_exist=False)
-    made, token = known.create(name, wanted, names, ttl_s=_ttl_s(ttl))
-    if out is not None:
+    made, token = known.create(name, wanted, names, ttl_s=_ttl_s(ttl), certificate=certificate)
+    if out is not None and token:
         try:
             write_token(out, token)
         except ResourceUnavailable:
             print(token)  # it is in the file of tokens, and must not be lost
             raise
     if json:
-        shown = {} if out is not None else {"token": token}
+        shown = {"token": token} if token and out is None else {}
         print_json({**_row(made), **shown})
-    elif out is None:
+    elif token and out is None:
         print(token)
     note(f"token {made.token_id} ({made.name}) is in {tokens}")
 
@@ -107,7 +114,7 @@ def list_tokens(tokens: TokensFile, json: AsJson = False) -> None:
     if json:
         print_json(rows)
         return
-    columns = ("id", "name", "role", "namespaces", "state", "created", "expires")
+    columns = ("id", "name", "role", "namespaces", "state", "created", "expires", "certificate")
     print_table(columns, ([row[column] for column in columns] for row in rows))
 
 
@@ -146,4 +153,5 @@ def _row(entry: TokenEntry) -> dict[str, Any]:
         "state": entry.state(time.time()),
         "created": when(entry.created_s),
         "expires": when(entry.expires_s),
+        "certificate": entry.certificate or None,
     }

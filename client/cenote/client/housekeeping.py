@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from cenote.api.errors import CenoteError, DeadlineExceeded, SessionUnknown, Unavailable
+from cenote.runtime.scheduling import SLEEPERS
 from cenote.v1 import master_pb2 as pb
 
 from .plan.budgets import LEASE_SHARE
@@ -101,9 +102,12 @@ class Housekeeper:
     # ---- the thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
+        ident = threading.get_ident()
+        SLEEPERS.add(ident)
         try:
             self._work()
         finally:
+            SLEEPERS.discard(ident)
             self._ended.set()
 
     def _work(self) -> None:

@@ -27,6 +27,7 @@ __all__ = [
     "encode_key",
     "encode_keys",
     "split_digests",
+    "tail_bytes",
     "tail_lengths",
 ]
 
@@ -131,6 +132,11 @@ def split_digests(digests: bytes) -> list[bytes]:
     """Packed digests as one `bytes` each, for use as dictionary keys."""
     rows: list[bytes] = np.frombuffer(digests, f"V{DIGEST_BYTES}").tolist()
     return rows
+
+
+def tail_bytes(key_length: int) -> int:
+    """Bytes that are stored behind the payload, of a key of so many."""
+    return key_length if key_length > KEY_INLINE_BYTES else 0
 
 
 def tail_lengths(keys: Sequence[bytes]) -> NDArray[np.uint16] | None:

@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from cenote.api.errors import ClientClosed, DeadlineExceeded, ProtocolError, Unavailable
-from cenote.runtime.scheduling import CONTENTION, STEP_CONTENDED_S
+from cenote.runtime.scheduling import CONTENTION, SLEEPERS, STEP_CONTENDED_S
 
 from .address import Address
 from .frames import (
@@ -161,13 +161,14 @@ class LaneSocket:
         sock = connect_socket(address, until_s, clock, cancelled)
         made = cls(sock, address, spin_polls=spin_polls, clock=clock, body_bytes_max=body_bytes_max)
         try:
-            made._say_hello(hello, until_s, cancelled)
+            made.say_hello(hello, until_s, cancelled)
         except BaseException:
             made.close()
             raise
         return made
 
-    def _say_hello(self, hello: bytes, until_s: float, cancelled: Cancelled) -> None:
+    def say_hello(self, hello: bytes, until_s: float, cancelled: Cancelled) -> None:
+        """Greet the server. Raises as `open` does."""
         self._until_s = until_s
         self.clean = False
         frame = pack_frame(HELLO, self._next_call_id(), body=pack_hello(hello))
@@ -222,7 +223,7 @@ class LaneSocket:
             self._skip -= 1
             return -1
         before_s = _now_s()
-        if before_s < CONTENTION.until_s:
+        if before_s < CONTENTION.until_s or threading.get_ident() in SLEEPERS:
             return -1
         polls = self._spin_polls
         for _ in range(polls + min(size >> _BYTES_A_POLL_BITS, _LONGER_MAX * polls)):

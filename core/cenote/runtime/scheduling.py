@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final, final
 
-__all__ = ["CONTENTION", "STEP_CONTENDED_S", "CoreContention"]
+__all__ = ["CONTENTION", "SLEEPERS", "STEP_CONTENDED_S", "CoreContention"]
 
 STEP_CONTENDED_S: Final = 0.003
 """Who stepped aside for longer shares its core with others' work: a request is served in less, and
@@ -46,3 +46,8 @@ class CoreContention:
 
 CONTENTION: Final = CoreContention()
 """Of this process."""
+
+SLEEPERS: Final[set[int]] = set()
+"""Threads of this process, by `threading.get_ident`, that never look for an answer: what they do
+can wait. Each look takes the GIL again at once, so that a thread which wants it gets it only when
+it has asked for it for 5 ms."""

@@ -279,6 +279,12 @@ class Decider:
         if log is not None and log.dirty:
             log.flush()
 
+    def flush_soon(self) -> None:
+        """`flush`, once the disk is not at work: with the next reply or tick. For what nobody was
+        told to be there: commits, whose slots tell of them, too."""
+        if not self.backend.is_syncing:
+            self.flush()
+
     def evict_ahead(self) -> None:
         """Make up for the space that was granted, where metadata are shared: what is evicted only
         when it is needed keeps its writer waiting for the journal."""

@@ -211,6 +211,10 @@ class FileBackend:
         return self._syncer.durable
 
     @property
+    def is_syncing(self) -> bool:
+        return self._syncer.is_syncing
+
+    @property
     def backlog(self) -> Backlog:
         return self._syncer.backlog
 

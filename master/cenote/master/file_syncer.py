@@ -95,6 +95,7 @@ class Syncer:
         self._waiters: list[tuple[int, Future[None]]] = []
         self._closing = False
         self._poked = False
+        self._syncing = False
         self._synced_at_s = 0.0
         self._no_room: ResourceUnavailable | None = None
         self._failure: ResourceUnavailable | None = None
@@ -116,6 +117,11 @@ class Syncer:
     def durable(self) -> int:
         """Newest entry that survives a power failure."""
         return self._durable
+
+    @property
+    def is_syncing(self) -> bool:
+        """Whether the disk is at work: a write may have to wait for it now."""
+        return self._syncing
 
     @property
     def backlog(self) -> Backlog:
@@ -225,6 +231,7 @@ class Syncer:
             names_changed, self._names_changed = self._names_changed, False
         failure = self._failure
         if failure is None:
+            self._syncing = True
             try:
                 for old in retired:
                     self._finish_file(old)
@@ -237,6 +244,7 @@ class Syncer:
                 failure = disk_error(f"make {self._directory} durable", error)
                 failure.remedy = "check the disk, then restart the master"
                 _log.error("the journal's disk failed; writes are refused", error=str(failure))
+        self._syncing = False
         with self._lock:
             self._synced_at_s = time.monotonic()
             self._failure = failure

@@ -230,6 +230,10 @@ class KvBackend:
         return self._appender.durable if self._ready else self._follower.last
 
     @property
+    def is_syncing(self) -> bool:
+        return False
+
+    @property
     def backlog(self) -> Backlog:
         return self._appender.backlog
 

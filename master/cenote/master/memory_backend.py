@@ -173,6 +173,10 @@ class MemoryBackend:
         return self._last_entry
 
     @property
+    def is_syncing(self) -> bool:
+        return False
+
+    @property
     def backlog(self) -> Backlog:
         return Backlog()
 

@@ -252,6 +252,12 @@ class MetadataBackend(Protocol):
         ...
 
     @property
+    def is_syncing(self) -> bool:
+        """Whether `append` may have to wait for the disk just now; what can wait for some
+        milliseconds is better appended then."""
+        ...
+
+    @property
     def backlog(self) -> Backlog:
         """What lies between `durable_entry` and `last_entry`."""
         ...

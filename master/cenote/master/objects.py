@@ -90,6 +90,12 @@ class ObjectTable(ObjectColumns):
         matches &= (self._state.take(at) & LIVE) != 0
         return matches
 
+    def seqs_match(self, rows: Rows, seqs: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        """Which rows, that once held objects of these seqs, still do: LIVE, or REMOVED. (A row that
+        was freed, or given back behind the last one, has a seq of 0.)"""
+        same: npt.NDArray[np.bool_] = self._seq.take(rows) == seqs
+        return same
+
     def records_of(self, rows: Rows) -> Records:
         """Copies of the records (RECORD) of rows."""
         return self._record_items.take(rows).view(RECORD)

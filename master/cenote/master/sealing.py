@@ -65,7 +65,8 @@ def told(pool: Pool, session: Session, through: int) -> None:
     for request_id in [each for each in commits if each <= through]:
         for rows, seqs in commits.pop(request_id):
             if not isinstance(rows, int):
-                _clear(pool, rows[pool.objects.rows_match(rows, np.asarray(seqs))])
+                still = pool.objects.seqs_match(rows, np.asarray(seqs))
+                _clear(pool, rows if np.count_nonzero(still) == len(rows) else rows[still])
             elif pool.record_of(rows)[2] == seqs:
                 pool.state_bytes[rows] &= 0xFF ^ UNSEALED
 

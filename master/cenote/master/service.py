@@ -140,6 +140,11 @@ class MasterService:
         self._decider.flush()
         self._decider.evict_ahead()
 
+    def flush_soon(self) -> None:
+        """`flush`, or a few milliseconds later where the journal's disk is at work."""
+        self._decider.flush_soon()
+        self._decider.evict_ahead()
+
     def flush_urgent(self) -> None:
         """`flush`, if something was decided that must be in the journal before anybody hears of
         it. Raises ResourceUnavailable: then no reply that rests on it may leave."""
@@ -225,7 +230,7 @@ class MasterService:
         self, connection: LaneConnection, method: int, body: bytes, deadline_ms: int
     ) -> bytes | Awaitable[bytes]:
         """The `dispatch` of a LaneServer, whose `before_flush` is `flush_urgent`, and
-        `after_flush` `flush`."""
+        `after_flush` `flush_soon`."""
         known = self._by_method.get(method)
         if known is None:
             raise InvalidArgument(

@@ -280,7 +280,7 @@ def _commit_run(
     first = int(indexes[0])
     if (
         first + n > grant.batch
-        or np.count_nonzero(indexes[1:] - indexes[:-1] != 1)
+        or indexes.tobytes() != np.arange(first, first + n, dtype=np.uint32).tobytes()
         or (grant.pending is not None and np.count_nonzero(grant.pending[first : first + n]) != n)
         or command.failed_replicas is not None
         or grant.drops != pool.segments.drops

@@ -72,3 +72,13 @@ class RangeSet:
             offset = max(offset, first + length)
         if offset < end:
             yield offset, end - offset
+
+
+def pieces_below(
+    ranges: Iterable[tuple[int, int]] | None, limit: int, piece: int
+) -> Iterator[tuple[int, int]]:
+    """What of these ranges (first, end) lies below `limit`, or all that does, in pieces."""
+    for begin, stop in [(0, limit)] if ranges is None else ranges:
+        last = min(stop, limit)
+        for first in range(begin, last, piece):
+            yield first, min(first + piece, last)

@@ -60,6 +60,21 @@ _EXTENT_INDEX_AT: Final = _at("extent_index")
 _REPLICA_AT: Final = _at("replica")
 _ZEROS: Final = bytes(SLOT_BYTES)
 
+_ROW_WORDS: Final = np.dtype(
+    {
+        "names": ["columns", "rest"],
+        "formats": [("<u8", 6), "V12"],
+        "offsets": [0, SEAL.itemsize - 12],
+        "itemsize": SEAL.itemsize,
+    }
+)
+"""SEAL rows as numbers (segment and slot, offset, length, seq, checksum, object size), and what all
+of a batch mostly have in common: see `_REST`."""
+_REST: Final = Struct("<HHHBB4x")
+"""extent index, extent count, key length, shard index, shard count."""
+_SLOT_SHIFT: Final = 32
+_NEXT_SLOT: Final = np.uint64(1 << _SLOT_SHIFT)
+
 # Row L keeps the first L of 64 bytes.
 _KEY_MASKS: Final = np.tri(KEY_INLINE_BYTES + 1, KEY_INLINE_BYTES, -1, np.uint8) * np.uint8(255)
 
@@ -71,6 +86,18 @@ class Bounds:
     unit_bytes: int
     limit_bytes: int
     retired: RangeSet
+
+
+@dataclass(frozen=True, slots=True)
+class SealRun:
+    """What `run_of` found."""
+
+    slot: int
+    """The first of them."""
+    seq_min: int
+    keys_at: int
+    """Where the first key begins."""
+    key_length: int
 
 
 # ---- columns --------------------------------------------------------------------------------
@@ -105,6 +132,58 @@ def malformed_rows(
         sound = ~bad
         bad[sound] |= bounds.retired.overlapping(offset[sound], length[sound])
     return bad
+
+
+def run_of(
+    rows: Rows, key_starts: NDArray[np.int64], keys_bytes: int, bounds: Bounds
+) -> SealRun | None:
+    """Where SEAL rows are alike but for place, version and contents, are of slots that follow each
+    other, with keys that do, and nothing about any of them is malformed: as nearly all batches.
+
+    A few looks at all columns at once, instead of some at each. None: look closer.
+    """
+    count, words = len(rows), rows.view(_ROW_WORDS)
+    rest, columns = words["rest"], words["columns"]
+    places = columns[:, 0]
+    if np.count_nonzero(rest != rest[0]) or np.count_nonzero(
+        places[1:] - places[:-1] != _NEXT_SLOT
+    ):
+        return None
+    index, extents, key_length, shard, shards = _REST.unpack_from(rest[0].tobytes())
+    first, low, low_length, seq_min, _, low_size = np.minimum.reduce(columns).tolist()
+    _, high, high_length, _, _, _ = np.maximum.reduce(columns).tolist()
+    keys_at = int(key_starts[0])
+    limit = bounds.limit_bytes
+    if (
+        not index < extents <= EXTENTS_PER_OBJECT_MAX
+        or not 0 < key_length <= KEY_BYTES_MAX
+        or shard >= max(shards, 1)
+        or not low_length
+        or not low_size
+        or high + high_length > limit
+        or int(np.bitwise_or.reduce(columns[:, 1])) & (bounds.unit_bytes - 1)
+        or (bounds.retired and bounds.retired.overlaps(low, high + high_length - low))
+        or keys_at < 0
+        or keys_at + count * key_length > keys_bytes
+        or np.count_nonzero(key_starts[1:] - key_starts[:-1] != key_length)
+    ):
+        return None
+    return SealRun(first >> _SLOT_SHIFT, seq_min, keys_at, key_length)
+
+
+def build_run(head: bytes, rows: Rows, keys: memoryview, run: SealRun) -> NDArray[np.void]:
+    """`build_records` of such rows."""
+    count, length = len(rows), run.key_length
+    inline = min(length, KEY_INLINE_BYTES)
+    memory = np.zeros((count, SLOT_BYTES), np.uint8)
+    memory[:, :BODY_AT] = np.frombuffer(head, np.uint8)
+    sent = rows.view(np.uint8).reshape(count, SEAL.itemsize)
+    memory[:, BODY_AT : BODY_AT + SEAL.itemsize - 4] = sent[:, 4:]
+    texts = np.frombuffer(keys, np.uint8, count * length, run.keys_at).reshape(count, length)
+    memory[:, KEY_AT : KEY_AT + inline] = texts[:, :inline]
+    records = memory.reshape(-1).view(RECORD_BLOCKS)
+    write_checksums(records)
+    return records
 
 
 def build_records(

@@ -27,7 +27,7 @@ from cenote.api.errors import InvalidArgument, StaleEpoch, StaleLocation, Unavai
 from cenote.api.rows import SLOT_SUM
 from cenote.api.slot_sums import slot_hashes, sums_of_columns
 
-from .ranges import RangeSet
+from .ranges import RangeSet, pieces_below
 from .slot_format import (
     RECORD_BLOCKS,
     SLOT_BYTES,
@@ -41,12 +41,15 @@ from .slot_keys import SlotKey, slot_keys
 from .slot_records import (
     SEAL_ROW,
     Bounds,
+    SealRun,
     build_record,
     build_records,
+    build_run,
     inventory_rows,
     is_malformed,
     joined,
     malformed_rows,
+    run_of,
     sealed_head,
     slot_of,
     sort_out,
@@ -60,8 +63,6 @@ _OK: Final = 0
 _INVALID: Final = InvalidArgument.code
 _BEYOND: Final = Unavailable.code
 _STALE: Final = StaleLocation.code
-
-
 _BATCH_ROWS_MAX: Final = 4096
 """Rows built and stored at once: it bounds scratch memory and the time under the lock."""
 ONE_BY_ONE_ROWS_MAX: Final = 12
@@ -188,6 +189,9 @@ class SlotTable:
         key_starts: NDArray[np.int64],
         statuses: NDArray[np.uint8],
     ) -> None:
+        run = run_of(rows, key_starts, len(keys), self._bounds)
+        if run is not None and self._seal_run(epoch, head, rows, keys, run):
+            return
         bad = malformed_rows(rows, key_starts, len(keys), self._bounds)
         if bad.any():
             statuses[bad] = _INVALID
@@ -199,6 +203,27 @@ class SlotTable:
             statuses[good] = some
         else:
             self._seal_sound(epoch, head, rows, keys, key_starts, statuses)
+
+    def _seal_run(
+        self, epoch: int, head: bytes, rows: NDArray[np.void], keys: memoryview, run: SealRun
+    ) -> bool:
+        """Seal such rows, if all are newer than what their slots hold; whether that was so."""
+        records = build_run(head, rows, keys, run)
+        stop = run.slot + len(rows)
+        slots = slice(run.slot, stop)
+        with self._lock:
+            self._check_fence(epoch)
+            if stop > self._slots or self._held or epoch <= self._after[0]:
+                return False
+            held_epoch = int(np.maximum.reduce(self._epochs[slots]))
+            if held_epoch > epoch or (
+                held_epoch == epoch and int(np.maximum.reduce(self._seqs[slots])) >= run.seq_min
+            ):
+                return False
+            sealed = int(np.count_nonzero(self._states[slots] == STATE_SEALED))
+            self._whole[slots] = records["all"]
+            self._count(len(rows) - sealed, len(rows), stop - 1)
+        return True
 
     def _seal_sound(
         self,
@@ -380,7 +405,7 @@ class SlotTable:
         `stopping` says so.
         """
         self._used = self._slots
-        sealed, used = 0, 0
+        sealed = used = 0
         for first in range(0, self._slots, _SCAN_SLOTS):
             if stopping():
                 break
@@ -420,7 +445,7 @@ class SlotTable:
         """
         held: list[NDArray[np.void]] = []
         count = 0
-        for first, end in self._steps(ranges):
+        for first, end in pieces_below(ranges, self._used, _SCAN_SLOTS):
             block, valid = self._scan(first, end)
             found = taken(block, valid)
             if count + len(found) > INVENTORY_ROWS_MAX:
@@ -431,13 +456,6 @@ class SlotTable:
                 count += len(found)
         if held:
             yield inventory_rows(joined(held), segment_index)
-
-    def _steps(self, ranges: Sequence[tuple[int, int]] | None) -> Iterator[tuple[int, int]]:
-        """The used part of these ranges, or all of it, in pieces for `_scan`."""
-        for begin, stop in [(0, self._used)] if ranges is None else ranges:
-            last = min(stop, self._used)
-            for first in range(begin, last, _SCAN_SLOTS):
-                yield first, min(first + _SCAN_SLOTS, last)
 
     def list_keys(
         self, namespace_id: int, generation: int, prefix: bytes, limit: int

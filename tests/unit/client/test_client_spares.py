@@ -141,12 +141,12 @@ def test_more_are_asked_for_each_time_up_to_a_bound() -> None:
     for _ in range(10):
         asked.append(spares.wanted(1, 1))
         spares.add(grant(1), 1, NOW)
-    assert asked == [16, 32, 64, 128, 256, 512, 1024, 1024, 1024, 1024]
+    assert asked == [16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 4096]
     assert spares.wanted(64, 1) == 1024  # 4 KiB each
     assert spares.wanted(65, 1) == (4 << 20) // (65 * 64)
-    assert spares.wanted(1, 1000) == 1024
-    assert spares.wanted(1, 1024) == 1024
-    assert spares.wanted(1, 1025) == 0  # they would not do for this very batch
+    assert spares.wanted(1, 4000) == 4096
+    assert spares.wanted(1, 4096) == 4096
+    assert spares.wanted(1, 4097) == 0  # they would not do for this very batch
     spares.give_up()
     assert spares.wanted(1, 1) == 16
 
@@ -436,7 +436,7 @@ def test_whatever_happens_each_extent_is_somewhere(actions: list[tuple[str, int,
             spares.add(None, 1, now_s)
         elif what == "wanted":
             asked = spares.wanted(b, a)
-            assert asked == 0 or a <= asked <= 1024
+            assert asked == 0 or a <= asked <= 4096
         elif what == "give_up":
             spares.give_up()
         elif what == "all":

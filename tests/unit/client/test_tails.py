@@ -124,13 +124,13 @@ def test_neighbours_go_as_one(client: Client, master: FakeMaster, placed: Placed
     memory = np.frombuffer(os.urandom(4096), np.uint8)
     addresses = memory.ctypes.data + np.random.default_rng(1).permutation(20).astype(np.uint64) * 64
     channel = client_channel(client, master)
-    write = channel.write
+    write_one = channel.write_one
 
-    def noted(extents: np.ndarray, *rest: object) -> object:
-        lengths.extend(extents["length"].tolist())
-        return write(extents, *rest)
+    def noted(segment: int, offset: int, length: int, *rest: object) -> object:
+        lengths.append(length)
+        return write_one(segment, offset, length, *rest)
 
-    channel.write = noted
+    channel.write_one = noted
     keys = [key_of(i, 101) for i in range(20)]
     results = client.put_from_batch(keys, addresses=addresses, lengths=64)
     assert results.stored_count == 20

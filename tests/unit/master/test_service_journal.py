@@ -104,6 +104,38 @@ def test_on_the_lane_one_flush_appends_a_batch_of_replies(pool: MasterPool, log:
     assert len(log.records) == before + 1
 
 
+def test_what_can_wait_is_not_appended_while_the_disk_is_at_work(
+    pool: MasterPool, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(pool.service.decider.backend), "is_syncing", True)
+    started = pool.put_start(b"a")
+    request = pb.PutCommitRequest(
+        grant_id=started.grant_id, checksums=u64(0), request_id=pool.next_request()
+    )
+    before = len(log.records)
+    assert isinstance(on_lane(pool, pb.MASTER_METHOD_PUT_COMMIT, request), bytes)
+    pool.service.flush_urgent()
+    pool.service.flush_soon()
+    assert len(log.records) == before
+    monkeypatch.setattr(type(pool.service.decider.backend), "is_syncing", False)
+    pool.service.flush_soon()
+    assert len(log.records) == before + 1
+
+
+def test_a_tick_appends_whatever_the_disk_does(
+    pool: MasterPool, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(pool.service.decider.backend), "is_syncing", True)
+    started = pool.put_start(b"a")
+    request = pb.PutCommitRequest(
+        grant_id=started.grant_id, checksums=u64(0), request_id=pool.next_request()
+    )
+    before = len(log.records)
+    assert isinstance(on_lane(pool, pb.MASTER_METHOD_PUT_COMMIT, request), bytes)
+    pool.service.tick()
+    assert len(log.records) == before + 1
+
+
 def test_lookups_leave_no_trace(pool: MasterPool, log: MemoryLog) -> None:
     pool.put(b"a")
     before = len(log.records)

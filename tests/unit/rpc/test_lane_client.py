@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -138,6 +139,17 @@ def test_a_callback_that_raises_leaves_no_socket(lane: LaneThread) -> None:
 
 
 # --- pipelined ----------------------------------------------------------------------------------
+
+
+def test_threads_whose_work_can_wait_do_not_spin(
+    lane: LaneThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[None] = []
+    monkeypatch.setattr("cenote.rpc.lane_socket._step_aside", lambda: looks.append(None))
+    monkeypatch.setattr("cenote.rpc.lane_socket.SLEEPERS", {threading.get_ident()})
+    with LaneClient(lane.tcp_address, b"", spin_polls=60) as client:
+        assert client.call(1, b"x", 5.0)
+    assert not looks
 
 
 @pytest.mark.parametrize("spin_polls", [0, 60])

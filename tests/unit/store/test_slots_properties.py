@@ -50,6 +50,32 @@ def sealed_rows(draw: st.DrawFn) -> Sealed:
     )
 
 
+@st.composite
+def runs(draw: st.DrawFn) -> list[Sealed]:
+    """Rows that are alike, of slots that follow each other, as clients send them."""
+    length = draw(st.integers(1, 66))
+    first = draw(st.integers(0, SLOTS))
+    size, replica = draw(st.integers(1, 1 << 50)), draw(st.integers(0, 255))
+    rows = []
+    for slot in range(first, draw(st.integers(first + 1, SLOTS + 2))):
+        key = draw(st.binary(min_size=length, max_size=length))
+        checksum = draw(st.integers(0, (1 << 64) - 1))
+        digest = draw(st.binary(min_size=16, max_size=16))
+        place = {"slot": slot, "seq": draw(st.integers(0, 4)), "offset": (slot % SLOTS) * 640}
+        rows.append(
+            Sealed(
+                **place,
+                length=length + 1,
+                key=key,
+                checksum=checksum,
+                object_size=size,
+                digest=digest,
+                replica=replica,
+            )
+        )
+    return rows
+
+
 class SlotTableMachine(RuleBasedStateMachine):
     batches = Bundle("batches")
 
@@ -61,6 +87,10 @@ class SlotTableMachine(RuleBasedStateMachine):
 
     @rule(target=batches, rows=st.lists(sealed_rows(), min_size=1, max_size=6))
     def make_batch(self, rows: list[Sealed]) -> list[Sealed]:
+        return rows
+
+    @rule(target=batches, rows=runs())
+    def make_run(self, rows: list[Sealed]) -> list[Sealed]:
         return rows
 
     @rule(rows=batches, epoch=st.integers(1, 3), columns=st.booleans())
@@ -152,7 +182,16 @@ def any_row(draw: st.DrawFn) -> Sealed:
     return replace(sound, **changes)
 
 
-@given(rows=st.lists(st.composite(any_row)(), min_size=2, max_size=8), epoch=st.integers(1, 2))
+def any_run(draw: st.DrawFn) -> list[Sealed]:
+    """Rows that are alike and of slots that follow each other; more likely wrong than not."""
+    first, count = draw(st.composite(any_row)()), draw(st.integers(2, 6))
+    return [replace(first, slot=first.slot + i, seq=first.seq + i) for i in range(count)]
+
+
+BATCHES = st.lists(st.composite(any_row)(), min_size=2, max_size=8) | st.composite(any_run)()
+
+
+@given(rows=BATCHES, epoch=st.integers(1, 2))
 def test_a_batch_does_what_its_rows_do_one_by_one(rows: list[Sealed], epoch: int) -> None:
     together, memory, data = table(SLOTS, DATA_BYTES)
     apart, memory_apart, data_apart = table(SLOTS, DATA_BYTES)

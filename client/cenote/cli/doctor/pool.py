@@ -85,8 +85,9 @@ def _lane_look(address: str) -> Callable[[float], list[Finding]]:
 
 def _greet_master(address: str, deadline_s: float) -> tuple[pb.HelloResponse, float]:
     """What it says in its hello, and its quickest answer. Raises Unavailable, DeadlineExceeded."""
+    config = make_config(None, {})
     hello = pb.HelloRequest(
-        credentials=make_config(None, {}).credentials(),
+        credentials=config.credentials(),
         session_id=secrets.token_bytes(16),
         client_name="cenote-doctor",
         boot_id=boot_id(),
@@ -98,7 +99,11 @@ def _greet_master(address: str, deadline_s: float) -> tuple[pb.HelloResponse, fl
     until_s = time.monotonic() + deadline_s
     ask = pb.GetClusterViewRequest(known_view_version=1 << 62).SerializeToString()
     with LaneClient(
-        address, hello.SerializeToString(), on_hello=replies.append, connect_timeout_s=deadline_s
+        address,
+        hello.SerializeToString(),
+        on_hello=replies.append,
+        connect_timeout_s=deadline_s,
+        tls=config.tls(),
     ) as lane:
         for _ in range(_ROUND_TRIPS):
             began_s = time.monotonic()

@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 from cenote.api.rows import EXTENT, PUT, PUT_STRUCT, PutStatus
 from cenote.v1 import master_pb2 as pb
 
+from .asking import ask_master
 from .grants import Grant
 from .pieces import Placement, place_replicas, place_single
 from .spares import SpareRun
 from .state import Call
+from .steps import Plan
 
-__all__ = ["ONE_GRANTED", "Granted"]
+__all__ = ["ONE_GRANTED", "Granted", "give_spares_back"]
 
 I64 = NDArray[np.int64]
 
@@ -93,3 +95,14 @@ class Granted:
             tail_lengths=b"" if tails is None else tails.astype("<u2").tobytes(),
             chain=self.chain,
         )
+
+
+def give_spares_back(call: Call) -> Plan[None]:
+    """All spare extents, now: what is put needs the room."""
+    for run in call.space.spares.take_all():
+        grant = call.grants[run] = run.as_grant()
+        request = pb.PutAbortRequest(
+            grant_id=grant.grant_id, indexes=grant.indexes, session_id=grant.session_id
+        )
+        yield from ask_master(call, "put_abort", request, pb.PutAbortResponse)
+        del call.grants[run]

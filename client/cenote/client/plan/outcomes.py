@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cenote.api.errors import CenoteError
+from cenote.api.rows import DIGEST_BYTES
 from cenote.api.types import PutStatus as Outcome
 
 from .state import Call
@@ -18,6 +19,7 @@ __all__ = ["PutOutcome", "count_outcome"]
 I64 = NDArray[np.int64]
 
 _STORED: Final = int(Outcome.STORED)
+_ONE_STORED: Final = bytes([_STORED])
 
 
 @dataclass(slots=True)
@@ -37,6 +39,9 @@ class PutOutcome:
     def stored(self, positions: I64) -> None:
         self.statuses[positions] = _STORED
 
+    def all_stored(self) -> None:
+        self.statuses.fill(_STORED)
+
     def existed(self, positions: I64, sameness: int | NDArray[np.uint8]) -> None:
         self.statuses[positions] = Outcome.EXISTED
         self.sameness[positions] = sameness
@@ -47,9 +52,29 @@ class PutOutcome:
             self.codes[positions] = error.code
             self.errors.setdefault(error.code, error)
 
+    def copy_duplicates(self, digests: bytes, todo: I64, duplicates: I64) -> None:
+        """A key that stands earlier in the batch `todo` (positions) has that one's outcome."""
+        rows = np.frombuffer(digests, f"V{DIGEST_BYTES}")[todo].tolist()
+        first: dict[bytes, int] = {}
+        for position, digest in zip(todo.tolist(), rows, strict=True):
+            first.setdefault(digest, position)
+        for index in duplicates.tolist():
+            source, target = first[rows[index]], int(todo[index])
+            if self.statuses[source] == Outcome.STORED:
+                self.statuses[target] = Outcome.EXISTED
+            else:
+                self.statuses[target] = self.statuses[source]
+                self.codes[target] = self.codes[source]
+            self.sameness[target] = self.sameness[source]
+
 
 def count_outcome(call: Call, outcome: PutOutcome, sizes: NDArray[np.uint64]) -> None:
     counters = call.space.counters
+    if outcome.statuses.tobytes() == _ONE_STORED * len(sizes):
+        counters.stored += len(sizes)
+        counters.written_bytes += int(sizes.sum())
+        call.space.spares.note_stored(len(sizes), call.now())
+        return
     _, stored, existed, failed = np.bincount(outcome.statuses, minlength=4).tolist()
     counters.stored += stored
     counters.existed += existed
@@ -58,7 +83,5 @@ def count_outcome(call: Call, outcome: PutOutcome, sizes: NDArray[np.uint64]) ->
         call.space.spares.note_existed()
     elif stored:
         call.space.spares.note_stored(stored, call.now())
-    if stored == len(sizes):
-        counters.written_bytes += int(sizes.sum())
-    elif stored:
+    if stored:
         counters.written_bytes += int(sizes[outcome.statuses == _STORED].sum())

@@ -11,7 +11,7 @@ from cenote.api.rows import SEAL
 
 from .pieces import Placement
 
-__all__ = ["seal_rows"]
+__all__ = ["alike_rows", "fill_rows", "seal_rows"]
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
@@ -70,6 +70,28 @@ def _fill(
     rows["object_size"] = sizes
     rows["digest"] = digests
     rows["key_length"] = key_lengths
+
+
+def alike_rows(
+    extents: NDArray[np.void], length: int, size: int, key_length: int
+) -> NDArray[np.void]:
+    """Rows of objects that have one extent each and are as long as each other, but for what
+    `fill_rows` fills in."""
+    rows = np.zeros(len(extents), SEAL)
+    for name in ("segment", "slot", "offset"):
+        rows[name] = extents[name]
+    rows["length"] = length
+    rows["object_size"] = size
+    rows["extent_count"] = 1
+    rows["key_length"] = key_length
+    return rows
+
+
+def fill_rows(rows: NDArray[np.void], seq_first: int, checksums: U64, digests: bytes) -> None:
+    """What such rows have of their own. Their seqs follow each other."""
+    rows["seq"] = np.arange(seq_first, seq_first + len(rows), dtype=np.uint64)
+    rows["checksum"] = checksums
+    rows["digest"] = np.frombuffer(digests, "V16")
 
 
 def _extent_numbers(placement: Placement) -> tuple[I64, I64]:

@@ -27,13 +27,14 @@ from cenote.api.rows import EXTENT, EXTENT_STRUCT, UNIT_BYTES
 from cenote.v1 import master_pb2 as pb
 
 from .grants import Grant
+from .seal_rows import alike_rows
 
-__all__ = ["SPARE_BYTES_MAX", "SpareRun", "Spares"]
+__all__ = ["SPARE_BYTES_MAX", "SpareRun", "Spares", "common_length", "lie_back_to_back"]
 
 SPARE_BYTES_MAX: Final = 64 << 10
 """Of one object. With larger ones the payload takes so long that a request less is little."""
 AHEAD_BYTES_MAX: Final = 4 << 20
-AHEAD_COUNT_MAX: Final = 1024
+AHEAD_COUNT_MAX: Final = 4096
 _SIZES_MAX: Final = 4
 _ASK_FIRST: Final = 16
 _BATCHES_AHEAD: Final = 8
@@ -51,11 +52,15 @@ class SpareGrant:
 
     __slots__ = (
         "_packed",
+        "_rows",
+        "_rows_of",
         "commit_head",
         "epoch",
         "extents",
         "grant_id",
         "home",
+        "joined",
+        "segment",
         "session_id",
         "units",
     )
@@ -71,9 +76,21 @@ class SpareGrant:
         self.session_id = session_id
         self.home = home
         self.units = units_of(int(self.extents["length"][0]))
+        self.segment = int(self.extents["segment"][0])
+        self.joined = lie_back_to_back(self.extents["offset"], self.units * UNIT_BYTES)
+        self._rows_of = 0, 0, 0
+        self._rows: NDArray[np.void] | None = None
         head = pb.PutCommitRequest(grant_id=self.grant_id, session_id=session_id, epoch=self.epoch)
         self.commit_head = head.SerializeToString()
         """What all commits of these extents say."""
+
+    def seal_rows(self, length: int, size: int, key_length: int) -> NDArray[np.void]:
+        """A SEAL row for each of the extents, for objects that are alike; see `alike_rows`."""
+        wanted, rows = (length, size, key_length), self._rows
+        if rows is None or self._rows_of != wanted:
+            rows = alike_rows(self.extents, length, size, key_length)
+            self._rows, self._rows_of = rows, wanted
+        return rows
 
     def extent(self, position: int) -> tuple[int, int, int, int]:
         """(segment, slot, offset, length)."""
@@ -99,6 +116,25 @@ class SpareRun:
 
 def units_of(length: int) -> int:
     return -(-length // UNIT_BYTES)
+
+
+def lie_back_to_back(offsets: NDArray[np.uint64], length: int) -> bool:
+    """Whether extents of so many bytes each begin in the unit after the one before them."""
+    stride = np.uint64(units_of(length) * UNIT_BYTES)
+    return not np.count_nonzero(offsets[1:] - offsets[:-1] != stride)
+
+
+def common_length(lengths: NDArray[np.int64]) -> int:
+    """Bytes of each object, with what its key adds, if spares are for such and all need as much
+    space; else 0."""
+    length = int(lengths[0])
+    most = units_of(length) * UNIT_BYTES
+    if length > SPARE_BYTES_MAX or (
+        np.count_nonzero(lengths != length)
+        and (int(lengths.max()) > most or int(lengths.min()) <= most - UNIT_BYTES)
+    ):
+        return 0
+    return length
 
 
 @final

@@ -39,7 +39,8 @@ from .budgets import (
 )
 from .granted import Granted
 from .peers import groups_by_node
-from .pieces import Items, Pieces, cut_items
+from .pieces import Items, Pieces
+from .replicas import are_enough, failed_rows, lost_replicas
 from .seal_rows import seal_rows
 from .state import Call, pick_digests
 from .steps import (
@@ -56,7 +57,7 @@ from .steps import (
     Stage,
     Staged,
 )
-from .tails import KeyTails, Members, can_stage, cut_tails, join_part
+from .tails import KeyTails, Members, can_stage, items_of_replica, join_part
 
 __all__ = ["Store"]
 
@@ -98,7 +99,7 @@ class Store:
         self._seal_failures = 0
         self._until_s = 0.0  # when the step under way is to be done
         self._tails = tails
-        self._moved = pieces, sizes
+        self._moved = sizes, pieces
         """What is written: the payloads, or copies of them with their keys."""
         self._key_tails: KeyTails | None = None
         """Keys to write behind the payloads."""
@@ -123,12 +124,10 @@ class Store:
     def run(self) -> Plan[None]:
         """All of it. Raises what ends the whole call; GrantRevoked ends this grant only."""
         self.call.grants[self._granted.key] = self._grant
-        self.nodes = self.call.state.peers.nodes_of(self.placement.extents["segment"])
-        self.lost = self.nodes < 0
+        self._locate()
         if count_nonzero(self.lost):
             yield RefreshView(self.call.remaining_s())
-            self.nodes = self.call.state.peers.nodes_of(self.placement.extents["segment"])
-            self.lost = self.nodes < 0
+            self._locate()
         checksums = yield from self._move()
         rows = self._written_rows()
         if len(rows) < len(self.keys):
@@ -136,11 +135,35 @@ class Store:
         if not len(rows):
             self.call.grants.pop(self._granted.key, None)
             return
-        decided, seqs, epoch = yield from self._commit(rows, checksums)
+        reply = yield from self._commit(rows, checksums)
+        yield from self._finish(rows, reply, checksums)
+
+    def go_on(
+        self,
+        reply: pb.PutCommitResponse,
+        checksums: U64,
+        tried: SealPart | None = None,
+        until_s: float = 0.0,
+    ) -> Plan[None]:
+        """`run`, from where everything is written and was decided like this. `tried`: and all of it
+        was to be sealed by `until_s`, in whichever way that ended."""
+        self._until_s = until_s
+        self._locate()
+        yield from self._finish(np.arange(len(self.keys)), reply, checksums, tried)
+
+    def _finish(
+        self, rows: I64, reply: pb.PutCommitResponse, checksums: U64, tried: SealPart | None = None
+    ) -> Plan[None]:
+        decided, seqs = self._take_decision(rows, reply)
         if len(decided):
-            yield from self._seal(decided, seqs, epoch, checksums)
+            yield from self._seal(decided, seqs, reply.epoch, checksums, tried)
         end = self.call.lose_commit if len(self.decided) else self.call.sealed
         end()
+
+    def _locate(self) -> None:
+        """Which node holds what."""
+        self.nodes = self.call.state.peers.nodes_of(self.placement.extents["segment"])
+        self.lost = self.nodes < 0
 
     # ---- payload -----------------------------------------------------------------------------
 
@@ -150,14 +173,14 @@ class Store:
         if self._tails is not None:
             if can_stage(self.sizes, self._tails, self.pieces):
                 staged = yield Stage(self.pieces, int(self.sizes[0]), self.keys)
-                self._moved = staged.pieces, self.sizes + self._tails
+                self._moved = self.sizes + self._tails, staged.pieces
             else:
                 self._key_tails = KeyTails(self.keys, self._tails)
         parts: list[Part] = []
         members: list[Members] = []
         first_items: Items | None = None
         for replica in range(1 if self.placement.single else int(self.replicas.max())):
-            items = self._items(replica)
+            items = items_of_replica(self.placement, replica, *self._moved, self._key_tails)
             hashed_here = not replica and staged is None
             for part, where in self._parts(items, hashed_here):
                 parts.append(part)
@@ -201,30 +224,6 @@ class Store:
             return by_row
         hashed: U64 = yield Hash(self.pieces, self.sizes.astype(np.uint64))
         return hashed
-
-    def _items(self, replica: int) -> Items:
-        """What one replica of every row takes: `extent` and `owner` are of the placement."""
-        placement = self.placement
-        pieces, sizes = self._moved
-        tails = self._key_tails
-        if placement.single:
-            place = placement.extents, placement.owner, placement.start
-            items = cut_items(*place, sizes, pieces)
-            return items if tails is None else items.followed_by(cut_tails(*place, sizes, tails))
-        select = np.flatnonzero(placement.replica == replica)
-        extents, start = placement.extents[select], placement.start[select]
-        owner = placement.owner[select]
-        rows = np.unique(owner)
-        if len(rows) == len(self.keys):
-            items = cut_items(extents, owner, start, sizes, pieces)
-        else:
-            numbers = np.searchsorted(rows, owner)
-            items = cut_items(extents, numbers, start, sizes[rows], pieces.take(rows))
-            items.owner = rows[items.owner]
-        if tails is not None:
-            items = items.followed_by(cut_tails(extents, owner, start, sizes, tails))
-        items.extent = select[items.extent]
-        return items
 
     def _parts(self, items: Items, hashed: bool) -> list[tuple[Part, I64 | None]]:
         """One part for each node, and which items it has (None: all)."""
@@ -290,18 +289,11 @@ class Store:
             self.call.remaining_s(), session_too=True, cut_session_id=self._grant.session_id
         )
 
-    def _lost_replicas(self) -> NDArray[np.bool_]:
-        """bool[rows, replicas]: which replicas are not (wholly) there."""
-        widest = int(self.replicas.max())
-        lost: NDArray[np.bool_] = np.arange(widest) >= self.replicas[:, None]
-        gone = np.flatnonzero(self.lost)
-        lost[self.placement.owner[gone], self.placement.replica[gone]] = True
-        return lost
+    def _lost_replicas(self) -> Bools:
+        return lost_replicas(self.replicas, self.placement, self.lost)
 
-    def _enough(self, lost: NDArray[np.bool_]) -> Bools:
-        good = lost.shape[1] - lost.sum(axis=1)
-        enough: Bools = good >= np.minimum(max(1, self.min_replicas), self.replicas)
-        return enough
+    def _enough(self, lost: Bools) -> Bools:
+        return are_enough(self.replicas, lost, self.min_replicas)
 
     def _written_rows(self) -> I64:
         if not count_nonzero(self.lost):
@@ -319,8 +311,8 @@ class Store:
         )
         yield from ask_master(self.call, "put_abort", request, pb.PutAbortResponse)
 
-    def _commit(self, rows: I64, checksums: U64) -> Plan[tuple[I64, U64, int]]:
-        """Have the rows decided: (decided rows, their seqs, epoch)."""
+    def _commit(self, rows: I64, checksums: U64) -> Plan[pb.PutCommitResponse]:
+        """Have the rows decided."""
         call = self.call
         whole = len(rows) == len(self.keys)
         request_id, sealed_through = call.commits(self._grant.session_id)
@@ -341,11 +333,15 @@ class Store:
             self._name(request, rows)
         reply = yield from ask_master(call, "put_commit", request, pb.PutCommitResponse)
         call.grants.pop(self._granted.key, None)
+        return reply
+
+    def _take_decision(self, rows: I64, reply: pb.PutCommitResponse) -> tuple[I64, U64]:
+        """What became of the rows: those that were decided, and their seqs."""
         if len(reply.statuses) != len(rows):
             raise InternalError(f"put_commit answered {len(reply.statuses)} of {len(rows)} keys")
         seqs = np.uint64(reply.seq_first) + np.arange(len(rows), dtype=np.uint64)
         if reply.statuses == DECIDED * len(rows):
-            return rows, seqs, reply.epoch
+            return rows, seqs
         statuses = np.frombuffer(reply.statuses, np.uint8)
         chosen = statuses == CommitStatus.DECIDED
         self.same = rows[statuses == CommitStatus.EXISTS_SAME]
@@ -356,7 +352,7 @@ class Store:
         self.unsealed_sameness = np.where(same, _SAME, _DIFFERENT)
         if (statuses == CommitStatus.NOT_GRANTED).any():
             self.last_error = GrantRevoked("the grant ended before the put was committed")
-        return rows[chosen], seqs[chosen], reply.epoch
+        return rows[chosen], seqs[chosen]
 
     def _name(self, request: pb.PutCommitRequest, rows: I64) -> None:
         """Say which objects are in the extents."""
@@ -369,18 +365,14 @@ class Store:
     def _failed_replicas(self, rows: I64) -> bytes:
         if not count_nonzero(self.lost):
             return b""
-        lost = self._lost_replicas()[rows] & (
-            np.arange(int(self.replicas.max())) < self.replicas[rows][:, None]
-        )
-        where = np.argwhere(lost)
-        table = np.empty((len(where), 2), "<u4")
-        table[:, 0] = self._granted.positions[rows[where[:, 0]]]
-        table[:, 1] = where[:, 1]
-        return table.tobytes()
+        lost = self._lost_replicas()[rows]
+        return failed_rows(self.replicas[rows], lost, self._granted.positions[rows])
 
     # ---- seal --------------------------------------------------------------------------------
 
-    def _seal(self, rows: I64, seqs: U64, epoch: int, checksums: U64) -> Plan[None]:
+    def _seal(
+        self, rows: I64, seqs: U64, epoch: int, checksums: U64, tried: SealPart | None = None
+    ) -> Plan[None]:
         """Have the daemons write the slots; sets `sealed` and `decided`."""
         everything = len(rows) == len(self.keys)
         seq_of = seqs
@@ -397,8 +389,11 @@ class Store:
             self.placement, open_, seq_of, checksums, self.sizes, self.keys, self.digests
         )
         for attempt in range(1, SEAL_ATTEMPTS_MAX + 1):
-            parts, members = self._seal_parts(open_, table, epoch)
-            yield Seals(parts)
+            if tried is None:
+                parts, members = self._seal_parts(open_, table, epoch)
+                yield Seals(parts)
+            else:
+                parts, members, tried = [tried], [open_], None
             again = [
                 self._take_seal(part, extents) for part, extents in zip(parts, members, strict=True)
             ]

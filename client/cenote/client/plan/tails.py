@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from cenote.api.rows import UNIT_BYTES
 from cenote.runtime.memory import address_of
 
-from .pieces import Items, Pieces, Rows
+from .pieces import Items, Pieces, Placement, Rows, cut_items
 from .steps import Part
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Members",
     "can_stage",
     "cut_tails",
+    "items_of_replica",
     "join_neighbours",
     "join_part",
     "staged_stride",
@@ -88,6 +89,33 @@ def cut_tails(extents: Rows, owner: I64, start: I64, sizes: I64, tails: KeyTails
     rows["length"] = end[kept] - first
     addresses = tails.addresses[owner] + (first - begin[kept]).astype(np.uint64)
     return Items(rows, addresses, owner, kept, whole=False)
+
+
+def items_of_replica(
+    placement: Placement, replica: int, sizes: I64, pieces: Pieces, tails: KeyTails | None
+) -> Items:
+    """What one replica of every object takes: `extent` and `owner` are of the placement.
+
+    `sizes` and `pieces` are of its objects; `tails`: keys to write behind them.
+    """
+    if placement.single:
+        place = placement.extents, placement.owner, placement.start
+        items = cut_items(*place, sizes, pieces)
+        return items if tails is None else items.followed_by(cut_tails(*place, sizes, tails))
+    select = np.flatnonzero(placement.replica == replica)
+    extents, start = placement.extents[select], placement.start[select]
+    owner = placement.owner[select]
+    rows = np.unique(owner)
+    if len(rows) == len(sizes):
+        items = cut_items(extents, owner, start, sizes, pieces)
+    else:
+        numbers = np.searchsorted(rows, owner)
+        items = cut_items(extents, numbers, start, sizes[rows], pieces.take(rows))
+        items.owner = rows[items.owner]
+    if tails is not None:
+        items = items.followed_by(cut_tails(extents, owner, start, sizes, tails))
+    items.extent = select[items.extent]
+    return items
 
 
 def join_neighbours(extents: Rows, addresses: U64) -> tuple[Rows, U64, I64] | None:

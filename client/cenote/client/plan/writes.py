@@ -35,21 +35,22 @@ from cenote.api.errors import (
     Unavailable,
 )
 from cenote.api.keys import tail_lengths
-from cenote.api.rows import DIGEST_BYTES, PUT, SEAL, UNIT_BYTES, PutStatus
+from cenote.api.rows import PUT, SEAL, PutStatus
 from cenote.api.types import PutStatus as Outcome
 from cenote.api.types import Sameness
 from cenote.v1 import master_pb2 as pb
 
 from .aliases import AliasStore, Contents, aliases_of
+from .alike_puts import AlikeStore, Likeness, Places
 from .asking import ask_master, hidden_after_report
 from .budgets import DECIDED_ATTEMPTS_MAX, PUT_ATTEMPTS_MAX, backoff_s
-from .granted import ONE_GRANTED, Granted
+from .granted import ONE_GRANTED, Granted, give_spares_back
 from .options import PutOptions
 from .others import seal_for_others
 from .outcomes import PutOutcome, count_outcome
 from .pieces import Pieces
 from .refusals import FOR_LACK_OF_NODES, refusal_of
-from .spares import SPARE_BYTES_MAX, SpareRun, units_of
+from .spares import SPARE_BYTES_MAX, SpareRun, common_length, units_of
 from .state import Call, pick_digests
 from .steps import HashWide, Pause, Plan, RefreshView
 from .stores import Store
@@ -90,14 +91,13 @@ def put_objects(
     count = len(keys)
     outcome = PutOutcome.blank(count)
     sizes = pieces.totals()
-    tails = tail_lengths(keys)
-    writer = _Writer(call, keys, digests, pieces, sizes, tails, options, outcome)
+    writer = _Writer(call, keys, digests, pieces, sizes, options, outcome)
     if decided is not None:
         writer.note_decided(np.zeros(1, np.int64), *decided)
     writer.sameness[:] = sameness
     writer.last = last
     if options.dedup:
-        hashed: bytes = yield HashWide(pieces, sizes, call.space.seed)
+        hashed: bytes = yield HashWide(pieces, sizes, call.space.seed, call.space.dedup_key)
         writer.contents = Contents(hashed)
     per_slice = call.state.limits.batch_keys_max
     for first in range(0, count, per_slice):
@@ -135,6 +135,7 @@ class _Writer:
         "keys",
         "lacking",
         "last",
+        "likeness",
         "not_yet",
         "options",
         "others",
@@ -154,7 +155,6 @@ class _Writer:
         digests: bytes,
         pieces: Pieces,
         sizes: NDArray[np.uint64],
-        tails: NDArray[np.uint16] | None,
         options: PutOptions,
         outcome: PutOutcome,
     ) -> None:
@@ -163,7 +163,8 @@ class _Writer:
         self.digests = digests
         self.pieces = pieces
         self.sizes = sizes
-        self.tails = tails
+        self.likeness = likeness = Likeness.of(keys, pieces)
+        self.tails = tail_lengths(keys) if likeness is None else likeness.tails()
         self.options = options
         self.outcome = outcome
         self.contents: Contents | None = None
@@ -215,21 +216,26 @@ class _Writer:
             started = None
             granted, duplicates = self._sort_answers(todo, reply)
             if len(granted):
-                positions = todo[granted]
-                ours = Granted.by_answer(self.call, reply, granted, self._lengths(positions))
-                self.last = (yield from self._store(positions, ours)) or self.last
+                if (places := Places.answered(self.call, reply, self.likeness)) is not None:
+                    error = yield from self._store_alike(todo, places)
+                else:
+                    positions = todo[granted]
+                    ours = Granted.by_answer(self.call, reply, granted, self._lengths(positions))
+                    error = yield from self._store(positions, ours)
+                self.last = error or self.last
             if reply.alias_grant_id:
                 yield from self._store_aliases(todo, reply)
             if reply.unsealed:
                 yield from self._seal_for_others(todo, reply)
-            self._copy_duplicates(todo, duplicates)
+            if len(duplicates):
+                self.outcome.copy_duplicates(self.digests, todo, duplicates)
             if np.count_nonzero(self.outcome.statuses) == len(self.keys):
                 return
             left = todo[self.outcome.statuses[todo] == _OPEN]
             if not len(left):
                 return
             if self.crowded:
-                yield from self._give_spares_back()
+                yield from give_spares_back(self.call)
             if self.lacking:
                 yield from hidden_after_report(self.call, set(self.call.stalled))
             if self.not_yet:  # however often: the deadline ends it
@@ -314,16 +320,10 @@ class _Writer:
 
     def _common_length(self, todo: I64) -> int:
         """Bytes of each object, with what its key adds, if they all need as much space; else 0."""
-        lengths = self._lengths(todo)
-        length = int(lengths[0])
-        units = units_of(length)
-        most = units * UNIT_BYTES
-        if length > SPARE_BYTES_MAX or (
-            np.count_nonzero(lengths != length)
-            and (int(lengths.max()) > most or int(lengths.min()) <= most - UNIT_BYTES)
-        ):
-            return 0
-        return length
+        if self.likeness is not None:
+            length = self.likeness.length
+            return length if length <= SPARE_BYTES_MAX else 0
+        return common_length(self._lengths(todo))
 
     def _spare_run(self, todo: I64) -> SpareRun | None:
         """Extents for all of these that were granted ahead, if there are any.
@@ -335,7 +335,9 @@ class _Writer:
         spares = call.space.spares
         if not spares.held or call.avoid or not self.options.takes_spares():
             return None
-        if np.count_nonzero(self.decided[todo]) or np.count_nonzero(self.sameness[todo]):
+        if self.versions and np.count_nonzero(self.decided[todo]):
+            return None
+        if np.count_nonzero(self.sameness) and np.count_nonzero(self.sameness[todo]):
             return None
         length = self._common_length(todo)
         if not length:
@@ -359,9 +361,13 @@ class _Writer:
 
     def _store_spares(self, todo: I64, run: SpareRun) -> Plan[None]:
         """Payload, commit and seal in extents that were granted ahead."""
-        lengths = self._lengths(todo)
-        granted = Granted.ahead(run, lengths, chain=self.options.chain)
-        error = yield from self._store(todo, granted)
+        chain = self.options.chain
+        places = Places.ahead(run, self.likeness, chain=chain)
+        if places is not None:
+            error = yield from self._store_alike(todo, places)
+        else:
+            granted = Granted.ahead(run, self._lengths(todo), chain=chain)
+            error = yield from self._store(todo, granted)
         if error is not None:
             self.last = error
             self.call.space.spares.give_up()
@@ -373,17 +379,6 @@ class _Writer:
         open_ = todo[at][self.outcome.statuses[todo[at]] == _OPEN]
         assert self.contents is not None
         self.again |= self.contents.were_refused(open_, failed=bool(self.call.failed))
-
-    def _give_spares_back(self) -> Plan[None]:
-        """All of them, now: what is put needs the room."""
-        call = self.call
-        for run in call.space.spares.take_all():
-            grant = call.grants[run] = run.as_grant()
-            request = pb.PutAbortRequest(
-                grant_id=grant.grant_id, indexes=grant.indexes, session_id=grant.session_id
-            )
-            yield from ask_master(call, "put_abort", request, pb.PutAbortResponse)
-            del call.grants[run]
 
     def _sort_answers(self, todo: I64, reply: pb.PutStartResponse) -> tuple[I64, I64]:
         """Give refused and existing keys their outcome; (granted, duplicate) indexes in `todo`."""
@@ -442,24 +437,6 @@ class _Writer:
             self.not_yet = True
             self.last = error or self.last
 
-    def _copy_duplicates(self, todo: I64, duplicates: I64) -> None:
-        """A key that stands earlier in the batch has that position's outcome."""
-        if not len(duplicates):
-            return
-        rows = np.frombuffer(self.digests, f"V{DIGEST_BYTES}")[todo].tolist()
-        first: dict[bytes, int] = {}
-        for position, digest in zip(todo.tolist(), rows, strict=True):
-            first.setdefault(digest, position)
-        outcome = self.outcome
-        for index in duplicates.tolist():
-            source, target = first[rows[index]], int(todo[index])
-            if outcome.statuses[source] == Outcome.STORED:
-                outcome.statuses[target] = Outcome.EXISTED
-            else:
-                outcome.statuses[target] = outcome.statuses[source]
-                outcome.codes[target] = outcome.codes[source]
-            outcome.sameness[target] = outcome.sameness[source]
-
     def _store(
         self, positions: I64, granted: Granted, checksums: NDArray[np.uint64] | None = None
     ) -> Plan[CenoteError | None]:
@@ -485,14 +462,34 @@ class _Writer:
         except GrantRevoked as revoked:  # the whole grant: nothing of it counts
             return revoked
         finally:
-            outcome, sealed = self.outcome, store.sealed
-            outcome.stored(positions if len(sealed) == len(positions) else positions[sealed])
-            if len(sealed) < len(positions):
-                outcome.existed(positions[store.same], Sameness.SAME)
-                outcome.existed(positions[store.different], Sameness.DIFFERENT)
-                self.note_decided(positions[store.decided], store.decided_epoch, store.decided_seqs)
-                self.sameness[positions[store.unsealed]] = store.unsealed_sameness
-                self.again |= len(store.unsealed) > 0
-            for rows, error in store.failed:
-                outcome.fail(positions[rows], error)
+            self._note(store, positions)
         return store.last_error
+
+    def _note(self, store: Store, positions: I64) -> None:
+        """What came of a grant, as far as it came."""
+        outcome, sealed = self.outcome, store.sealed
+        outcome.stored(positions if len(sealed) == len(positions) else positions[sealed])
+        if len(sealed) < len(positions):
+            outcome.existed(positions[store.same], Sameness.SAME)
+            outcome.existed(positions[store.different], Sameness.DIFFERENT)
+            self.note_decided(positions[store.decided], store.decided_epoch, store.decided_seqs)
+            self.sameness[positions[store.unsealed]] = store.unsealed_sameness
+            self.again |= len(store.unsealed) > 0
+        for rows, error in store.failed:
+            outcome.fail(positions[rows], error)
+
+    def _store_alike(self, positions: I64, places: Places) -> Plan[CenoteError | None]:
+        """As `_store`, for the whole batch."""
+        assert self.likeness is not None
+        batch = self.likeness, self.keys, self.digests, self.pieces
+        alike = AlikeStore(self.call, places, *batch, self.options)
+        try:
+            if (yield from alike.run()):
+                self.outcome.all_stored()
+                return None
+        except GrantRevoked as revoked:
+            return revoked
+        finally:
+            if alike.store is not None:
+                self._note(alike.store, positions)
+        return alike.error if alike.store is None else alike.store.last_error
