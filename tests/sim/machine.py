@@ -201,6 +201,9 @@ class SimThreading:
     def get_native_id(self) -> int:
         return 0
 
+    def get_ident(self) -> int:
+        return 0  # no real thread's
+
     def Event(self) -> SimEvent:
         return SimEvent(self._loop)
 

@@ -449,8 +449,8 @@ def _sizes(data: bytes, count: int) -> NDArray[np.uint64]:
     if len(sizes) != count:
         if len(sizes) != 1:
             raise InvalidArgument(f"there are {len(sizes)} sizes for {count} keys")
-        sizes = np.broadcast_to(sizes, count)
         largest = int(sizes[0])
+        sizes = sizes.repeat(count)
     else:
         largest = int(sizes[0]) if count == 1 else int(sizes.max())
     if largest > PUT_SIZE_BYTES_MAX:
