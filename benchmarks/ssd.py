@@ -1,15 +1,18 @@
 """Reads and writes of a pool's SSD beside fio on the same file: same block size and depth, one run.
 
-    python benchmarks/ssd.py [--directory DIR] [--rounds N]
+    python benchmarks/ssd.py [--directory DIR] [--rounds N] [--cases drain,puts,reads] [--sizes ...]
 
 A pool of its own: one daemon with little memory, so that what is put ends on its SSD. Each object
 is read once, from the SSD; the page cache has nothing of it (direct I/O). Rounds are interleaved,
-and medians are printed with the ratio to fio (or to raw preadv where there is no fio).
+and medians are printed with the ratio to fio (or to raw preadv where there is no fio), which runs
+before and after each case: what a shared device gives changes from one second to the next.
+Processor time for each GB is that of the store daemon, of the master, and of this process.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import mmap
 import os
 import random
@@ -19,7 +22,6 @@ import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -35,19 +37,53 @@ BLOCK = 5 * MIB // 2
 BATCH = 64
 SMALL = 64 << 10
 DRAM = 512 * MIB
+FLUSH_BYTES = 32 * MIB
+"""As the daemon has it, for the second way fio writes."""
+POLL_S = 0.008
+"""How often the master is asked what was copied; the two cores pay for that, too."""
 
 
-def fio(path: Path, mode: str, block: int, depth: int, seconds: float = 2.0) -> float:
-    """GB/s of random direct I/O."""
-    if shutil.which("fio") is None:
-        return raw_read(path, block, depth, seconds) if "read" in mode else float("nan")
-    command = [
-        "fio", "--name=x", f"--filename={path}", f"--rw={mode}", f"--bs={block}", "--direct=1",
-        "--ioengine=libaio", f"--iodepth={depth}", f"--runtime={seconds}", "--time_based",
-        f"--size={1 << 30}", "--output-format=terse",
-    ]  # fmt: skip
-    fields = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split(";")
-    return int(fields[6 if "read" in mode else 47]) * 1024 / 1e9
+class Fio:
+    """What the device gives to random direct I/O of one kind, and what that costs."""
+
+    def __init__(
+        self, path: Path, mode: str, block: int, depth: int, *, flush_bytes: int = 0
+    ) -> None:
+        """`flush_bytes`: what was written is flushed after each so many."""
+        self._path, self._mode, self._block, self._depth = path, mode, block, depth
+        self._flush_every = flush_bytes // block
+        self._rates: list[float] = []
+        self._cpu_s_per_gb: list[float] = []
+
+    def run(self, seconds: float = 1.0) -> None:
+        if shutil.which("fio") is None:
+            is_read = "read" in self._mode
+            there = raw_read(self._path, self._block, self._depth, seconds) if is_read else math.nan
+            self._rates.append(there)
+            return
+        command = [
+            "fio", "--name=x", f"--filename={self._path}", f"--rw={self._mode}",
+            f"--bs={self._block}", "--direct=1", "--ioengine=libaio", f"--iodepth={self._depth}",
+            f"--runtime={seconds}", "--time_based", f"--size={1 << 30}", "--output-format=terse",
+        ]  # fmt: skip
+        if self._flush_every:
+            command.append(f"--fdatasync={self._flush_every}")
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        fields = out.split(";")
+        at = 5 if "read" in self._mode else 46
+        self._rates.append(int(fields[at + 1]) * 1024 / 1e9)
+        spent_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        self._cpu_s_per_gb.append(spent_s / (int(fields[at]) * 1024 / 1e9))
+
+    @property
+    def gb_per_s(self) -> float:
+        return statistics.mean(self._rates)
+
+    @property
+    def cpu_s_per_gb(self) -> float:
+        return statistics.mean(self._cpu_s_per_gb) if self._cpu_s_per_gb else math.nan
 
 
 def raw_read(path: Path, block: int, depth: int, seconds: float) -> float:
@@ -92,17 +128,48 @@ def own_cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
+class Spent:
+    """Processor time of those who take part, since it was made."""
+
+    def __init__(self, pool: LocalPool) -> None:
+        self._pids = [pool.stores[0].pid, pool.master.pid]
+        self._before = self._now()
+
+    def _now(self) -> list[float]:
+        return [*map(cpu_s, self._pids), own_cpu_s()]
+
+    def per_gb(self, size_bytes: int) -> tuple[float, ...]:
+        """Seconds for each GB: store daemon, master, this process."""
+        pairs = zip(self._now(), self._before, strict=True)
+        return tuple((now - before) / size_bytes * 1e9 for now, before in pairs)
+
+
 class Bench:
     def __init__(self, pool: LocalPool, client: Client, path: Path) -> None:
         self.pool, self.client, self.path = pool, client, path
         self.buffer = client.alloc(BATCH * BLOCK)
         self.buffer.array[:] = np.random.default_rng(1).integers(0, 255, BATCH * BLOCK, np.uint8)
-        self.rows: dict[str, list[tuple[float, float, float]]] = {}
-        """Name -> (ours, fio's, cpu seconds per GB)."""
+        self.rows: dict[str, list[tuple[float, ...]]] = {}
+        """Name -> (ours, fio's, cpu seconds per GB: daemon, master, this process, fio)."""
+        self.flushed: dict[str, list[Fio]] = {}
 
-    def note(self, name: str, ours: float, other: float, cpu: float) -> None:
-        self.rows.setdefault(name, []).append((ours, other, cpu))
-        print(f"  {name}: {ours:.2f} beside {other:.2f} GB/s, {cpu:.2f} cpu s/GB", flush=True)
+    def fio(self, mode: str, block: int, depth: int) -> Fio:
+        """Run once; to be run again after the case."""
+        path = self.path.with_name("fio")
+        fio = Fio(path, mode, block, depth)
+        fio.run()
+        if "write" in mode:  # as a copy is: it counts when it survives a power cut
+            flushed = Fio(path, mode, block, depth, flush_bytes=FLUSH_BYTES)
+            flushed.run()
+            self.flushed.setdefault(f"fio {block >> 10} KiB, flushed", []).append(flushed)
+        return fio
+
+    def note(self, name: str, ours: float, fio: Fio, cpu: tuple[float, ...]) -> None:
+        fio.run()
+        row = (ours, fio.gb_per_s, *cpu, fio.cpu_s_per_gb)
+        self.rows.setdefault(name, []).append(row)
+        spent = " + ".join(f"{s:.2f}" for s in cpu)
+        print(f"  {name}: {ours:.2f} beside {row[1]:.2f} GB/s, {spent} cpu s/GB", flush=True)
 
     def put(self, keys: list[str], size: int) -> None:
         start = address_of(self.buffer.array)
@@ -117,53 +184,51 @@ class Bench:
         results.raise_for_errors()
         return int(np.count_nonzero(results.hits))
 
-    def write(self, number: int, count: int, size: int) -> Iterator[str]:
+    def write(self, number: int, count: int, size: int) -> list[str]:
         """Put so much that nearly all of it is copied; the keys. What is measured is how fast it is
         copied while there always is more to copy: from the first copy on."""
         keys = [f"{size}-{number}-{i}" for i in range(count)]
-        daemon = self.pool.stores[0].pid
+        fio = self.fio("randwrite", size, 16)
         with open_admin(self.pool.lane, self.pool.grpc, 10.0) as admin:
             before = at_first = admin.status().demoted_bytes
-            began_s, cpu = 0.0, cpu_s(daemon)
+            began_s, spent = 0.0, Spent(self.pool)
             per_call = max(1, 16 * MIB // size)
             for first in range(0, count, per_call):
                 self.put(keys[first : first + per_call], size)
                 goal = before + (first + per_call) * size - DRAM * 7 // 10
                 while (copied := admin.status().demoted_bytes) < goal:
-                    time.sleep(0.004)
+                    time.sleep(POLL_S)
                 if not began_s and copied > before:
-                    at_first, began_s, cpu = copied, time.monotonic(), cpu_s(daemon)
+                    at_first, began_s, spent = copied, time.monotonic(), Spent(self.pool)
             written = admin.status().demoted_bytes - at_first
-            took_s = time.monotonic() - began_s
-            name = f"write-back {size >> 10} KiB"
-            other = fio(self.path.with_name("fio"), "randwrite", size, 16)
-            self.note(name, written / took_s / 1e9, other, (cpu_s(daemon) - cpu) / written * 1e9)
-            self.evict_memory()
-        yield from keys
+            took_s, cpu = time.monotonic() - began_s, spent.per_gb(written)
+        self.note(f"write-back {size >> 10} KiB", written / took_s / 1e9, fio, cpu)
+        self.evict_memory()
+        return keys
 
     def drain(self, number: int, size: int) -> None:
         """Fill memory at once, then watch how fast what is cold of it is copied, with nobody
         putting meanwhile: what the daemon makes of the device."""
         count = DRAM * 9 // 10 // size
         keys = [f"drain-{size}-{number}-{i}" for i in range(count)]
-        daemon, per_call = self.pool.stores[0].pid, max(1, 16 * MIB // size)
+        per_call = max(1, 16 * MIB // size)
+        fio = self.fio("randwrite", size, 16)
         with open_admin(self.pool.lane, self.pool.grpc, 10.0) as admin:
             for first in range(0, count, per_call):
                 self.put(keys[first : first + per_call], size)
             began_s = changed_s = time.monotonic()
             before = last = admin.status().demoted_bytes
-            cpu = cpu_s(daemon)
+            spent = Spent(self.pool)
+            cpu = (0.0,)
             while time.monotonic() < changed_s + 0.5:
                 copied = admin.status().demoted_bytes
                 if copied != last:
                     changed_s, last = time.monotonic(), copied
-                time.sleep(0.002)
-        spent = cpu_s(daemon) - cpu
-        other = fio(self.path.with_name("fio"), "randwrite", size, 16)
+                    cpu = spent.per_gb(last - before)
+                time.sleep(POLL_S)
         written, took_s = last - before, changed_s - began_s
         assert written > DRAM // 8, f"{written} bytes were left to copy"
-        name = f"write-back {size >> 10} KiB, alone"
-        self.note(name, written / took_s / 1e9, other, spent / written * 1e9)
+        self.note(f"write-back {size >> 10} KiB, alone", written / took_s / 1e9, fio, cpu)
 
     def evict_memory(self) -> None:
         """Fill memory with something else, so that what was put is on the SSD alone."""
@@ -172,30 +237,40 @@ class Bench:
             time.sleep(0.03)
 
     def read(self, name: str, keys: list[str], size: int, batch: int, depth: int) -> None:
-        daemon = self.pool.stores[0].pid
-        other = fio(self.path.with_name("fio"), "randread", size, depth)
+        fio = self.fio("randread", size, depth)
         hits = self.client.stats().ssd_hits
-        cpu, began_s, got = cpu_s(daemon) + own_cpu_s(), time.monotonic(), 0
+        spent, began_s, got = Spent(self.pool), time.monotonic(), 0
         for first in range(0, len(keys), batch):
             got += self.get(keys[first : first + batch], size)
-        took_s = time.monotonic() - began_s
-        spent = cpu_s(daemon) + own_cpu_s() - cpu
+        took_s, cpu = time.monotonic() - began_s, spent.per_gb(got * size)
         on_ssd = self.client.stats().ssd_hits - hits
         # What was put faster than it was copied may have been evicted: what is there counts.
         assert on_ssd > 0.9 * got > 0.5 * len(keys), f"{got} were there, {on_ssd} on the SSD"
-        self.note(name, got * size / took_s / 1e9, other, spent / (got * size) * 1e9)
+        self.note(name, got * size / took_s / 1e9, fio, cpu)
 
     def print(self) -> None:
-        print(f"{'':26} {'pool':>10} {'fio':>10} {'ratio':>7} {'cpu s/GB':>9}")
+        print(
+            f"{'medians':28} {'pool':>10} {'fio':>10} {'ratio':>6}  cpu s/GB: daemon, master,",
+            end="",
+        )
+        print(" this process; fio")
         for name, rows in self.rows.items():
-            ours, other, cpu = (statistics.median(column) for column in zip(*rows, strict=True))
-            ratio = statistics.median(a / b for a, b, _ in rows)
-            print(f"{name:26} {ours:7.2f} GB/s {other:5.2f} GB/s {ratio:6.2f} {cpu:9.2f}")
+            ours, other, *cpu = (statistics.median(column) for column in zip(*rows, strict=True))
+            ratio = statistics.median(row[0] / row[1] for row in rows)
+            shown = " ".join(f"{seconds:6.2f}" for seconds in cpu)
+            print(f"{name:28} {ours:5.2f} GB/s {other:5.2f} GB/s {ratio:6.2f} {shown}")
+        for name, runs in self.flushed.items():
+            print(f"{name:28} {'':10} {statistics.median(r.gb_per_s for r in runs):5.2f} GB/s")
 
 
-def run(directory: Path, rounds: int, transports: list[str]) -> None:
+def run(options: argparse.Namespace) -> None:
+    cases, sizes = options.cases.split(","), options.sizes.split(",")
     plan = PoolPlan(
-        nodes=1, dram_bytes=DRAM, ssd_directory=directory, ssd_bytes=3 << 30, ssd_object_bytes=SMALL
+        nodes=1,
+        dram_bytes=DRAM,
+        ssd_directory=options.directory,
+        ssd_bytes=3 << 30,
+        ssd_object_bytes=SMALL,
     )
     with running_pool(plan, Interrupts()) as pool:
         assert pool.ssd_directory is not None
@@ -204,21 +279,34 @@ def run(directory: Path, rounds: int, transports: list[str]) -> None:
         # write costs the file system more than the later ones.
         write_all(path, 64 * MIB, path.stat().st_size)
         write_all(path.with_name("fio"), 0, 1 << 30)
-        for kind in transports:
+        for kind in options.transports.split(","):
             with Client(pool.lane, transports=(kind,), deadline_s=60.0) as client:
                 bench = Bench(pool, client, path)
-                for number in range(rounds):
-                    bench.drain(number, BLOCK)
-                    bench.drain(number, SMALL)
-                    keys = list(bench.write(number, 6 * BATCH, BLOCK))
-                    bench.read(f"{kind}, 2.5 MiB x 64", keys[: 2 * BATCH], BLOCK, BATCH, 16)
-                    bench.read(
-                        f"{kind}, 2.5 MiB, one by one", keys[2 * BATCH : 3 * BATCH], BLOCK, 1, 1
-                    )
-                    small = list(bench.write(number, 12_288, SMALL))
-                    random.Random(number).shuffle(small)
-                    bench.read(f"{kind}, 64 KiB x 256, shuffled", small, SMALL, 256, 16)
+                for number in range(options.rounds):
+                    for name, size, count in (
+                        ("large", BLOCK, 6 * BATCH),
+                        ("small", SMALL, 12_288),
+                    ):
+                        if name not in sizes:
+                            continue
+                        if "drain" in cases:
+                            bench.drain(number, size)
+                        keys = bench.write(number, count, size) if "puts" in cases else []
+                        if "reads" in cases:
+                            read(bench, kind, keys, size, number)
                 bench.print()
+
+
+def read(bench: Bench, kind: str, keys: list[str], size: int, number: int) -> None:
+    if size == BLOCK:
+        bench.read(f"{kind}, 2.5 MiB x 64", keys[: 2 * BATCH], size, BATCH, 16)
+        bench.read(f"{kind}, 2.5 MiB, one by one", keys[2 * BATCH : 3 * BATCH], size, 1, 1)
+        return
+    half = len(keys) // 2
+    bench.read(f"{kind}, 64 KiB x 256, as put", keys[:half], size, 256, 16)
+    rest = keys[half:]
+    random.Random(number).shuffle(rest)
+    bench.read(f"{kind}, 64 KiB x 256, shuffled", rest, size, 256, 16)
 
 
 def main() -> None:
@@ -226,8 +314,9 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, default=Path("/var/tmp"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--transports", default="shm,tcp")
-    options = parser.parse_args()
-    run(options.directory, options.rounds, options.transports.split(","))
+    parser.add_argument("--cases", default="drain,puts,reads", help="reads need puts")
+    parser.add_argument("--sizes", default="large,small")
+    run(parser.parse_args())
 
 
 if __name__ == "__main__":

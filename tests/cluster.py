@@ -135,7 +135,7 @@ class Cluster:
             spec.name = f"master{number}"
         if self._places:
             place = self._places[number]
-            spec.flags.update(listen=f"{place.host}:0", grpc=f"{place.host}:0")
+            spec.flags.update(listen=f"{place.host}:0", grpc=f"{place.host}:0", insecure=True)
             spec.launcher = place.launcher
         master = Process(spec, self.directory, self._daemon_environment)
         self.masters.append(master)
@@ -297,6 +297,16 @@ class Cluster:
         return run_cenote(
             *arguments, stdin=stdin, environment=self.environment, timeout_s=timeout_s
         )
+
+    def mend(self, nodes: int) -> None:
+        """Start what does not run, let go on what was stopped, and wait until so many nodes are
+        alive: for a test that shares a cluster with others."""
+        for process in self.processes:
+            if process.is_running:
+                process.resume()
+            else:
+                process.restart()
+        self.wait_alive(nodes)
 
     def wait_alive(self, count: int, timeout_s: float = 30.0) -> None:
         """Until the master sees exactly so many nodes alive."""

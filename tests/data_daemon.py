@@ -13,9 +13,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from cenote.runtime.log import get_logger
+from cenote.security.refusals import Refusals
+from cenote.security.tls import Tls
 from cenote.store.rdma_host import RdmaHost
 from cenote.store.server import DataServer
-from cenote.store.serving import ServingLimits
+from cenote.store.serving import ServingLimits, TlsPort
 from cenote.store.sessions import SessionTable
 from cenote.transport.base import Seen, SessionIdentity
 from cenote.transport.fake_segment import FakeSegment, FakeSegments
@@ -43,6 +46,10 @@ def _serve(pipe: Connection, size_bytes: int, unix_path: str, options: dict[str,
     sessions = SessionTable(segments)
     limits = ServingLimits(**options.pop("limits", {}))
     library = options.pop("rdma", "")
+    files = options.pop("tls_files", None)
+    if files is not None:
+        refusals = Refusals(get_logger("tests"), ("tcp",))
+        options["tls"] = TlsPort(Tls(files), refusals)
     host = None
     if library:
         host = RdmaHost(segments, find_nics(library))
@@ -98,18 +105,21 @@ class DataDaemon:
         self.unix_path = unix_path
         with open(f"/proc/{self.pid}/fd/{fd}", "r+b") as file:
             self.memory = mmap.mmap(file.fileno(), size_bytes)
+        address = f"{'tls://' if 'tls_files' in options else ''}{host}:{port}"
         self.node = common_pb2.NodeView(
             node_id=1,
             name="far",
             boot_id="this boot",
             endpoints=[
-                common_pb2.Endpoint(kind=common_pb2.TRANSPORT_KIND_TCP, address=f"{host}:{port}"),
+                common_pb2.Endpoint(kind=common_pb2.TRANSPORT_KIND_TCP, address=address),
                 common_pb2.Endpoint(kind=common_pb2.TRANSPORT_KIND_SHM, address=unix_path),
             ],
         )
         if ports:
             self.node.endpoints.add(
-                kind=common_pb2.TRANSPORT_KIND_RDMA, address=f"{host}:{port}", device_info=ports
+                kind=common_pb2.TRANSPORT_KIND_RDMA,
+                address=address,
+                device_info=ports,
             )
 
     def ask(self, name: str, *args: object) -> Any:
@@ -136,8 +146,8 @@ class DataDaemon:
 
 @contextlib.contextmanager
 def data_daemon(size_bytes: int = 1 << 20, **options: Any) -> Iterator[DataDaemon]:
-    """A running daemon. `limits` are those of ServingLimits, `rdma` is the verbs library to serve
-    with; others go to DataServer."""
+    """A running daemon. `limits` are those of ServingLimits, `tls_files` are for TLS, `rdma` is the
+    verbs library to serve with; others go to DataServer."""
     with tempfile.TemporaryDirectory() as folder:
         daemon = DataDaemon(size_bytes, str(Path(folder, "data.sock")), options)
         try:

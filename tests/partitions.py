@@ -43,7 +43,7 @@ def loaded_pool(
                 masters=2,
                 stores=2,
                 places=network.masters,
-                store_flags={"listen": here, "grpc": here},
+                store_flags={"listen": here, "grpc": here, "insecure": True},
             )
         )
         load = Load(

@@ -53,12 +53,13 @@ class SsdNode:
         ssd_bytes: int = 24 * MIB,
         start: bool = True,
         daily_writes: int = 0,
+        staging_bytes: int = 8 * MIB,
     ) -> None:
         self.path = directory / "ssd"
         inner: Device = open_device(self.path, ssd_bytes)
         self.device = FaultyDevice(inner)
         self.files = NodeFiles(directory, "n1")
-        self.ssd_file = SsdFile(self.path, ssd_bytes, 8 * MIB, device=self.device)
+        self.ssd_file = SsdFile(self.path, ssd_bytes, staging_bytes, device=self.device)
         self.segments: LocalSegments = open_segments(self.files, 16 * MIB, BOOT, ssd=self.ssd_file)
         self.dram: DramSegment = self.segments.dram()[0]
         while self.dram.allocate_next(16 * MIB):

@@ -3,7 +3,9 @@
 Each peer has a pool of its own with little memory and a directory on disk. What is put comes as
 fast as the store takes and keeps it: a put that is refused is tried again, and where none is ever
 refused the next one waits until what is left to copy has room in memory. Reads are checked, counted
-where they came from the SSD as the store itself says, and timed one by one and in batches.
+where they came from the SSD as the store itself says, and timed one by one and in batches: as they
+come, and once the page cache was made to forget the store's files. With each goes how much of the
+files was cached before it, and how much came from the device (`page_cache`).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import os
 import tempfile
 import time
 
+import page_cache
 from adapter import CenoteShm, CenoteTcp
 from peers import KIB, MIB, MOONCAKE_VENV, MooncakeAdapter, MooncakeDaemonAdapter
 
@@ -19,6 +22,7 @@ DRAM_BYTES = 512 * MIB
 OBJECT_BYTES = 2560 * KIB
 OBJECTS = 512
 BATCH = 16
+SHAPES = (("", 1), (" x16", BATCH))
 SETTLE_S = 6.0
 """A peer tells its master of what it wrote with heartbeats, once a second."""
 
@@ -115,9 +119,21 @@ def _round(bench, peer, base: str) -> None:
     wrote = peer.client.call(200, op="put_kept", n=OBJECTS, **shape)
     bench.record(peer.label, "ssd", "put 2.5MiB x16, 1.25 GiB into 0.5 of memory", wrote)
     time.sleep(SETTLE_S)
-    half = OBJECTS // 2
-    for name, batch, first, count in (("", 1, 0, half // 2), (" x16", BATCH, half // 2, half // 2)):
+    # The older half, in quarters: as it is after that, then with no file of it in the page cache.
+    part = OBJECTS // 8
+    cases = [(name, batch, cold) for cold in (False, True) for name, batch in SHAPES]
+    for number, (name, batch, is_cold) in enumerate(cases):
+        if is_cold:
+            page_cache.drop(peer.dir)
+        cached, on_disk = page_cache.cached_bytes(peer.dir)
+        before = page_cache.device_bytes(peer.pids())
         shape = {"base": base, "size": OBJECT_BYTES, "batch": batch}
-        read = peer.client.call(200, op="get_kept", first=first, n=count, **shape)
-        bench.record(peer.label, "ssd", f"get 2.5MiB{name} from SSD", read)
+        read = peer.client.call(200, op="get_kept", first=number * part, n=part, **shape)
+        came = page_cache.device_bytes(peer.pids()) - before
+        read |= {
+            "cached_share": cached / max(1, on_disk),
+            "device_share": came / (part * OBJECT_BYTES),
+        }
+        temperature = ", nothing cached" if is_cold else ""
+        bench.record(peer.label, "ssd", f"get 2.5MiB{name} from SSD{temperature}", read)
     peer.client.call(60, op="rm")

@@ -1,9 +1,10 @@
 """A vLLM engine that is measured from inside. Runs in vLLM's environment.
 
-`tests/with_vllm/engine.py` with two commands more:
+`tests/with_vllm/engine.py` with three commands more:
 
     {"do": "measure", "prompts": [[token, ...], ...], "max_tokens": 8, "together": false}
     {"do": "settle", "limit_s": 5}        until the process computes nothing any more
+    {"do": "timeline"}                    what happened since it was asked last: see `timeline.py`
 
 `measure` serves the prompts one after the other, or all `together`, and tells when each had its
 first and its last token, what scheduling took, what the worker's side of a connector made the
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,9 @@ class Watch:
         self.spent_s = {"scheduler": 0.0, "worker": 0.0}
         self.steps = 0
         self.empty_steps = 0
+        self.loads: Counter[str] = Counter()
+        """Of each request, how often it was given blocks to be loaded: once more each time that it
+        is scheduled anew."""
         self._depth = 0
 
     def wrap(self, owner: Any, name: str, whose: str) -> None:
@@ -62,6 +67,15 @@ class Watch:
                     self.spent_s[whose] += time.perf_counter() - began_s
 
         setattr(owner, name, timed)
+
+    def count_loads(self, connector: Any) -> None:
+        inner = connector.update_state_after_alloc
+
+        def counted(request: Any, blocks: Any, num_external_tokens: int) -> Any:
+            self.loads[request.request_id] += num_external_tokens > 0
+            return inner(request, blocks, num_external_tokens)
+
+        connector.update_state_after_alloc = counted
 
     def step_like_core_process(self, core: Any) -> None:
         inner = core.step_fn
@@ -97,6 +111,8 @@ def watch_of(llm: Any) -> Watch:
     core = llm.llm_engine.engine_core.engine_core
     for name in OF_SCHEDULER:
         watch.wrap(core.scheduler, name, "scheduler")
+    if core.scheduler.connector is not None:
+        watch.count_loads(core.scheduler.connector)
     if has_kv_transfer_group():
         for name in OF_WORKER:
             watch.wrap(get_kv_transfer_group(), name, "worker")
@@ -130,6 +146,13 @@ class Served:
         self._numbers[given] = number
         self._engine.add_request(given, {"prompt_token_ids": prompt}, self._sampling)
 
+    def counts(self, of: Counter[str]) -> list[int]:
+        """By request. (The engine lengthens the names that it is given.)"""
+        found = [0] * len(self._began_s)
+        for name, number in self._numbers.items():
+            found[number] += sum(count for full, count in of.items() if full.startswith(f"{name}-"))
+        return found
+
     def run(self) -> None:
         while self._engine.has_unfinished_requests():
             for output in self._engine.step():
@@ -146,6 +169,7 @@ class Served:
 def measure(llm: Any, command: dict[str, Any]) -> None:
     watch = watch_of(llm)
     watch.take()
+    watch.loads.clear()
     served = Served(llm, command.get("max_tokens", 8))
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     for prompt in command["prompts"]:
@@ -160,6 +184,7 @@ def measure(llm: Any, command: dict[str, Any]) -> None:
         last_s=served.last_s,
         cached=served.cached,
         tokens=served.tokens,
+        loads=served.counts(watch.loads),
         **watch.take(),
     )
 
@@ -178,7 +203,17 @@ def settle(llm: Any, command: dict[str, Any]) -> None:
     engine.answer(waited_s=time.perf_counter() - began_s, cpu_s=time.process_time() - began_cpu_s)
 
 
-engine.COMMANDS.update(measure=measure, settle=settle)
+def timeline(llm: Any, command: dict[str, Any]) -> None:
+    import timeline as events
+
+    if not TIMED:
+        TIMED.append(True)
+        events.watch(llm.llm_engine.engine_core.engine_core)
+    engine.answer(events=events.take())
+
+
+TIMED: list[bool] = []
+engine.COMMANDS.update(measure=measure, settle=settle, timeline=timeline)
 
 if __name__ == "__main__":
     engine.main()

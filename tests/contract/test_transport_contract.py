@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 from cenote.transport.base import SessionIdentity, Transport
@@ -14,6 +16,7 @@ from cenote.transport.tcp import TcpTransport
 from cenote.transport.testing import FarEnd, TransportContract
 from cenote.v1 import common_pb2
 from data_daemon import SEGMENT_ID, DataDaemon, data_daemon
+from tls_kit import Authority
 
 SIZE_BYTES = 40 << 20
 IDENTITY = SessionIdentity(b"session of tests", "this boot", 1, common_pb2.Credentials())
@@ -68,6 +71,19 @@ class TestTcp(TransportContract):
     def far_end(self) -> Iterator[FarEnd]:
         with daemon_far_end(TcpTransport(spin_s=self.spin_s)) as far:
             yield far
+
+
+class TestTls(TransportContract):
+    """TCP with TLS on it, and a certificate on both sides."""
+
+    @contextmanager
+    def far_end(self) -> Iterator[FarEnd]:
+        with TemporaryDirectory() as folder:
+            authority = Authority(Path(folder))
+            server = authority.server(authority.issue("server"))
+            transport = TcpTransport(tls=authority.client(authority.issue("client")))
+            with daemon_far_end(transport, tls_files=server.files) as far:
+                yield far
 
 
 class TestShm(TransportContract):

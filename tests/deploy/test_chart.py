@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cenote.runtime.harness import STOP_TIMEOUT_S
+from cenote.security.token_set import FIRST_TOKENS, TOKENS_FILE
+from cenote.security.tokens import TokenFile
 from deployment import (
     CHART,
     RELEASE,
@@ -68,6 +73,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "prometheusRule": {"enabled": True, "labels": {"release": "prom"}},
         "dashboard": {"enabled": True},
     },
+    "insecure": EXTERNAL | {"auth": {"insecure": True}},
     "host network": EXTERNAL
     | {
         "store": {"hostNetwork": True, "rdma": {"enabled": True}, "runAsUser": 2000},
@@ -271,7 +277,7 @@ def test_a_drain_before_the_end_fits_the_time_that_kubernetes_gives() -> None:
     assert spec["terminationGracePeriodSeconds"] > 900 + STOP_TIMEOUT_S + 1
     assert [c["name"] for c in spec["initContainers"]] == ["prepare", "undrain"]
     # What these two commands do is tried in test_compose_pool.py.
-    assert spec["initContainers"][1]["args"] == ['cenote undrain "$NODE_NAME" || test $? -eq 2']
+    assert spec["initContainers"][1]["args"] == ['cenote undrain "$NODE_NAME" || test $? -eq 3']
     names = {variable["name"] for variable in container["env"]}
     assert {"NODE_NAME", "CENOTE_MASTER"} <= names
 
@@ -284,6 +290,70 @@ def test_secrets_come_from_secrets() -> None:
         for name in (f"{prefix}ETCD_PASSWORD", "CENOTE_CLIENT_ETCD_PASSWORD"):
             assert variables[name]["valueFrom"]["secretKeyRef"]["name"] == "etcd-user"
         assert "--etcd-key=/etc/cenote/etcd/tls.key" in container["args"]
+
+
+def flags_of(values: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Of the daemons, by the name of their container."""
+    return {
+        container["name"]: container["args"]
+        for pod in pods_of(rendered(values))
+        for container in pod["spec"]["containers"]
+        if container["name"] != "etcd"
+    }
+
+
+def test_who_has_no_token_is_refused_unless_told_otherwise() -> None:
+    flags = flags_of(EXTERNAL)
+    assert "--tokens=/etc/cenote/auth/tokens.json" in flags["master"]
+    assert "--token-file=/etc/cenote/auth/store.token" in flags["store"]
+    assert not any("--insecure" in each for each in flags.values())
+    flags = flags_of(VARIANTS["insecure"])
+    assert all("--insecure" in each for each in flags.values())
+    assert by_kind(rendered(VARIANTS["insecure"]), "Secret") == []
+    both = {"auth": {"insecure": True, "secretName": "x"}}
+    assert "leave one of them out" in refusal(EXTERNAL | both)
+
+
+def test_the_charts_own_tokens_are_those_that_masters_take(tmp_path: Path) -> None:
+    (secret,) = by_kind(rendered(EXTERNAL), "Secret")
+    assert secret["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    files = {name: base64.b64decode(text) for name, text in secret["data"].items()}
+    assert set(files) == {TOKENS_FILE, *(f"{name}.token" for name in FIRST_TOKENS)}
+    (tmp_path / TOKENS_FILE).write_bytes(files[TOKENS_FILE])
+    tokens = TokenFile(tmp_path / TOKENS_FILE)
+    for name, role in FIRST_TOKENS.items():
+        who = tokens.authenticate(files[f"{name}.token"].strip())
+        assert (who.name, who.role, who.is_pool_wide) == (name, role, True)
+    (other,) = by_kind(rendered(EXTERNAL), "Secret")
+    assert other["data"] != secret["data"]
+    assert by_kind(rendered(EXTERNAL | {"auth": {"secretName": "kv-auth"}}), "Secret") == []
+
+
+@every_variant
+def test_pods_have_the_tokens_that_they_need_and_no_other(values: dict[str, Any]) -> None:
+    manifests = rendered(values)
+    drains = values.get("store", {}).get("drain", {}).get("onStop", False)
+    wanted = {
+        "master": {"tokens.json", "admin.token"},
+        "store": {"store.token", "admin.token"} if drains else {"store.token"},
+    }
+    for pod in pods_of(manifests):
+        (container,) = pod["spec"]["containers"]
+        volumes = [v for v in pod["spec"].get("volumes", []) if v["name"] == "auth"]
+        name = container["name"]
+        if name == "etcd" or values.get("auth", {}).get("insecure"):
+            assert volumes == []
+            continue
+        (volume,) = volumes
+        assert volume["secret"]["secretName"] == values.get("auth", {}).get(
+            "secretName", "kv-cenote-auth"
+        )
+        files = {item["path"] for item in volume["secret"]["items"]}
+        assert files == wanted[name]
+        given = [*container["args"], *(str(v.get("value")) for v in container["env"])]
+        named = re.findall(r"/etc/cenote/auth/(\S+)", " ".join(given))
+        assert set(named) <= files
+        assert len(named) == 2
 
 
 def test_wrong_values_are_refused_with_what_to_do() -> None:

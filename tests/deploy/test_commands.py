@@ -40,6 +40,9 @@ def test_a_wrong_flag_is_found() -> None:
         refuse_wrong_flags(["cenote-store", "--dram=much"])
     with pytest.raises(CenoteError):
         refuse_wrong_flags(["cenote-store", "--listen=0.0.0.0:5120"])  # no address for clients
+    for program in ("cenote-master", "cenote-store"):
+        with pytest.raises(CenoteError, match="open to the network"):
+            refuse_wrong_flags([program, "--listen=10.0.0.1:5120"])
 
 
 def test_why_pods_are_kept_from_the_variables_of_services() -> None:

@@ -77,6 +77,21 @@ def shared_directory(pod: Any) -> tuple[str, str]:
 
 
 @every_engine
+def test_the_engine_shows_a_token_of_the_charts_secret(file: Path) -> None:
+    (pod,) = pods_of([engine_of(file)])
+    (container,) = containers_of(pod)
+    (variable,) = [v for v in container["env"] if v["name"] == "CENOTE_CLIENT_TOKEN_FILE"]
+    (volume,) = [v["secret"] for v in pod["spec"]["volumes"] if "secret" in v]
+    (secret,) = [d for d in rendered(INTERNAL) if d["kind"] == "Secret"]
+    # The examples install the release `kv`, as these tests do.
+    assert volume["secretName"] == secret["metadata"]["name"]
+    (item,) = volume["items"]
+    assert item["key"] in secret["data"]
+    (mount,) = [m for m in container["volumeMounts"] if m["name"] == "token"]
+    assert variable["value"] == f"{mount['mountPath']}/{item['path']}"
+
+
+@every_engine
 def test_the_engine_asks_the_etcd_of_the_chart(file: Path) -> None:
     """Host names are shorter by the namespace, which is the engine's own."""
     (pod,) = pods_of([engine_of(file)])
@@ -86,6 +101,22 @@ def test_the_engine_asks_the_etcd_of_the_chart(file: Path) -> None:
     args = masters["spec"]["template"]["spec"]["containers"][0]["args"]
     (metadata,) = [a for a in args if a.startswith("--metadata=")]
     assert metadata.removeprefix("--metadata=").replace(".llm.svc:", ":") == url
+
+
+def test_the_router_is_told_of_blocks_by_the_pods_address() -> None:
+    (pod,) = pods_of([engine_of(EXAMPLES / "llm-d" / "modelserver.yaml")])
+    (container,) = containers_of(pod)
+    flag = "--kv-events-config="
+    (argument,) = [a for a in container["args"] if a.startswith(flag)]
+    config = json.loads(argument.removeprefix(flag))
+    assert config["enable_kv_cache_events"] is True
+    kind, address, model = config["topic"].split("@")
+    ports = {p["name"]: p["containerPort"] for p in container["ports"]}
+    assert (kind, address) == ("kv", f"$(POD_IP):{ports['http']}")
+    assert model == container["args"][0]
+    assert config["endpoint"] == f"tcp://*:{ports['kv-events']}"
+    (variable,) = [e for e in container["env"] if e["name"] == "POD_IP"]
+    assert variable["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
 
 
 def test_the_inference_pool_selects_engines_and_nothing_of_ours() -> None:

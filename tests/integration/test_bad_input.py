@@ -313,6 +313,7 @@ def test_wrong_addresses(client: Client, address: str) -> None:
     "arguments",
     [
         ("--listen", "nowhere"),
+        ("--listen", "0.0.0.0:0"),
         ("--metadata", "paper:"),
         ("--lease-ttl-s", "soon"),
         ("--lease-ttl-s", "30", "--lease-ttl-max-s", "10"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import tarfile
@@ -23,10 +24,22 @@ MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def shared() -> Iterator[Cluster]:
     with Cluster(stores=2, dram_bytes=24 * MIB) as started:
-        started.wait_alive(2)
         yield started
+
+
+@pytest.fixture
+def cluster(shared: Cluster) -> Cluster:
+    """Whole, and with the settings that it began with, whatever the test before (which may be an
+    earlier try of the same one) left behind."""
+    shared.mend(2)
+    changed = [
+        v["name"] for v in json.loads(shared.cli("config", "get", "--json").stdout) if v["changed"]
+    ]
+    if changed:
+        assert shared.cli("config", "unset", *changed, "--yes").returncode == 0
+    return shared
 
 
 class Cenote:
@@ -58,14 +71,15 @@ def cenote(
 
 
 @pytest.fixture
-def client(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Client]:
-    with cluster.client(namespace=str(request.node.name), fingerprint="f") as opened:
-        yield opened
+def namespace(request: pytest.FixtureRequest) -> str:
+    """One that no test had before, not even an earlier try of this one."""
+    return f"{request.node.name}-{os.urandom(4).hex()}"
 
 
 @pytest.fixture
-def namespace(request: pytest.FixtureRequest) -> str:
-    return str(request.node.name)
+def client(cluster: Cluster, namespace: str) -> Iterator[Client]:
+    with cluster.client(namespace=namespace, fingerprint="f") as opened:
+        yield opened
 
 
 def test_a_missing_key_is_explained(cenote: Cenote, client: Client, namespace: str) -> None:
@@ -153,6 +167,10 @@ def test_limits_change_while_the_master_runs_and_outlive_it(
     assert found["pinned_share_max"]["started_with"] == before
     assert cenote("config", "unset", "pinned_share_max", "repair_after_s", "--yes")[0] == 0
     assert not any(v["changed"] for v in cenote.json("config", "get"))
+    for unknown in (("get", "polici"), ("set", "polici=arc", "--yes"), ("unset", "x", "--yes")):
+        code, _, err = cenote("config", *unknown)
+        assert code == 3
+        assert "there is no setting" in err
     code, _, err = cenote("config", "set", "policy=arc", "--yes")
     assert code == 2
     assert "cenote-master" in err

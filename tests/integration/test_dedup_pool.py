@@ -197,6 +197,24 @@ def test_a_digest_gives_nothing_without_the_bytes() -> None:
             assert admin.status().objects == 1
 
 
+def test_namespaces_of_a_domain_hold_each_others_bytes() -> None:
+    """Where the administrator has set that up, and nobody else's."""
+    flags = {"dedup-domains": "models=one,two"}
+    with Cluster(stores=1, master_flags=flags) as cluster, admin_of(cluster) as admin:
+        for number, name in enumerate(("one", "two", "three")):
+            with cluster.client(namespace=name, dedup=True) as client:
+                assert client.put("key", VALUE).stored
+                assert client.get("key") == VALUE
+                assert admin.status().dedup_objects == min(number, 1)
+        assert used_bytes(admin) == 2 * EXTENT_BYTES
+        with cluster.client(namespace="one") as client:
+            client.remove("key")
+        with cluster.client(namespace="two") as client:
+            assert client.get("key") == VALUE
+            client.remove("key")
+        assert used_bytes(admin) == EXTENT_BYTES
+
+
 def test_who_claims_other_bytes_stores_its_own() -> None:
     """A digest that is not of the bytes: the daemon finds out, and they are sent."""
     with (

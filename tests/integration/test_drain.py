@@ -211,7 +211,7 @@ def test_a_drain_can_be_cancelled_and_needs_another_node() -> None:
         refused = cluster.cli("drain", "s0")
         assert refused.returncode == 1
         assert b"no other node" in refused.stderr
-        assert cluster.cli("drain", "nobody").returncode == 2
+        assert cluster.cli("drain", "nobody").returncode == 3
         cluster.add_store()
         cluster.wait_alive(2)
         assert cluster.cli("drain", "s0", "--bandwidth", "64KiB").returncode == 0

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster import Cluster, start_cenote
+from cenote.runtime.harness import EXIT_USAGE
+from cluster import Cluster, run_module, start_cenote
 from remote import Remote
 from waiting import wait_until
 
@@ -130,14 +131,27 @@ def test_the_defaults_of_a_whole_pool() -> None:
             check_loopback(each)
 
 
+def test_elsewhere_it_asks_for_credentials() -> None:
+    for module, remedy in (("cenote.master", "--tokens"), ("cenote.store", "--token-file")):
+        done = run_module(module, "--listen", "0.0.0.0:0", "--advertise", "127.0.0.1")
+        assert done.returncode == EXIT_USAGE
+        said = done.stderr.decode()
+        assert "open to the network" in said
+        assert remedy in said
+        assert "--insecure" in said
+
+
 def test_it_listens_elsewhere_where_it_is_told_to() -> None:
-    with Cluster(stores=0, master_flags={"listen": "0.0.0.0:0", "grpc": "127.0.0.1:0"}) as cluster:
+    flags = {"listen": "0.0.0.0:0", "grpc": "127.0.0.1:0", "insecure": True}
+    with Cluster(stores=0, master_flags=flags) as cluster:
         found = listening(cluster.master.pid)
         public = [port for _, address, port in found if not address.is_loopback]
         assert len(public) == 1
         assert len(found) == 2
         cluster.master.ready["lane"] = f"127.0.0.1:{public[0]}"
-        store = cluster.add_store(flags={"listen": "0.0.0.0:0", "advertise": "127.0.0.1"})
+        store = cluster.add_store(
+            flags={"listen": "0.0.0.0:0", "advertise": "127.0.0.1", "insecure": True}
+        )
         for process in (cluster.master, store):
             assert "open to the network, and asks nobody who he is" in process.log_text()
         public = [port for _, address, port in listening(store.pid) if not address.is_loopback]

@@ -86,8 +86,19 @@ def scraped(url: str) -> str:
         return str(reply.read().decode())
 
 
+@pytest.fixture
+def secured(shared: Secured) -> Secured:
+    """Whole, whatever the test before (which may be an earlier try of the same) left behind."""
+    for process in shared.cluster.processes:
+        if process.is_running:
+            process.resume()
+        else:
+            process.restart()
+    return shared
+
+
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     folder = tmp_path_factory.mktemp("security")
     tokens = Tokens(folder)
     lane_socket = f"/tmp/cenote-lane-{os.getpid()}.sock"
@@ -180,7 +191,8 @@ def test_the_own_namespace_works(secured: Secured) -> None:
         paths = [path.path for path in ann.paths()]
         assert paths == ["tcp"]  # memory has other tenants' bytes, too
         values = [bytes([i]) * 3000 for i in range(40)]
-        keys = [f"key {i}" for i in range(40)]
+        mark = os.urandom(4).hex()  # another one each time
+        keys = [f"key {mark} {i}" for i in range(40)]
         ann.put_batch(keys, values).raise_for_errors()
         assert ann.get_batch(keys) == values
         for key in keys:  # spare extents
@@ -198,9 +210,10 @@ def test_all_namespaces_go_over_shared_memory(secured: Secured) -> None:
     with secured.client("wide", "ann/llama") as wide:
         assert wide.get("secret") == SECRET
         assert [path.path for path in wide.paths()] == ["shm"]
-        assert wide.put("from memory", b"y" * 500).error is None
+        key = f"from memory {os.urandom(4).hex()}"
+        assert wide.put(key, b"y" * 500).error is None
     with secured.client("ann", "ann/llama") as ann:
-        assert ann.get("from memory") == b"y" * 500
+        assert ann.get(key) == b"y" * 500
 
 
 def test_another_namespace_is_refused_by_the_master(secured: Secured) -> None:
@@ -261,7 +274,7 @@ def test_administration_needs_its_role(secured: Secured) -> None:
 
 
 def test_explain_names_no_namespace_of_others(secured: Secured) -> None:
-    key = "a key of ann"
+    key = f"a key of ann {os.urandom(4).hex()}"
     with secured.client("ann", "ann/llama") as ann, secured.client("bob", "bob/llama"):
         assert ann.put(key, b"x").stored
         for holder, named in (("bob", []), ("root", ["ann/llama"])):

@@ -1,11 +1,14 @@
-"""What `cenote paths` says of RDMA, as NICs go down and come back: real devices, real daemons."""
+"""What the commands say of RDMA, and of NICs that go down and come back: real devices, daemons."""
 
 from __future__ import annotations
 
+import json
 import os
+from typing import Any
 
 import pytest
 
+from cenote.cli.app import app
 from cenote.client import Client
 from cenote.transport.nics.choice import usable_ports
 from cenote.transport.nics.sysfs import read_netdevs, read_ports
@@ -58,3 +61,46 @@ def test_paths_follow_the_nics() -> None:
 
         wait_until(over_rdma, SLOW_S, what="RDMA to be taken again")
         wait_until(lambda: client.get("k") == data, SLOW_S, what="the object to be read")
+
+
+@pytest.mark.timeout(900)
+def test_commands_tell_of_rdma(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`doctor`, `paths` and `nodes` as an operator calls them, on a host with devices."""
+    ports, _ = usable_ports(read_ports(), netdevs=read_netdevs())
+    with Cluster(
+        stores=1,
+        dram_bytes=48 * MIB,
+        ready_timeout_s=SLOW_S,
+        master_flags={"node-dead-s": 60},
+        store_flags={"rdma": "on"},
+    ) as cluster:
+        cluster.wait_alive(1, SLOW_S)
+        monkeypatch.setenv("CENOTE_MASTER", cluster.lane)
+        monkeypatch.setenv("CENOTE_GRPC", cluster.grpc)
+
+        def told(*arguments: str) -> list[dict[str, Any]]:
+            """In this process: in such a machine a command takes a minute to start."""
+            options = ["--json", "--deadline", "60"]
+            app([*arguments, *options], prog_name="cenote", standalone_mode=False)
+            found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+            assert found
+            return found
+
+        findings = {finding["check"]: finding for finding in told("doctor")}
+        assert findings["rdma library"]["verdict"] == "ok", findings
+        for port in ports:
+            assert findings[f"rdma {port.name}"]["verdict"] == "ok", findings
+            assert str(port.gids[0].address) in findings[f"rdma {port.name}"]["found"]
+        assert findings["locked memory"]["verdict"] == "ok", findings
+        assert findings["peer s0"]["verdict"] == "ok", findings
+
+        [path] = told("paths", "--transports", "rdma,tcp")
+        assert path["path"] == "rdma", path
+        assert all(port.name in path["over"] for port in ports), path
+        [forced] = told("paths", "--transports", "tcp")
+        assert forced["path"] == "tcp", forced
+        [node] = told("nodes", "--transports", "rdma,tcp")
+        assert node["path"] == "rdma", node
+        assert node["rdma_registered_bytes"] > 40 * MIB, node

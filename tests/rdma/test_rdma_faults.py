@@ -20,8 +20,9 @@ from typing import Any
 import pytest
 
 from cenote.api.errors import BufferInUse, CenoteError, GrantRevoked
-from cenote.transport.testing_support import DEADLINE_S, GRACE_S, GUARD
+from cenote.transport.testing_support import GRACE_S, GUARD
 from cenote.transport.verbs.base import VerbsError
+from rdma.links import kernel_resources
 from rdma_daemon import RdmaFarEnd, StoppableWriter, rdma_far_end
 from rdma_scenarios import ITEM_BYTES, ITEMS, Far, RdmaScenarios, Traffic, the_lane
 from waiting import wait_until
@@ -137,7 +138,7 @@ class OnDevices(RdmaScenarios):
         return [
             row
             for row in kernel_resources("qp")
-            if row["pid"] == os.getpid() and row.get("state") not in ("ERR", "RESET")
+            if row.get("pid") == os.getpid() and row.get("state") not in ("ERR", "RESET")
         ]
 
     def _is_read(self, channel: Any, traffic: Traffic, data: bytes) -> bool:
@@ -169,19 +170,6 @@ class OnDevices(RdmaScenarios):
             assert (told["rdma_bytes"], told["tcp_calls"]) == (0, 2)
             assert "RLIMIT_MEMLOCK" in told["obstacle"]
             assert far.peek(0, 4096) == bytes(range(256)) * 16
-
-
-def kernel_resources(kind: str) -> list[dict[str, Any]]:
-    """User-space objects of all devices, as the kernel counts them."""
-    text = subprocess.run(
-        ["rdma", "-j", "resource", "show", kind],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    ).stdout
-    found: list[dict[str, Any]] = json.loads(text or "[]")
-    return [row for row in found if "pid" in row]
 
 
 @pytest.mark.rdma

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
@@ -15,6 +15,7 @@ from cenote.api.types import AcquiredLease, GetStatus
 from cenote.client.client import Client
 from cenote.client.config import ClientConfig, make_config
 from cenote.client.master_stub import LaneMaster
+from cenote.master.effects import GoneReason
 from sim.contents import DEDUP
 from sim.lanes import SimMaster
 from sim.loop import Party, Violation
@@ -25,12 +26,14 @@ from sim.transports import SimShm, SimTcp, SimTransport
 if TYPE_CHECKING:
     from sim.world import World
 
-__all__ = ["ClientProcess", "key_bytes", "put_anew"]
+__all__ = ["ClientProcess", "flood", "key_bytes", "put_anew", "read_evicted", "read_leased"]
 
 NAMESPACE: Final = "a"
 FINGERPRINT: Final = b"f"
 SIZES: Final = (16, 40, 200, 900, 1024, 4096, 5000, 9000, 30_000)
-CALLS_OF: Final = {"lease": 3, "view": 3, "put_run": 50, "put_anew": 2}
+CALLS_OF: Final = {
+    "lease": 3, "read_leased": 3, "view": 3, "put_run": 50, "put_anew": 2, "flood": 2,
+}  # fmt: skip
 """Of the SDK in one action, at most."""
 LATE_S: Final = 0.1
 """So much later than its deadline a call may end."""
@@ -141,7 +144,7 @@ class ClientProcess:
         loop = self.world.loop
         began_s, pauses = loop.now_s, self.pauses
         self.calls += 1
-        name = getattr(action, "__name__", "put_anew")
+        name = getattr(getattr(action, "func", action), "__name__", "?")
         try:
             action(self)
         except (InternalError, ProtocolError, AssertionError, ValueError, TypeError) as error:
@@ -354,11 +357,59 @@ def put_anew(key: int, me: ClientProcess) -> None:
 
 
 def prefetch(me: ClientProcess) -> None:
-    me.sdk.prefetch([key_bytes(k) for k in me.some_keys(6)])
+    me.sdk.prefetch([key_bytes(k) for k in _some_copied(me, 6, in_memory=False)])
+
+
+def pin_copied(me: ClientProcess) -> None:
+    keys = _some_copied(me, 4, in_memory=True)
+    me.note(f"pins keys {keys}")
+    me.sdk.pin([key_bytes(k) for k in keys], ttl_s=None)
+
+
+def _some_copied(me: ClientProcess, most: int, *, in_memory: bool) -> list[int]:
+    """Keys of which there are copies on SSDs, mostly; or some keys."""
+    dice, tiers = me.world.loop.dice, me.world.tiers
+    known = [] if tiers is None else tiers.copied(in_memory=in_memory)
+    if not known or dice.random() < 0.3:
+        return me.some_keys(most)
+    return dice.sample(known, min(len(known), dice.randint(1, most)))
+
+
+def read_leased(key: int, me: ClientProcess) -> None:
+    began_s = me.world.loop.now_s
+    taken = me.sdk.acquire([key_bytes(key)], ttl_s=1)
+    try:
+        _read_under(me, Hold(taken, [key], began_s))
+    finally:
+        me.sdk.release(taken)
+
+
+def read_evicted(world: World) -> None:
+    """Somebody wants what was evicted last."""
+    gone = [v for v, why in world.oracle.gone.items() if why == GoneReason.EVICTED]
+    clients = world.living_clients()
+    for version in gone[-6:] if clients else ():
+        put = world.oracle.put_of[version]
+        world.loop.dice.choice(clients).begin(partial(read_leased, put.key))
+
+
+def flood(me: ClientProcess) -> None:
+    """More than memory has room for, under keys of its own."""
+    keys = range(me.world.keys, me.world.keys + 8)
+    me.note(f"floods with keys {keys.start} to {keys.stop - 1}")
+    began_s = me.world.loop.now_s
+    me.sdk.remove_batch([key_bytes(k) for k in keys])
+    for key in keys:
+        me.world.oracle.removed(key, began_s)
+    records = [me.new_put(key, 1) for key in keys]
+    results = me.sdk.put_batch([key_bytes(k) for k in keys], [r.value for r in records])
+    for record, result in zip(records, results, strict=True):
+        if result.stored:
+            me.world.oracle.put_acked(record)
 
 
 ACTIONS: Final = (
     *(put,) * 4, put_run, *(put_batch,) * 4, *(get,) * 4, get_into, *(get_batch,) * 3,
     lease, lease, view, exists, exists, remove, pin,
 )  # fmt: skip
-WITH_TIERS: Final = (*ACTIONS, prefetch, prefetch, pin, *(get,) * 4)
+WITH_TIERS: Final = (*ACTIONS, *(prefetch,) * 3, pin, pin_copied, *(get,) * 4)

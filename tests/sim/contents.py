@@ -24,6 +24,8 @@ __all__ = ["DEDUP", "Contents"]
 DEDUP = "dedup"
 """Among the kinds of faults: no fault, but it changes who holds what."""
 LATELY = 6
+_SMALL_BYTES = 5_000
+"""What has room in any memory, however small it is in worlds with SSDs."""
 CLAIMED_SHARE = 0.2
 """Of clients, those that claim what they can't know."""
 
@@ -52,7 +54,8 @@ class Contents:
 
     def _maybe_known(self, key: int, value: bytes) -> bytes:
         had = self._had.setdefault(key, set())
-        known = [each for each in self._lately if each not in had]
+        most = 1 << 30 if self._world.tiers is None else max(len(value), _SMALL_BYTES)
+        known = [each for each in self._lately if each not in had and len(each) <= most]
         if known and self._world.loop.dice.random() < 0.7:
             value = self._world.loop.dice.choice(known)
         else:

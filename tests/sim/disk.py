@@ -130,8 +130,11 @@ class SimDisk:
         self._flipped: list[int] = []
         self.weather = DiskWeather()
         self.file: DiskFile | None = None
-        self.on_request: Callable[[str], None] = lambda what: None
-        """The moment before a request takes effect: faults like it."""
+        self.on_request: Callable[[str], float] = lambda what: 0.0
+        """The moment before a request takes effect: faults like it. Tells how much later than
+        otherwise that is."""
+        self.crawl_s: dict[str, float] = {}
+        """By kind of request: how much longer the next one takes."""
         self.counts = {"read": 0, "write": 0, "flush": 0, "failed": 0, "torn": 0}
 
     def table_of(self, image: bytearray) -> memoryview:
@@ -152,8 +155,8 @@ class SimDisk:
         """Let a request take its time; whether it is to fail."""
         dice = self._loop.dice
         self.counts[what] += 1
-        self.on_request(what)
-        self._loop.sleep(dice.expovariate(1 / self.weather.latency_s))
+        crawl_s = self.on_request(what) + self.crawl_s.pop(what, 0.0)
+        self._loop.sleep(crawl_s + dice.expovariate(1 / self.weather.latency_s))
         fails = dice.random() < error_share
         self.counts["failed"] += fails
         return fails
@@ -256,15 +259,18 @@ class SimDisk:
         self.counts["torn"] += len(set(sides)) > 1
         self._loose.clear()
 
-    def flip(self) -> None:
-        """A bit of a slot, or of what one has, is not what it was."""
+    def flip(self, wanted: int | None = None) -> Version | None:
+        """A bit of a slot, or of what one has, is not what it was: then that one's version. Of
+        which slot, may be `wanted`: of what it has then."""
         dice = self._loop.dice
         records = np.frombuffer(self.table_of(self.content), SLOT_RECORD)
         sealed = np.flatnonzero(records["state"] == STATE_SEALED).tolist()
         if not sealed or self.file is None:
-            return
-        slot = dice.choice(sealed)
-        if dice.random() < 0.5:
+            return None
+        slot = dice.choice(sealed) if wanted not in sealed else wanted
+        version = int(records["epoch"][slot]), int(records["seq"][slot])
+        hits_slot = slot != wanted and dice.random() < 0.5
+        if hits_slot:
             at = _SLOTS_AT + slot * SLOT_BYTES + dice.randrange(SLOT_BYTES)
         else:
             size = max(1, int(records["object_size"][slot]))
@@ -276,6 +282,7 @@ class SimDisk:
         for image in (self.content, self.durable):
             image[at] ^= bit
         self._loop.note(self.host, f"a bit of its SSD flips at {at}")
+        return None if hits_slot else version
 
     def wipe(self) -> None:
         """Another one is in its place."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from cenote.store.slot_format import SLOT_BYTES, SLOT_RECORD, STATE_SEALED
+from sim.clients import read_evicted
 from sim.data_connection import Write, seal_at
 from sim.loop import Party
 from sim.masters import MASTER, SimLog
@@ -37,7 +39,7 @@ INHERITED_S: Final = 2.0
 """No lease lasts longer: by then a restarted master has given away what was leased before."""
 
 ALL_FAULTS: Final = frozenset(
-    {
+    [
         "cut",
         "weather",
         "pause",
@@ -52,7 +54,7 @@ ALL_FAULTS: Final = frozenset(
         "master-stop",
         "compact",
         "reset",
-    }
+    ]
 )
 """All kinds but `power`, `metadata-loss`, `hidden-sockets` and `quotas`."""
 WITH_POWER: Final = ALL_FAULTS | {"power"}
@@ -85,8 +87,8 @@ class Faults:
             "store-stop": (1, self._store_stop),
             "store-reboot": (1, self._store_reboot),
             "segment-loss": (1, self._segment_loss),
-            "master-crash": (2, self._master_crash),
-            "master-stop": (1, self._master_stop),
+            "master-crash": (2, partial(self._master_down, orderly=False)),
+            "master-stop": (1, partial(self._master_down, orderly=True)),
             "power": (2, self._power),
             "metadata-loss": (1, self._metadata_loss),
             "reset": (1, world.reset_namespace),
@@ -149,11 +151,16 @@ class Faults:
             self._world.loop.after(delay_s, lambda: self._stop(party, pause_s), party)
         elif "master-crash" in self._kinds and dice.random() < 0.5:
             write.crawl_s = CRAWL_S  # it goes on under the next epoch
-            self._world.loop.after(
-                delay_s, lambda: self._master_down(orderly=False, away_s=dice.random() * 0.1)
-            )
+            power = "power" in self._kinds and dice.random() < 0.5
+            self._world.loop.after(delay_s, partial(self._crash_master, power=power))
         elif "client-crash" in self._kinds and party.name in self._world.clients:
             self._world.loop.after(delay_s, lambda: self._kill_client(party.name), party)
+
+    def _crash_master(self, *, power: bool) -> None:
+        away_s = self._world.loop.dice.random() * 0.1
+        self._master_down(orderly=False, power=power, away_s=away_s)
+        if power:  # what was evicted for a write may be said to be there again
+            self._later(0.3, partial(read_evicted, self._world))
 
     def strike_before_write(self, party: Party, host: StoreHost) -> None:
         """A writer with a fresh grant oversleeps: its session ends, and its daemon may be another
@@ -457,12 +464,6 @@ class Faults:
     def _compact(self) -> None:
         self._world.loop.note(MASTER, "the journal is compacted")
         self._world.log.compact()
-
-    def _master_crash(self) -> None:
-        self._master_down(orderly=False)
-
-    def _master_stop(self) -> None:
-        self._master_down(orderly=True)
 
     def _lose_metadata(self) -> None:
         """The next master begins with an empty directory. Not while one runs."""

@@ -327,13 +327,13 @@ def inhabited(
     boot_id: Callable[[], str],
     is_mapped: Callable[[Any, bytes], bool],
     lane_client: Callable[..., Any],
-    lane_socket: object,
+    open_lane: object,
     more: Sequence[tuple[Any, str, Any]] = (),
 ) -> Iterator[None]:
     """Production code lives in `loop` meanwhile.
 
     `boot_id()`: of the host that the present task runs on. `is_mapped(segment, session id)`: what
-    the kernel would tell a daemon. `lane_client`, `lane_socket`: how clients connect to one of
+    the kernel would tell a daemon. `lane_client`, `open_lane`: how clients connect to one of
     several masters. `more`: what else is replaced, as (module, name, by what).
     """
     clock, threads = SimTime(loop), SimThreading(loop)
@@ -364,7 +364,7 @@ def inhabited(
         (session, "secrets", SimSecrets(loop)),
         (stub, "random", loop.dice),
         (stub, "LaneClient", lane_client),
-        (stub, "LaneSocket", lane_socket),
+        (stub, "open_lane", open_lane),
         (session, "boot_id", boot_id),
         (session, "clock_id", boot_id),
         (store_sessions, "monotonic", clock.monotonic),

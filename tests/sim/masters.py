@@ -20,6 +20,7 @@ from cenote.master.journal import SnapshotEnd, entry_range, read_entries, snapsh
 from cenote.master.memory_backend import MemoryBackend, MemoryLog
 from cenote.master.metadata import MetadataBackend, begin
 from cenote.master.operations import Later, Settings
+from cenote.master.pool import Pool
 from cenote.master.service import MasterService
 from cenote.master.state import MasterState
 from cenote.master.state_config import StateConfig
@@ -174,6 +175,11 @@ class MasterProcess:
     @property
     def leads(self) -> bool:
         return True
+
+    @property
+    def pool(self) -> Pool:
+        """All that it knows, while it leads."""
+        return self.service.state._pool
 
     def settings(self) -> Settings:
         return Settings(

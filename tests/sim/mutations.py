@@ -22,6 +22,7 @@ from cenote.master.effects import Gone, GoneReason
 from cenote.master.leases import LeaseTable
 from cenote.master.log_writer import LogWriter
 from cenote.master.operations import Operations
+from cenote.master.segments import Segments
 from cenote.store.claims import ClaimTable
 from cenote.store.segments import LocalSegments
 from cenote.store.sessions import SessionTable
@@ -341,6 +342,18 @@ def _others_seals_are_not_confirmed() -> contextlib.AbstractContextManager[None]
     return replaced(damage, "unsealed_rows", lambda at, rows: np.ones(len(rows), np.bool_))
 
 
+def _nothing_is_verified_again() -> contextlib.AbstractContextManager[None]:
+    """A lease proves what outlived a loss of the journal's end, or of all of it, though somebody
+    may have been writing there since, and left no word of it."""
+    refresh = Segments.refresh_readable
+
+    def refreshed(segments: Any) -> None:
+        refresh(segments)
+        segments.verified[:] = segments.all_verified = True
+
+    return replaced(Segments, "refresh_readable", refreshed)
+
+
 MUTATIONS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     "free on expiry": _free_on_expiry,
     "free unfenced": _free_unfenced,
@@ -375,6 +388,7 @@ MUTATIONS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     "leases outlive tenures": _leases_outlive_tenures,
     "the unsealed exist": _the_unsealed_exist,
     "commits seal": _commits_seal,
+    "nothing is verified again": _nothing_is_verified_again,
     "what exists is taken back": _others_seals_are_not_confirmed,
 }
 

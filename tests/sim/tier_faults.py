@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from cenote.api.errors import CenoteError
 from cenote.master.task_commands import Drain, Rebalance
-from sim.clients import put_anew
+from sim.clients import flood, put_anew, read_leased
 from sim.disk import DiskWeather, SimDisk
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ __all__ = ["TierFaults"]
 _SLOW_S: Final = (0.003, 0.03, 0.3, 3.0)
 _STRIKES: Final = {"read": 0.3, "write": 0.1, "flush": 0.2}
 """Copies that come back are fewer; and before a flush is what a power cut takes."""
+_CRAWLS_S: Final = (0.0, 0.1, 0.3, 1.0)
+_COPY_STRIKES: Final = {"read": 4.0, "write": 1.0, "pull": 1.0}
 _ERRORS: Final = (0.0, 0.2, 1.0)
 
 
@@ -39,7 +41,7 @@ class TierFaults:
             "disk-flip": (2, self._flip),
             "disk-loss": (1, self._loss),
             "power-cut": (2, self._power_cut),
-            "drain": (2, self._drain),
+            "drain": (4, self._drain),
             "rebalance": (1, self._rebalance),
         }
 
@@ -50,12 +52,13 @@ class TierFaults:
                 host.disk.weather = DiskWeather()
         self._undo_drains()
 
-    def strike_device(self, host: StoreHost, what: str) -> None:
-        """The daemon dies in the middle of a copy, or its host, or the master does."""
+    def strike_device(self, host: StoreHost, what: str) -> float:
+        """The daemon dies in the middle of a copy, or its host, or the master does. How much longer
+        the request takes for it: it may go on under the next leader."""
         world, faults = self._world, self._faults
         dice = world.loop.dice
         if dice.random() > faults._malice * _STRIKES[what]:
-            return
+            return 0.0
         act = dice.choice(("kill", "power", "master", "master"))
         delay_s = dice.expovariate(1 / dice.choice((0.0002, 0.002)))
         if act == "kill":
@@ -64,19 +67,48 @@ class TierFaults:
             faults._later(delay_s, lambda: self._cut_power(host))
         elif act == "master" and "master-crash" in faults._kinds:
             faults._later(delay_s, lambda: faults._master_down(orderly=False, away_s=0.01))
+            return dice.choice(_CRAWLS_S)
+        return 0.0
 
-    def strike_copy(self, key: int) -> None:
-        """Its key is another's before it has ended, or its master is."""
+    def strike_pull(self) -> float:
+        """A daemon has heard of a source's slots, and is about to ask for the bytes: they come much
+        later, under another leader, or when memory is full of something else."""
         world, faults = self._world, self._faults
         dice = world.loop.dice
-        if dice.random() > faults._malice:
+        if dice.random() > 3 * faults._malice:
+            return 0.0
+        if dice.random() < 0.5 and "master-crash" in faults._kinds:
+            faults._later(0.001, lambda: faults._master_down(orderly=False, away_s=0.01))
+            faults._later(0.2, self._flood)
+        else:
+            self._flood()
+        return dice.choice(_CRAWLS_S)
+
+    def _flood(self) -> None:
+        """Somebody puts so much that what is cold leaves memory."""
+        clients = self._world.living_clients()
+        if clients:
+            client = self._world.loop.dice.choice(clients)
+            client.begin(flood)
+
+    def strike_copy(self, key: int, host: StoreHost, what: str) -> None:
+        """Its key is another's before it has ended, or its master is, or its place. `what` it is to
+        do with the host's device; such a request may take longer for that."""
+        world, faults = self._world, self._faults
+        dice = world.loop.dice
+        if dice.random() > faults._malice * _COPY_STRIKES[what]:
             return
         delay_s = dice.expovariate(1 / dice.choice((0.005, 0.05)))
+        if host.disk is not None and dice.random() < 0.5:
+            host.disk.crawl_s[what] = dice.choice(_CRAWLS_S)
         if dice.random() < 0.5 and "master-crash" in faults._kinds:
             faults._later(delay_s, lambda: faults._master_down(orderly=False, away_s=0.01))
+            faults._later(delay_s + 0.2, self._flood)
             return
         clients = world.living_clients()
-        if clients:
+        if dice.random() < 0.5:
+            faults._later(delay_s, self._flood)
+        elif clients:
             client = dice.choice(clients)
             world.loop.after(delay_s, partial(client.begin, partial(put_anew, key)), client.party)
 
@@ -127,9 +159,18 @@ class TierFaults:
         self._with_weather(disk, "slow", change)
 
     def _flip(self) -> None:
-        disk = self._some_disk()
-        if disk is not None:
-            disk.flip()
+        disk, tiers = self._some_disk(), self._world.tiers
+        alone = [] if disk is None or tiers is None else tiers.alone_on(disk.file)
+        dice = self._world.loop.dice
+        wanted = dice.choice(alone) if alone and dice.random() < 0.7 else None
+        version = None if disk is None else disk.flip(wanted)
+        put = self._world.oracle.put_of.get(version or (0, 0))
+        clients = self._world.living_clients()
+        if put is not None and clients:
+            # Somebody wants to know, some of them from the same host.
+            here = [client for client in clients if disk and client.host == disk.host]
+            client = dice.choice(here or clients)
+            client.begin(partial(read_leased, put.key))
 
     def _loss(self) -> None:
         """A daemon dies, and its SSD is replaced."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cenote.api.rows import COPIED, CopyStatus
-from cenote.master import attach, copies, lookups, moves, replay, tiers
+from cenote.master import attach, copies, demotion, lookups, moves, replay, tiers
 from cenote.master.effects import ReplicasChanged
 from cenote.master.move_tables import NO_REPLICA
 from cenote.master.nodes import Node
@@ -125,7 +125,9 @@ def _copies_count_when_ordered() -> contextlib.AbstractContextManager[None]:
         ended["copy_id"] = sorted({row[0] for row in rows})
         copies.end_copies(pool, node, ended, pool.now_s)
 
-    return replaced(tiers, "order_copies", ordering)
+    return together(
+        replaced(tiers, "order_copies", ordering), replaced(demotion, "order_copies", ordering)
+    )
 
 
 def _sources_go_first() -> contextlib.AbstractContextManager[None]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from xxhash import xxh3_64_intdigest
 
 from cenote.api.rows import UNIT_BYTES
 from cenote.master.commands import Heartbeat
@@ -44,6 +45,8 @@ class TierOracle:
         self._copies: dict[int, int] = {}
         """Copy -> the number under which it owns space, as those of grants."""
         self._numbers: set[int] = set()
+        self._sharing: set[tuple[SegmentFile, int]] = set()
+        """Slots of copies that take no space, since others have their bytes there."""
         self.bereft: set[Version] = set()
         """Of these a replica was really lost, and does not count any more."""
 
@@ -91,13 +94,16 @@ class TierOracle:
             fresh.append(copy_id)
         for copy_id in reversed(fresh):
             self._noted[pool.epoch] = copy_id
-            word, _, offset, units = pool.copies.by_id[copy_id].span[0].tolist()
+            word, slot, offset, units = pool.copies.by_id[copy_id].span[0].tolist()
             file = self._oracle._file(pool, word & 0xFFFF)
             assert file is not None
             number = self._oracle.new_owner(-copy_id, pool.epoch)
             self._copies[copy_id] = number
             self._numbers.add(number)
-            if not isinstance(file, DiskFile):
+            self._sharing.discard((file, slot))
+            if pool.copies.by_id[copy_id].shares is not None:
+                self._sharing.add((file, slot))
+            elif not isinstance(file, DiskFile):
                 start, end = offset * UNIT_BYTES, (offset + units) * UNIT_BYTES
                 self._oracle.give(file, start, end, number, f"a copy ({copy_id & 0xFFFFFFFFFF})")
         for copy_id in fresh:
@@ -105,7 +111,9 @@ class TierOracle:
             put = self._oracle.put_of.get((one.epoch, one.seq))
             faults = self._oracle._world.faults.tiers
             if put is not None and faults is not None:
-                faults.strike_copy(put.key)
+                host = self._oracle._world.hosts[one.node.name]
+                what = "pull" if one.move is not None else "read" if one.is_promotion else "write"
+                faults.strike_copy(put.key, host, what)
 
     def replicas_changed(self, pool: Pool, effect: ReplicasChanged) -> None:
         """Objects have other replicas than before."""
@@ -191,7 +199,13 @@ class TierOracle:
             )
 
     def placed(self, file: SegmentFile, record: Any) -> None:
-        """A copy becomes a slot in memory."""
+        """A copy becomes a slot in memory, of the bytes that lie there."""
+        start = int(record["offset"])
+        data = file.data[start : start + int(record["object_size"])].tobytes()
+        if xxh3_64_intdigest(data) != int(record["checksum"]):
+            raise Violation(f"a copy becomes slot {record['slot']} of {file.name}, of other bytes")
+        if (file, int(record["slot"])) in self._sharing:
+            return  # the place is others', whose bytes are the same
         if int(file.owner[int(record["offset"]) // UNIT_BYTES]) not in self._numbers:
             raise Violation(
                 f"a copy becomes slot {record['slot']} of {file.name}, where another was given"

@@ -37,6 +37,7 @@ from cenote.transport.base import ExtentArray, SessionIdentity, U8Array, U64Arra
 from cenote.v1 import common_pb2
 from sim.data_path import TcpChannel
 from sim.disk import QUICK_S, DiskWeather, SimDisk, versions_in
+from sim.facts import known_versions
 from sim.loop import Violation
 from sim.machine import SimQueue, SimSecrets, SimThreading, SimTime
 from sim.stores import SimSegment
@@ -94,10 +95,9 @@ class Tiers:
             return DiskWeather()
         return DiskWeather(self._latency_s, self._errors)
 
-    def _on_request(self, host: StoreHost, what: str) -> None:
+    def _on_request(self, host: StoreHost, what: str) -> float:
         faults = self._world.faults.tiers
-        if faults is not None:
-            faults.strike_device(host, what)
+        return 0.0 if faults is None else faults.strike_device(host, what)
 
     def config(self, config: StateConfig) -> StateConfig:
         """The master's, where things happen in seconds."""
@@ -188,6 +188,32 @@ class Tiers:
 
         table.place = watched
 
+    def alone_on(self, file: Any) -> list[int]:
+        """Slots there of what is nowhere else."""
+        oracle, master = self._world.oracle, self._world.master
+        if master is None:
+            return []
+        placed = [oracle._placed.get(version, []) for version in known_versions(master.pool)]
+        return [where[0][1] for where in placed if len(where) == 1 and where[0][0] is file]
+
+    def copied(self, *, in_memory: bool) -> list[int]:
+        """Keys of what has a copy on an SSD: those that are in memory, too, or those that are not.
+        Users can't know; they do what has to do with copies more often for it."""
+        master = self._world.master
+        if master is None:
+            return []
+        pool = master.pool
+        rows = pool.objects.live_rows(0, pool.objects.high_water)[0]
+        counts, spans = pool.spans_of(rows)
+        on_ssd = pool.segments.on_ssd[spans[:, 0] & 0xFFFF]
+        owner = np.repeat(np.arange(len(rows)), counts)
+        some_there, all_there = np.zeros(len(rows), np.bool_), np.ones(len(rows), np.bool_)
+        some_there[owner[on_ssd]] = True
+        all_there[owner[~on_ssd]] = False
+        wanted = some_there & ~all_there if in_memory else all_there
+        found = {digest.tobytes() for digest in pool.digests_of(rows[wanted])}
+        return [k for k, of in self._world.oracle.digests.items() if not of.isdisjoint(found)]
+
     @property
     def counts(self) -> dict[str, int]:
         """What happened in all."""
@@ -274,8 +300,10 @@ class SimSource:
         return [None if status else next(found) for status in statuses]
 
     def read(self, extents: ExtentArray, addresses: U64Array, deadline_s: float) -> U8Array:
-        tiers = self._world.tiers
-        if tiers is not None and tiers.source_pause_s and not self._world.calm:
+        tiers, faults = self._world.tiers, self._world.faults.tiers
+        if faults is not None and (crawl_s := faults.strike_pull()):
+            self._world.loop.sleep(crawl_s)
+        elif tiers is not None and tiers.source_pause_s and not self._world.calm:
             self._world.loop.sleep(self._world.loop.dice.expovariate(1 / tiers.source_pause_s))
         return self._channel.read(extents, addresses, deadline_s)
 

@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -383,13 +382,14 @@ def _simulate(options: Options) -> Report:
         return world.boot_id_of(world.host_of(loop.present_party().name))
 
     failure = ""
-    sockets = SimpleNamespace(
-        open=lambda address, hello, until_s, clock, **_: SimLaneSocket.open(
-            world, address, hello, until_s, clock
-        )
-    )
+
+    def open_lane(
+        address: Any, hello: bytes, until_s: float, clock: Any, **_: object
+    ) -> SimLaneSocket:
+        return SimLaneSocket.open(world, address, hello, until_s, clock)
+
     more = () if world.tiers is None else world.tiers.places()
-    with inhabited(loop, boot_id, is_mapped, partial(SimLaneClient, world), sockets, more):
+    with inhabited(loop, boot_id, is_mapped, partial(SimLaneClient, world), open_lane, more):
         try:
             world.run()
         except Violation as violation:

@@ -37,8 +37,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models")
     python = vllm_python()
     assert python is not None
+    names = ["tiny", "other", "window", "state", "latent", "adapter-a", "adapter-b"]
     subprocess.run(
-        [python, str(HERE / "models.py"), str(directory), "tiny", "other", "window", "state"],
+        [python, str(HERE / "models.py"), str(directory), *names],
         check=True,
         timeout=600,
         capture_output=True,

@@ -1,12 +1,14 @@
 """A vLLM engine as a process that a test talks to. Runs in vLLM's environment: no pytest here.
 
 The one argument is JSON: `model`, `llm` (more of `LLM(...)`), and `transfer` (of KVTransferConfig;
-absent: no connector). Commands are lines of JSON on standard input, answers lines on standard
-output that begin with `ANSWER `:
+absent: no connector), `events` (where KV events are published). Commands are lines of JSON on
+standard input, answers lines on standard output that begin with `ANSWER `:
 
     {"do": "generate", "prompts": [[token, ...], ...], "max_tokens": 16}
-    {"do": "reset"}       forget the engine's own prefix cache
+        (with "adapter": {"name": ..., "id": ..., "path": ...}: through it)
+    {"do": "reset", "connector": false}       forget the engine's own prefix cache
     {"do": "metrics"}     counters by name
+    {"do": "events"}      the KV events published since the last time (`events`: their ZMQ address)
     {"do": "quit"}
 """
 
@@ -41,7 +43,13 @@ def generate(llm: Any, command: dict[str, Any]) -> None:
     )
     prompts = [{"prompt_token_ids": prompt} for prompt in command["prompts"]]
     began_s = time.monotonic()
-    outputs = llm.generate(prompts, sampling, use_tqdm=False)
+    adapter = command.get("adapter")
+    lora = None
+    if adapter is not None:
+        from vllm.lora.request import LoRARequest
+
+        lora = LoRARequest(adapter["name"], adapter["id"], adapter["path"])
+    outputs = llm.generate(prompts, sampling, use_tqdm=False, lora_request=lora)
     answer(
         duration_s=time.monotonic() - began_s,
         cached=[output.num_cached_tokens for output in outputs],
@@ -50,7 +58,7 @@ def generate(llm: Any, command: dict[str, Any]) -> None:
 
 
 def reset(llm: Any, command: dict[str, Any]) -> None:
-    answer(done=llm.reset_prefix_cache())
+    answer(done=llm.reset_prefix_cache(reset_connector=command.get("connector", False)))
 
 
 def metrics(llm: Any, command: dict[str, Any]) -> None:
@@ -63,10 +71,35 @@ def metrics(llm: Any, command: dict[str, Any]) -> None:
     answer(metrics=found)
 
 
+def events(llm: Any, command: dict[str, Any]) -> None:
+    """As a router sees them: MessagePack, read without vLLM's types."""
+    import msgspec
+
+    found = []
+    while SUBSCRIPTIONS[0].poll(command.get("wait_ms", 200)):
+        *_, payload = SUBSCRIPTIONS[0].recv_multipart()
+        for event in msgspec.msgpack.decode(payload)[1]:
+            hashes = event.pop("block_hashes", [])
+            event.pop("parent_block_hash", None)
+            found.append({**event, "block_hashes": [str(each) for each in hashes]})
+    answer(events=found)
+
+
+def subscribe(address: str) -> None:
+    import zmq
+
+    socket = zmq.Context.instance().socket(zmq.SUB)
+    socket.connect(address)
+    socket.subscribe(b"")
+    SUBSCRIPTIONS.append(socket)
+
+
+SUBSCRIPTIONS: list[Any] = []
 COMMANDS: dict[str, Callable[[Any, dict[str, Any]], None]] = {
     "generate": generate,
     "reset": reset,
     "metrics": metrics,
+    "events": events,
 }
 
 
@@ -74,7 +107,7 @@ def main() -> None:
     given = json.loads(sys.argv[1])
     began_s = time.monotonic()
     from vllm import LLM
-    from vllm.config import KVTransferConfig
+    from vllm.config import KVEventsConfig, KVTransferConfig
 
     options = {
         "dtype": "bfloat16",
@@ -88,7 +121,13 @@ def main() -> None:
     }
     if given.get("transfer"):
         options["kv_transfer_config"] = KVTransferConfig(**given["transfer"])
+    if given.get("events"):
+        options["kv_events_config"] = KVEventsConfig(
+            enable_kv_cache_events=True, publisher="zmq", endpoint=given["events"]
+        )
     llm = LLM(model=given["model"], **options)
+    if given.get("events"):
+        subscribe(given["events"])
     answer(ready_s=time.monotonic() - began_s)
     for line in sys.stdin:
         command = json.loads(line)

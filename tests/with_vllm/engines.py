@@ -7,6 +7,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import IO, Any, Self, final
 
 from waiting import wait_until
 
-__all__ = ["PROMPTS", "Engine", "Generated", "vllm_python"]
+__all__ = ["PROMPTS", "Engine", "Generated", "free_port", "vllm_python"]
 
 HERE = Path(__file__).parent
 PROMPTS = [
@@ -40,6 +41,13 @@ END_TIMEOUT_S = 120.0
 def vllm_python() -> str | None:
     """The interpreter of vLLM's environment, where there is one: see `make test-vllm`."""
     return os.environ.get("CENOTE_TEST_VLLM_PYTHON")
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +75,17 @@ class Engine:
         policy: str = "fail",
         llm: Mapping[str, object] | None = None,
         transfer: Mapping[str, object] | None = None,
+        events: str = "",
         program: Path = HERE / "engine.py",
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """`extra`: the connector's options; None: without connector. `policy`: of vLLM, for loads
-        that fail. `transfer`: another connector, as vLLM's KVTransferConfig. `program`: takes the
-        commands of `engine.py`, and more."""
+        that fail. `transfer`: another connector, as vLLM's KVTransferConfig. `events`: a ZMQ
+        address where the engine publishes KV events. `program`: takes the commands of `engine.py`,
+        and more."""
         given: dict[str, object] = {
             "model": str(model),
+            "events": events,
             "llm": {"distributed_executor_backend": "uni", **(llm or {})},
         }
         if extra is not None:
@@ -116,18 +127,29 @@ class Engine:
         assert self._process is not None
         return self._process.pid
 
-    def generate(self, prompts: Sequence[list[int]] = PROMPTS, max_tokens: int = 16) -> Generated:
-        """16 (or so many) tokens for each prompt, greedily."""
-        return Generated(**self.ask(do="generate", prompts=prompts, max_tokens=max_tokens))
+    def generate(
+        self,
+        prompts: Sequence[list[int]] = PROMPTS,
+        max_tokens: int = 16,
+        adapter: Mapping[str, object] | None = None,
+    ) -> Generated:
+        """16 (or so many) tokens for each prompt, greedily, through an adapter (LoRA) or without:
+        its `name`, `id` and `path`."""
+        return Generated(
+            **self.ask(do="generate", prompts=prompts, max_tokens=max_tokens, adapter=adapter)
+        )
 
-    def forget(self) -> None:
-        """The engine forgets the blocks that it holds itself."""
-        assert self.ask(do="reset")["done"]
+    def forget(self, connector: bool = False) -> None:
+        """The engine forgets the blocks that it holds itself, and (`connector`) those that the
+        connector has saved."""
+        assert self.ask(do="reset", connector=connector)["done"]
 
-    def regenerate(self, prompts: Sequence[list[int]] = PROMPTS) -> Generated:
+    def regenerate(
+        self, prompts: Sequence[list[int]] = PROMPTS, adapter: Mapping[str, object] | None = None
+    ) -> Generated:
         """The prompts again, from what the pool has."""
         self.forget()
-        return self.generate(prompts)
+        return self.generate(prompts, adapter=adapter)
 
     def meet_pool(self, timeout_s: float = 60.0) -> None:
         """Until it has had an answer of the pool, and has saved to it (it waits for neither by
@@ -146,11 +168,12 @@ class Engine:
         prompts: Sequence[list[int]] = PROMPTS,
         cached: Sequence[int] = (256, 640, 512),
         timeout_s: float = 120.0,
+        adapter: Mapping[str, object] | None = None,
     ) -> None:
         """Until the pool has so many tokens of the prompts; the engine itself has none of them
         then."""
         wait_until(
-            lambda: self.regenerate(prompts).cached == list(cached),
+            lambda: self.regenerate(prompts, adapter).cached == list(cached),
             timeout_s,
             what="the prompts to come from the pool",
         )

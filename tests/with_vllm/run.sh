@@ -74,6 +74,7 @@ if [ "${1:-}" = quick ]; then
     # Five and a half minutes, of which the installing took some; what has begun by then is ended.
     export CENOTE_TEST_VLLM_BUDGET_S=$((330 - SECONDS > 60 ? 330 - SECONDS : 60))
     exec timeout --kill-after 30 450 $pytest -m "not slow_engine" "$@" \
-        tests/with_vllm/test_vllm_blocks.py tests/with_vllm/test_vllm_store.py tests/with_vllm/test_vllm_models.py
+        tests/with_vllm/test_vllm_blocks.py tests/with_vllm/test_vllm_store.py tests/with_vllm/test_vllm_models.py \
+        tests/with_vllm/test_vllm_weights.py
 fi
 exec timeout --kill-after 30 5400 $pytest "$@" tests/with_vllm

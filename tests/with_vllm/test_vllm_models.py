@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -15,9 +14,9 @@ import pytest
 
 from cluster import Cluster
 from waiting import wait_until
-from with_vllm.engines import ENVIRONMENT, PROMPTS, START_TIMEOUT_S, Engine, vllm_python
+from with_vllm.engines import ENVIRONMENT, PROMPTS, START_TIMEOUT_S, Engine, free_port, vllm_python
 
-PATIENT = {"lookup_deadline_s": "5s", "load_deadline_s": "10s"}
+PATIENT = {"lookup_deadline_s": "5s", "load_deadline_s": "10s", "load_share": 0}
 
 
 @pytest.mark.parametrize("name", ["window", "state"])
@@ -53,6 +52,76 @@ def test_two_ranks_share_each_block_between_them(models: Path) -> None:
         found = engine.generate()
         assert found.cached == [256, 640, 512]
         assert found.tokens == first.tokens
+
+
+@pytest.mark.slow_engine
+def test_latent_attention_is_saved_once_for_all_ranks(models: Path) -> None:
+    """MLA's cache is the same at each rank: each saves a part of the blocks, of 16 tokens."""
+    llm = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    prompts = [PROMPTS[1]]
+    with (
+        Cluster(stores=1, dram_bytes=128 << 20) as cluster,
+        Engine(models / "latent", {"master": cluster.lane, **PATIENT}, llm=llm) as engine,
+    ):
+        first = engine.generate(prompts, 1)
+        found = engine.generate(prompts, 1)
+        while not found.cached[0]:
+            found = engine.generate(prompts, 1)
+        print(found.cached, found.tokens, first.tokens)
+        wait_until(
+            lambda: engine.generate(prompts, 1).cached == [688], 120, what="all of its blocks"
+        )
+        found = engine.generate(prompts, 8)
+        print(engine.metrics())
+        assert engine.metrics()["vllm:cenote_saved_blocks"] == 43, "by one of the two ranks each"
+        assert found.tokens[0][:1] == first.tokens[0]
+
+
+@pytest.mark.slow_engine
+def test_beside_another_connector_whichever_has_the_prompt_loads_it(
+    models: Path, tmp_path: Path
+) -> None:
+    """MultiConnector takes the first that has something; it saves to all."""
+    with Cluster(stores=1, dram_bytes=128 << 20) as cluster:
+        children: list[dict[str, object]] = [
+            {
+                "kv_connector": "CenoteStoreConnector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {
+                    "master": cluster.lane, "staging_bytes": "64MiB", **PATIENT,
+                },
+            },
+            {
+                "kv_connector": "ExampleConnector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)},
+            },
+        ]  # fmt: skip
+        transfer = {
+            "kv_connector": "MultiConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"connectors": children},
+        }
+        prompts = [PROMPTS[1]]
+        with Engine(models / "tiny", transfer=transfer) as engine:
+            engine.meet_pool()
+            first = engine.generate(prompts)
+
+            def loaded() -> float:
+                return engine.metrics().get("vllm:cenote_loaded_tokens", 0)
+
+            before = loaded()
+            wait_until(
+                lambda: engine.regenerate(prompts).tokens == first.tokens and loaded() > before,
+                120,
+                what="ours, which is asked first, to have it",
+            )
+            before = loaded()
+            engine.forget(connector=True)  # ours has nothing then, the other one still does
+            other = engine.generate(prompts)
+            assert other.cached == [640]
+            assert other.tokens == first.tokens
+            assert loaded() == before
 
 
 def test_chunked_prefill_and_preemption_in_a_small_cache(models: Path) -> None:
@@ -125,13 +194,6 @@ def test_the_api_server_shows_metrics(models: Path, tmp_path: Path) -> None:
             except subprocess.TimeoutExpired:
                 os.killpg(server.pid, signal.SIGKILL)
                 server.wait(60)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port
 
 
 def answers(port: int) -> bool:

@@ -18,7 +18,7 @@ FIRST_TIME = [0, 0, 256]
 FROM_POOL = [256, 640, 512]
 NOISE_S = 1.5
 """What a busy machine may add to a few hundred milliseconds of computing."""
-PATIENT = {"lookup_deadline_s": "5s", "load_deadline_s": "10s"}
+PATIENT = {"lookup_deadline_s": "5s", "load_deadline_s": "10s", "load_share": 0}
 """A busy machine is no reason to miss, where a test is about hits."""
 
 
@@ -59,6 +59,8 @@ def test_an_instance_finds_what_another_one_computed_that_has_exited(
         metrics = Counter(engine.metrics())
         metrics.subtract(before)
         assert metrics["vllm:cenote_loaded_tokens"] == sum(FROM_POOL) - 256
+        here = "vllm:cenote_loaded_tokens_by_source memory"
+        assert metrics[here] == metrics["vllm:cenote_loaded_tokens"], "the daemons are on this host"
         assert metrics["vllm:cenote_fetches loaded"] == 3
 
 
@@ -102,7 +104,11 @@ def test_dead_owners_and_a_stopped_master_cost_misses(
                     "vllm:cenote_fetches transfer_late", 0
                 )
 
-            before = failed()
+            def looked_up() -> float:
+                metrics = engine.metrics().items()
+                return sum(count for name, count in metrics if "cenote_fetches" in name)
+
+            before, before_all = failed(), looked_up()
             for store in cluster.stores:
                 store.pause()  # the master takes them for alive still: bytes are waited for
             killer = threading.Timer(0.3, lambda: [store.kill() for store in cluster.stores])
@@ -112,6 +118,7 @@ def test_dead_owners_and_a_stopped_master_cost_misses(
             assert during.tokens == plain.tokens
             assert during.duration_s < limit_s
             assert failed() > before, "they died while bytes were on their way"
+            assert looked_up() == before_all + len(PROMPTS), "none is fetched for twice"
             dead = engine.regenerate()
             assert dead.tokens == plain.tokens
             assert dead.duration_s < limit_s

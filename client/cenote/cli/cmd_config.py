@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .asking import Yes, agreed, nothing_done
-from .exits import EXIT_OK
+from .exits import EXIT_OK, NothingOfThatName
 from .options import MASTER_DEFAULT, AsJson, DeadlineS, GrpcAddress, MasterAddress, Wide
 
 if TYPE_CHECKING:
@@ -28,6 +28,17 @@ def _value(value: admin_pb2.ConfigValue) -> dict[str, Any]:
         "started_with": value.started_with if value.changed else value.value,
         "help": value.help,
     }
+
+
+def _must_exist(names: Iterable[str], settings: Collection[str]) -> None:
+    """Raises NothingOfThatName."""
+    import difflib
+
+    for name in names:
+        if name not in settings:
+            near = difflib.get_close_matches(name, settings, n=1)
+            remedy = f"did you mean {near[0]}?" if near else "see cenote config get"
+            raise NothingOfThatName(f"there is no setting {name!r}", remedy=remedy)
 
 
 def _print(values: Iterable[admin_pb2.ConfigValue], *, json: bool, wide: bool) -> None:
@@ -69,16 +80,12 @@ def config_get(
     deadline: DeadlineS = 5.0,
 ) -> int:
     """What the leader works with. One name alone prints its value alone. No secrets are shown."""
-    from cenote.api.errors import InvalidArgument
-
     from .connect import open_admin
 
     with open_admin(master, grpc, deadline) as admin:
         values = {value.name: value for value in admin.config()}
     wanted = [name.replace("-", "_") for name in names or ()]
-    for name in wanted:
-        if name not in values:
-            raise InvalidArgument(f"there is no setting {name!r}", remedy="see cenote config get")
+    _must_exist(wanted, values)
     shown = [values[name] for name in wanted or values]
     if dynamic:
         shown = [value for value in shown if value.dynamic]
@@ -113,6 +120,7 @@ def config_set(
         values[name.replace("-", "_")] = value
     with open_admin(master, grpc, deadline) as admin:
         before = {value.name: value.value for value in admin.config()}
+        _must_exist(values, before)
         changes = ", ".join(f"{n}: {before.get(n, '?')} -> {v}" for n, v in values.items())
         if not agreed(f"Change {changes}?", yes=yes, harmless=True):
             return nothing_done()
@@ -135,6 +143,7 @@ def config_unset(
 
     wanted = [name.replace("-", "_") for name in names]
     with open_admin(master, grpc, deadline) as admin:
+        _must_exist(wanted, {value.name for value in admin.config()})
         if not agreed(f"Unset {', '.join(wanted)}?", yes=yes, harmless=True):
             return nothing_done()
         found = admin.set_config(unset=wanted)

@@ -9,7 +9,7 @@ import typer
 
 from .asking import Yes, agreed, nothing_done
 from .cmd_completion import complete_node
-from .exits import EXIT_OK
+from .exits import EXIT_OK, NothingOfThatName
 from .options import MASTER_DEFAULT, AsJson, DeadlineS, GrpcAddress, MasterAddress, Wide
 from .watching import Watch, watched
 
@@ -36,14 +36,12 @@ Bandwidth = Annotated[
 
 
 def _node_of(admin: Admin, name: str) -> admin_pb2.NodeStatus:
-    """The node of this name or id. Raises InvalidArgument."""
-    from cenote.api.errors import InvalidArgument
-
+    """The node of this name or id. Raises NothingOfThatName."""
     found = admin.nodes()
     for node in found:
         if node.view.name == name or str(node.view.node_id) == name:
             return node
-    raise InvalidArgument(
+    raise NothingOfThatName(
         f"there is no node {name!r}",
         remedy="there are " + ", ".join(node.view.name for node in found),
     )

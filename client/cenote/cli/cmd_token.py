@@ -1,8 +1,7 @@
-"""`cenote token`: create, list and revoke, in the file that masters read (`--tokens`)."""
+"""`cenote token`: init, create, list and revoke, in the file that masters read (`--tokens`)."""
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,6 +30,30 @@ TokensFile = Annotated[
 
 
 @token_app.command()
+def init(
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Made where it is not.")],
+    json: AsJson = False,
+) -> None:
+    """Make all tokens that a pool begins with: tokens.json for its masters, store.token for its
+    daemons, admin.token for administrators, client.token for engines (all namespaces). What is
+    there already stays."""
+    from cenote.security.token_set import FIRST_TOKENS, TOKENS_FILE, make_token_set
+
+    from .output import note, print_json
+
+    made = make_token_set(directory)
+    if json:
+        print_json([_row(entry) for entry in made])
+    names = ", ".join(f"{entry.name}.token" for entry in made)
+    note(f"{directory}: made {names}" if made else f"{directory}: nothing was missing")
+    note(f"masters: --tokens {directory / TOKENS_FILE}")
+    note(f"store daemons: --token-file {directory / 'store.token'}")
+    for name in FIRST_TOKENS:
+        if name != "store":
+            note(f"{name}s: CENOTE_CLIENT_TOKEN_FILE={directory / f'{name}.token'}")
+
+
+@token_app.command()
 def create(
     name: Annotated[str, typer.Argument(help="Who is to have it, for logs.", metavar="NAME")],
     tokens: TokensFile,
@@ -42,6 +65,13 @@ def create(
     ttl: Annotated[
         str, typer.Option(metavar="DURATION", help="After which it counts no more, such as 90d.")
     ] = "",
+    certificate: Annotated[
+        str,
+        typer.Option(
+            metavar="IDENTITY",
+            help="Make no token: a certificate for uri:..., dns:... or cn:... stands for it.",
+        ),
+    ] = "",
     out: Annotated[
         Path | None,
         typer.Option(help="Write the token into this file (mode 0600) instead of showing it."),
@@ -49,6 +79,8 @@ def create(
     json: AsJson = False,
 ) -> None:
     """Make a token. It is shown once; the file has only its hash."""
+    from cenote.api.errors import ResourceUnavailable
+    from cenote.security.token_set import write_token
     from cenote.security.tokens import Role, TokenFile, role_of
 
     from .output import note, print_json
@@ -56,13 +88,17 @@ def create(
     wanted = role_of(role)
     names = namespace or (["*"] if wanted is Role.STORE else [])
     known = TokenFile(tokens, must_exist=False)
-    made, token = known.create(name, wanted, names, ttl_s=_ttl_s(ttl))
-    if out is not None:
-        _write_private(out, token)
+    made, token = known.create(name, wanted, names, ttl_s=_ttl_s(ttl), certificate=certificate)
+    if out is not None and token:
+        try:
+            write_token(out, token)
+        except ResourceUnavailable:
+            print(token)  # it is in the file of tokens, and must not be lost
+            raise
     if json:
-        shown = {} if out is not None else {"token": token}
+        shown = {"token": token} if token and out is None else {}
         print_json({**_row(made), **shown})
-    elif out is None:
+    elif token and out is None:
         print(token)
     note(f"token {made.token_id} ({made.name}) is in {tokens}")
 
@@ -78,7 +114,7 @@ def list_tokens(tokens: TokensFile, json: AsJson = False) -> None:
     if json:
         print_json(rows)
         return
-    columns = ("id", "name", "role", "namespaces", "state", "created", "expires")
+    columns = ("id", "name", "role", "namespaces", "state", "created", "expires", "certificate")
     print_table(columns, ([row[column] for column in columns] for row in rows))
 
 
@@ -117,18 +153,5 @@ def _row(entry: TokenEntry) -> dict[str, Any]:
         "state": entry.state(time.time()),
         "created": when(entry.created_s),
         "expires": when(entry.expires_s),
+        "certificate": entry.certificate or None,
     }
-
-
-def _write_private(path: Path, token: str) -> None:
-    import os
-
-    from cenote.api.errors import ResourceUnavailable
-
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "w", encoding="ascii") as file:
-            file.write(token + "\n")
-    except OSError as error:
-        print(token, file=sys.stdout)  # it is in the file of tokens, and must not be lost
-        raise ResourceUnavailable(f"can't write {path}: {error.strerror}") from error

@@ -15,6 +15,7 @@ from cenote.api.errors import (
     InvalidArgument,
     NamespaceNotFound,
     NotLeader,
+    TlsFailed,
     Unavailable,
 )
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from cenote.client import Client
+    from cenote.security.tls import Tls
     from cenote.v1 import admin_pb2, common_pb2, store_pb2
 
 __all__ = [
@@ -38,6 +40,12 @@ __all__ = [
 _GRPC_PORT_DEFAULT: Final = 5111
 _LOOKUP: Final = re.compile(
     r"^gRPC .*(lookup failed|resolving|resolution)", re.IGNORECASE | re.DOTALL
+)
+_TLS: Final = re.compile(r"handshake|certificate|\bSSL|\bTLS", re.IGNORECASE)
+# gRPC does not say what its server refused; a dead one's port would be closed instead.
+_TURNED_AWAY: Final = re.compile(r"failed to connect.*(Socket closed|reset by peer)", re.DOTALL)
+_TLS_REMEDY: Final = (
+    "compare CENOTE_CLIENT_TLS_CA, _CERT, _KEY and _SERVER_NAME with the --tls-... of the daemon"
 )
 _LOOKUP_TIMEOUT_S: Final = 1.0
 _ELECTION_PAUSE_S: Final = 0.2
@@ -84,7 +92,20 @@ def _channel(address: str) -> Any:
 
     from cenote.rpc.grpc_util import channel_options
 
-    return grpc.insecure_channel(address, options=channel_options())
+    tls = _tls()
+    if tls is None:
+        return grpc.insecure_channel(address, options=channel_options())
+    from cenote.rpc.grpc_tls import channel_credentials, channel_tls_options
+
+    options = [*channel_options(), *channel_tls_options(tls)]
+    return grpc.secure_channel(address, channel_credentials(tls), options=options)
+
+
+def _tls() -> Tls | None:
+    """How the environment says to speak TLS, as the SDK reads it. Raises ConfigError."""
+    from cenote.client.config import make_config
+
+    return make_config(None, {}).tls()
 
 
 def _credentials() -> tuple[tuple[str, str], ...]:
@@ -106,6 +127,7 @@ class Admin(AdminCalls):
         self._addresses = list(addresses)
         self._deadline_s = deadline_s
         self._channels: dict[str, Any] = {}
+        self._stubs: dict[tuple[str, Any], Any] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -130,8 +152,12 @@ class Admin(AdminCalls):
         make_stub: Any = admin_pb2_grpc.AdminServiceStub
         if method in ("Drain", "Hello"):
             make_stub = master_pb2_grpc.MasterServiceStub
+        # A stub makes all calls of its service: that takes longer than one of them.
+        stub = self._stubs.get((address, make_stub))
+        if stub is None:
+            stub = self._stubs[address, make_stub] = make_stub(channel)
         try:
-            call = getattr(make_stub(channel), method)
+            call = getattr(stub, method)
             return call(request, timeout=deadline_s, metadata=_credentials())
         except grpc.RpcError as error:
             raise _typed(error, f"the master's gRPC address {address}", _NO_MASTER) from error
@@ -215,7 +241,7 @@ class Admin(AdminCalls):
         """For the daemons' gRPC; empty where the pool asks nobody who he is."""
         from cenote.v1 import master_pb2
 
-        if not _credentials():
+        if not _credentials() and _tls() is None:
             return b""
         hello = master_pb2.HelloRequest(
             session_id=os.urandom(16), client_name="cenote-cli", observer=True
@@ -385,6 +411,14 @@ def _typed(rpc_error: Any, whom: str, remedy: str) -> CenoteError:
     error = typed_error(rpc_error)
     if type(error) is Unavailable and _LOOKUP.search(error.message):
         return _unresolved(whom, remedy)
+    if type(error) is Unavailable and _TLS.search(error.message):
+        why = error.message.removeprefix("gRPC UNAVAILABLE: ")
+        return TlsFailed(f"no TLS connection to {whom}: {why}", remedy=_TLS_REMEDY)
+    if type(error) is Unavailable and _TURNED_AWAY.search(error.message):
+        return TlsFailed(
+            f"{whom} closes connections at once: it wants TLS, or refuses our certificate",
+            remedy=_TLS_REMEDY,
+        )
     if type(error) is Unavailable and error.message.startswith("gRPC "):
         return Unavailable(f"nobody answers at {whom}", remedy=remedy)
     if type(error) is DeadlineExceeded and error.message.startswith("gRPC "):

@@ -104,6 +104,7 @@ class AsyncLeader:
                 target[1],
                 on_hello=master.greeted,
                 connect_timeout_s=master.connect_timeout_s,
+                tls=master.tls,
             )
             self._lane_target = target
         return lane

@@ -12,6 +12,7 @@ import ctypes
 import mmap
 from array import array
 from collections.abc import Sequence
+from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias, cast
 
@@ -456,12 +457,15 @@ def hash_pieces(pieces: Pieces, sizes: NDArray[np.uint64]) -> NDArray[np.uint64]
     return sums
 
 
-def hash_pieces_wide(pieces: Pieces, sizes: NDArray[np.uint64], seed: int) -> bytes:
-    """XXH3-128 of the first `sizes[i]` bytes of each object, 16 bytes each in canonical order."""
+def hash_pieces_wide(
+    pieces: Pieces, sizes: NDArray[np.uint64], seed: int, key: bytes = b""
+) -> bytes:
+    """XXH3-128 of the first `sizes[i]` bytes of each object, 16 bytes each in canonical order; or,
+    with a key, BLAKE2b."""
     starts = pieces.starts
     digests = []
     for i, left in enumerate(sizes.tolist()):
-        state = xxh3_128(seed=seed)
+        state: Any = blake2b(digest_size=16, key=key) if key else xxh3_128(seed=seed)
         first, last = (i, i + 1) if starts is None else (int(starts[i]), int(starts[i + 1]))
         for j in range(first, last):
             step = min(left, int(pieces.lengths[j]))

@@ -65,6 +65,11 @@ class ClientKeywords(TypedDict, total=False):
     local_first: bool
     tenant: str
     token: str
+    token_file: str
+    tls_ca: str
+    tls_cert: str
+    tls_key: str
+    tls_server_name: str
     etcd_ca: str
     etcd_cert: str
     etcd_key: str
@@ -97,11 +102,12 @@ class Client(Namespace):
         self, addresses: str | Sequence[str] | None = None, **options: Unpack[ClientKeywords]
     ) -> None:
         config, fingerprint = _configure(addresses, options)
+        tls = config.tls()
         self._start(
             config,
             fingerprint,
-            lambda hello, greeted: reach_masters(config, hello, greeted),
-            make_transports(config),
+            lambda hello, greeted: reach_masters(config, hello, greeted, tls),
+            make_transports(config, tls),
         )
 
     @classmethod

@@ -10,6 +10,7 @@ from cenote.api.errors import ConfigError
 from cenote.kv.directory import EtcdDirectory, etcd_url_in
 from cenote.kv.etcd_options import parse_etcd_url
 from cenote.runtime.config import load_config, option
+from cenote.security.tls import Tls, TlsFiles
 from cenote.security.tokens import read_token
 from cenote.v1 import common_pb2
 
@@ -77,6 +78,18 @@ class ClientConfig:
     tenant: str = field(default="", metadata=option(help="credentials: who this is"))
     token: str = field(default="", repr=False, metadata=option(help="credentials: the proof"))
     token_file: str = field(default="", metadata=option(help="a file that holds it"))
+    tls_ca: str = field(
+        default="",
+        metadata=option(
+            help="PEM file with the CA of the servers' certificates: masters are spoken to over TLS"
+        ),
+    )
+    tls_cert: str = field(default="", metadata=option(help="our certificate, where they ask"))
+    tls_key: str = field(default="", metadata=option(help="the key of tls_cert"))
+    tls_server_name: str = field(
+        default="",
+        metadata=option(help="that their certificates are for; default: the host connected to"),
+    )
     etcd_ca: str = field(
         default="", metadata=option(help="file with the CA that signed etcd's certificate")
     )
@@ -131,12 +144,23 @@ class ClientConfig:
                 f"min_replicas={self.min_replicas} is more than replicas={self.replicas}",
                 remedy="raise replicas or lower min_replicas",
             )
+        self.tls_files().check_client()
         self.directory()  # a typing mistake shows now
 
     def credentials(self) -> common_pb2.Credentials:
         """What masters are shown. Raises ConfigError."""
         token = read_token(self.token, self.token_file)
         return common_pb2.Credentials(tenant=self.tenant, token=token.encode())
+
+    def tls_files(self) -> TlsFiles:
+        """What is said about TLS."""
+        return TlsFiles(
+            cert=self.tls_cert, key=self.tls_key, ca=self.tls_ca, server_name=self.tls_server_name
+        )
+
+    def tls(self) -> Tls | None:
+        """How to speak TLS; None: not at all. Raises ConfigError."""
+        return Tls.for_client(self.tls_files())
 
     def directory(self) -> EtcdDirectory | None:
         """Where masters are looked up; None: `addresses` are theirs. Raises ConfigError."""

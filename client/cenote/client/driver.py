@@ -244,7 +244,7 @@ class BlockingDriver:
         return hash_pieces(step.pieces, step.sizes)
 
     def hash_wide(self, call: Call, step: HashWide) -> bytes:
-        return hash_pieces_wide(step.pieces, step.sizes, step.seed)
+        return hash_pieces_wide(step.pieces, step.sizes, step.seed, step.key)
 
     def stage(self, call: Call, step: Stage) -> Staged:
         return stage(step.pieces, step.size, step.keys)

@@ -23,8 +23,10 @@ from cenote.api.errors import (
 from cenote.kv.directory import LOOK_UP_S, EtcdDirectory
 from cenote.rpc.address import parse_address
 from cenote.rpc.lane_client import SPIN_POLLS_DEFAULT, LaneClient
-from cenote.rpc.lane_socket import LaneSocket, NotSent
+from cenote.rpc.lane_socket import NotSent
+from cenote.rpc.lane_tls_client import open_lane
 from cenote.runtime.log import get_logger
+from cenote.security.tls import Tls
 from cenote.v1 import master_pb2 as pb
 
 from .masters import HELLO_S, Masters, seek_pause_s
@@ -105,7 +107,9 @@ class LaneMaster:
         directory: EtcdDirectory | None = None,
         connections_max: int = 8,
         spin_polls: int = SPIN_POLLS_DEFAULT,
+        tls: Tls | None = None,
     ) -> None:
+        self.tls = tls
         for address in addresses:
             parse_address(address)  # a typing mistake shows now
         self._masters = Masters(addresses, more_to_find=directory is not None)
@@ -134,6 +138,7 @@ class LaneMaster:
             connections_max=self._connections_max,
             connect_timeout_s=self.connect_timeout_s,
             spin_polls=self._spin_polls,
+            tls=self.tls,
         )
         self.call_lane = self._lane.call if self._masters.is_lone else self.call
 
@@ -321,13 +326,14 @@ class LaneMaster:
     def _hello_to(self, address: str, until_s: float) -> pb.HelloResponse | None:
         """What this master says of itself; None where it does not answer."""
         try:
-            lane = LaneSocket.open(
+            lane = open_lane(
                 parse_address(address),
                 self._hello,
                 until_s,
                 spin_polls=0,
                 clock=time.monotonic,
                 cancelled=self._closed.is_set,
+                tls=self.tls,
             )
         except NotLeader as error:  # a hello may be refused instead of answered
             return pb.HelloResponse(epoch=error.epoch, leader_addresses=error.addresses)

@@ -29,10 +29,11 @@ def survey_from_here(
     until_s = time.monotonic() + deadline_s
     options: dict[str, object] = {"transports": list(transports), "name": "cenote-paths"}
     config = make_config(addresses, options)
+    tls = config.tls()
     session = Session(
         config,
-        lambda hello, greeted: reach_masters(config, hello, greeted),
-        make_transports(config),
+        lambda hello, greeted: reach_masters(config, hello, greeted, tls),
+        make_transports(config, tls),
     )
     try:
         session.open(deadline_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from cenote.api.errors import ConfigError, ResourceUnavailable
+from cenote.security.tls import Tls
 from cenote.transport.absent import AbsentTransport
 from cenote.transport.base import Transport
 from cenote.v1 import common_pb2
@@ -20,7 +21,7 @@ _KINDS: Final = {
 }
 
 
-def make_transports(config: ClientConfig) -> list[Transport]:
+def make_transports(config: ClientConfig, tls: Tls | None = None) -> list[Transport]:
     """In the order of `config.transports`. For RDMA where this host has none stands something that
     says why, unless it is all that was asked for.
 
@@ -34,7 +35,7 @@ def make_transports(config: ClientConfig) -> list[Transport]:
     made: list[Transport] = []
     for name in config.transports:
         try:
-            made.append(_make(name, config))
+            made.append(_make(name, config, tls))
         except ResourceUnavailable as error:
             if set(config.transports) == {name}:
                 raise
@@ -42,7 +43,7 @@ def make_transports(config: ClientConfig) -> list[Transport]:
     return made
 
 
-def _make(name: str, config: ClientConfig) -> Transport:
+def _make(name: str, config: ClientConfig, tls: Tls | None) -> Transport:
     # Each is imported when it is wanted: together they take as long as a small program.
     if name == "shm":
         from cenote.transport.shm import ShmTransport
@@ -55,8 +56,9 @@ def _make(name: str, config: ClientConfig) -> Transport:
             config.verbs,
             config.rdma_devices,
             config.rdma_gid_index,
+            tls=tls,
             **({"spin_s": 0.0} if config.gives_way else {}),
         )
-    from cenote.transport.tcp import TcpTransport
+    from cenote.transport.tcp import SPIN_S, TcpTransport
 
-    return TcpTransport(spin_s=0.0) if config.gives_way else TcpTransport()
+    return TcpTransport(tls=tls, spin_s=0.0 if config.gives_way else SPIN_S)

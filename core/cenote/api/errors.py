@@ -43,6 +43,7 @@ __all__ = [
     "StaleEpoch",
     "StaleLocation",
     "TenureEnded",
+    "TlsFailed",
     "Unauthenticated",
     "Unavailable",
     "error_from_code",
@@ -214,6 +215,13 @@ class Unavailable(CenoteError):
     code = 18
     grpc_status = "UNAVAILABLE"
     retryable = True
+
+
+class TlsFailed(Unavailable):
+    """No TLS connection came to be: one side refuses the other's certificate, or speaks no TLS."""
+
+    code = 35
+    default_remedy = "compare tls_ca, tls_cert and tls_key on both sides"
 
 
 class NotLeader(Unavailable):

@@ -168,7 +168,9 @@ COPY = np.dtype(
 )
 """A piece of a replica that a daemon is to copy to another of its segments. Rows of one `copy_id`
 follow each other in the order of the source's extents; they name the same target, one extent of
-bytes that takes them all. The source's slot must still hold that version."""
+bytes that takes them all. The source's slot must still hold that version. A last row whose source
+is in the target's segment names a slot that has the same bytes in the very place of the target:
+then only the target's slot is made, if that slot says so."""
 
 COPIED = np.dtype([("copy_id", "<u8"), ("status", "<u4"), ("reserved", "<u4")])
 """What became of a copy: a CopyStatus."""
@@ -184,13 +186,18 @@ PULL = np.dtype(
         ("segment", "<u4"),
         ("slot", "<u4"),
         ("replica", "<u2"),
-        ("is_target", "<u2"),
+        ("kind", "<u2"),
     ]
 )
 """A piece of a replica that a daemon is to fetch from others. Rows of one `copy_id` follow each
 other: the source's extents in their order (segment and slot say where; the slot must still hold
-that version), and the one extent of this daemon's that takes all of it (`is_target`; offset, length
-and replica are the target's)."""
+that version), and the one extent of this daemon's that takes all of it (PULL_TARGET; offset, length
+and replica are the target's). A PULL_TWIN row names a slot of the target's segment, of another
+version, that has the same bytes in that very place: nothing is fetched, if that slot says so."""
+PULL_SOURCE: Final = 0
+PULL_TARGET: Final = 1
+PULL_TWIN: Final = 2
+"""Kinds of PULL rows."""
 
 SLOT_WANTED = np.dtype(
     [
@@ -207,14 +214,17 @@ SLOT_WANTED = np.dtype(
 PROOF = np.dtype(
     [
         ("segment", "<u4"),
-        ("reserved", "<u4"),
+        ("kind", "<u4"),
         ("offset", "<u8"),
         ("length", "<u8"),
         ("proof", "V16"),
     ]
 )
-"""Bytes at a daemon, and that the asker has the same: XXH3-128 of them, canonical byte order, with
-the id of a grant as its seed."""
+"""Bytes at a daemon, and that the asker has the same (`cenote.api.contents`). PROOF_FAST: XXH3-128
+of them, canonical byte order, with the id of a grant as its seed. PROOF_STRONG: BLAKE2b of 16
+bytes, whose key is that id (u64)."""
+PROOF_FAST: Final = 0
+PROOF_STRONG: Final = 1
 
 
 class CopyStatus(Code):

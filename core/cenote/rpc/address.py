@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import ipaddress
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cenote.api.errors import InvalidArgument
+from cenote.api.errors import ConfigError, InvalidArgument
 
-__all__ = ["UNIX_PATH_BYTES_MAX", "Address", "is_loopback", "parse_address"]
+__all__ = [
+    "UNIX_PATH_BYTES_MAX",
+    "Address",
+    "is_loopback",
+    "parse_address",
+    "refuse_open_ports",
+]
 
 UNIX_PATH_BYTES_MAX = 107  # sockaddr_un.sun_path less its NUL; longer ones fail obscurely
 
@@ -30,7 +38,31 @@ class Address:
 
 def is_loopback(host: str) -> bool:
     """Whether nobody but this host can reach what listens on `host`, as far as its form tells."""
-    return host == "localhost" or host == "::1" or host.startswith("127.")
+    if host == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:  # a name: what it stands for may change
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def refuse_open_ports(flags: Iterable[tuple[str, str, str]], credentials: str) -> None:
+    """For a daemon that asks nobody who he is: it may listen on loopback alone.
+
+    `flags`: (flag, what it was given, its host), of each port; `credentials`: the flags that would
+    make it ask. Raises ConfigError.
+    """
+    for flag, given, host in flags:
+        if not is_loopback(host):
+            raise ConfigError(
+                f"{flag} {given} is open to the network, and without credentials nobody would be"
+                " asked who he is",
+                remedy=f"give {credentials} (`cenote token init` makes what it takes; see"
+                " docs/security.md), or --insecure where all who reach this address may read and"
+                " write the pool",
+            )
 
 
 def parse_address(text: str) -> Address:

@@ -49,12 +49,13 @@ def bearer_token(metadata: Metadata) -> bytes:
 
 @final
 class CredentialsInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """`admit(method, metadata, peer)` lets a call pass, or raises a CenoteError; `enter(caller)`
-    gets what it returned, in the task of the handler. To stand behind `ErrorInterceptor`."""
+    """`admit(method, metadata, peer, identities)` lets a call pass, or raises a CenoteError;
+    `enter(caller)` gets what it returned, in the task of the handler. `identities` are those of the
+    client's certificate, where it showed one. To stand behind `ErrorInterceptor`."""
 
     def __init__(
         self,
-        admit: Callable[[str, Metadata, str], Any],
+        admit: Callable[[str, Metadata, str, tuple[str, ...]], Any],
         enter: Callable[[Any, str, Any], None],
     ) -> None:
         """`enter(caller, method, request)` may raise, too; the request of a stream is None."""
@@ -75,7 +76,7 @@ class CredentialsInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             behavior = handler.unary_stream or handler.unary_unary
 
         def pass_in(request: Any, context: Any) -> None:
-            caller = self._admit(method, metadata, context.peer())
+            caller = self._admit(method, metadata, context.peer(), _identities_of(context))
             self._enter(caller, method, None if handler.request_streaming else request)
 
         if handler.response_streaming:
@@ -93,6 +94,16 @@ class CredentialsInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
+
+
+def _identities_of(context: Any) -> tuple[str, ...]:
+    """As `cenote.security.tls.identities_of`, of what gRPC has checked."""
+    said = context.auth_context()
+    return tuple(
+        f"{kind}:{value.decode('utf-8', 'replace')}"
+        for kind, name in (("uri", "peer_uri"), ("dns", "peer_dns"), ("cn", "x509_common_name"))
+        for value in said.get(name, ())
+    )
 
 
 def _unary(behavior: Any, pass_in: Callable[[Any, Any], None]) -> Any:

@@ -36,8 +36,10 @@ from cenote.api.errors import (
     Unavailable,
 )
 from cenote.runtime.log import REQUEST_ID
+from cenote.security.tls import Tls
 
 from .frames import decode_error, encode_error
+from .grpc_tls import server_credentials
 
 __all__ = [
     "ERROR_METADATA_KEY",
@@ -299,14 +301,19 @@ class GrpcServer:
         add_to_server(servicer, self.server)
         self._names.append(full_name)
 
-    def listen(self, address: str) -> int:
+    def listen(self, address: str, tls: Tls | None = None) -> int:
         """Listen on `host:port` or `unix:/path`, before `start`. Returns the port (0: a free one).
+        With `tls`, who does not speak it is refused.
 
         Raises ResourceUnavailable.
         """
         _try_to_bind(address)
         try:
-            port: int = self.server.add_insecure_port(address)
+            port: int = (
+                self.server.add_insecure_port(address)
+                if tls is None
+                else self.server.add_secure_port(address, server_credentials(tls))
+            )
         except RuntimeError as error:  # taken meanwhile, or something that only gRPC refuses
             raise ResourceUnavailable(f"can't serve gRPC on {address}", remedy=_TAKEN) from error
         if port == 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import random
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +22,8 @@ from cenote.api.errors import (
     ProtocolError,
     Unavailable,
 )
+from cenote.security.tls import Tls
+from cenote.security.tls_errors import tls_failed
 
 from .address import Address, parse_address
 from .fork import ForkGuard
@@ -117,7 +120,9 @@ class _Lane(asyncio.Protocol):
         self.writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.failure is None:
+        if self.failure is None and isinstance(exc, ssl.SSLError):
+            self.failure = tls_failed(exc, self.address, None)
+        elif self.failure is None:
             self.failure = Unavailable(
                 f"the connection to {self.address} broke: {exc or 'the server closed it'}",
                 remedy="send the request again if it may be executed twice or carries an id",
@@ -152,7 +157,9 @@ class AsyncLaneClient:
         inflight_max: int = 256,
         body_bytes_max: int = BODY_BYTES_MAX_DEFAULT,
         on_hello: Callable[[bytes], None] | None = None,
+        tls: Tls | None = None,
     ) -> None:
+        self._tls = tls
         self.address = parse_address(address)
         self._hello = hello
         self._on_hello = on_hello
@@ -294,6 +301,8 @@ class AsyncLaneClient:
                 return await self._open(limit_s)
             except TimeoutError:
                 raise unreachable(self.address, "nobody answered in time") from None
+            except ssl.SSLError as error:
+                raise tls_failed(error, self.address, self._tls and self._tls.files) from error
             except OSError as error:
                 failure: CenoteError = unreachable(self.address, error)
             except Unavailable as error:
@@ -307,6 +316,14 @@ class AsyncLaneClient:
             await asyncio.sleep(pause_s)
             backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
 
+    def _tls_options(self, host: str) -> dict[str, Any]:
+        if self._tls is None:
+            return {}
+        return {
+            "ssl": self._tls.client_context(),
+            "server_hostname": self._tls.server_name(host),
+        }
+
     async def _open(self, limit_s: float) -> _Lane:
         loop = asyncio.get_running_loop()
         hello = self._hello if isinstance(self._hello, bytes) else self._hello()
@@ -316,7 +333,10 @@ class AsyncLaneClient:
                 if self.address.path:
                     await loop.create_unix_connection(lambda: lane, self.address.path)
                 else:
-                    await loop.create_connection(lambda: lane, self.address.host, self.address.port)
+                    host = self.address.host
+                    await loop.create_connection(
+                        lambda: lane, host, self.address.port, **self._tls_options(host)
+                    )
                 lane.transport.write(pack_frame(HELLO, lane.next_call_id(), body=pack_hello(hello)))
                 reply = await lane.greeted
             if self._on_hello is not None:

@@ -13,6 +13,7 @@ from cenote.api.errors import (
     InvalidArgument,
     Unavailable,
 )
+from cenote.security.tls import Tls
 
 from .address import parse_address
 from .fork import ForkGuard
@@ -21,6 +22,7 @@ from .lane_connect import unreachable
 from .lane_pipeline import Pipeline
 from .lane_pool import LanePool
 from .lane_socket import LaneSocket, NotSent
+from .lane_tls_client import open_lane
 
 __all__ = ["LaneClient"]
 
@@ -35,7 +37,8 @@ class LaneClient:
     `hello` is the opaque part of the client's hello, or a function that gives it anew for each
     connection (a session's later connections may have more to say than the first). `on_hello` gets
     the opaque part of each reply, in the thread that connected, before the connection is used.
-    `spin_polls` is how often a call looks for its reply before it sleeps (0: not at all).
+    `spin_polls` is how often a call looks for its reply before it sleeps (0: not at all). `tls`:
+    how to speak TLS to a server that is reached over TCP.
 
     Nothing is connected before the first call. Every call ends by its deadline. Besides what the
     server raises, calls raise Unavailable (nobody there, or gone before the reply: then its
@@ -54,7 +57,9 @@ class LaneClient:
         body_bytes_max: int = BODY_BYTES_MAX_DEFAULT,
         on_hello: Callable[[bytes], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        tls: Tls | None = None,
     ) -> None:
+        self._tls = tls
         self.address = parse_address(address)
         self._hello = hello
         self._on_hello = on_hello
@@ -179,7 +184,7 @@ class LaneClient:
 
     def _open(self, until_s: float) -> LaneSocket:
         hello = self._hello if isinstance(self._hello, bytes) else self._hello()
-        lane = LaneSocket.open(
+        lane = open_lane(
             self.address,
             hello,
             until_s,
@@ -187,6 +192,7 @@ class LaneClient:
             clock=self._clock,
             cancelled=lambda: self._pool.closed,
             body_bytes_max=self._body_bytes_max,
+            tls=self._tls,
         )
         if self._on_hello is not None:
             try:

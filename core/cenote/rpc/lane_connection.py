@@ -52,7 +52,7 @@ from .lane_output import LaneOutput, ReplyBody
 if TYPE_CHECKING:
     from .lane_server import LaneServer
 
-__all__ = ["Dispatch", "HelloHandler", "LaneConnection"]
+__all__ = ["Dispatch", "HelloHandler", "LaneConnection", "peer_name"]
 
 Dispatch: TypeAlias = Callable[
     ["LaneConnection", int, bytes, int], "ReplyBody | Awaitable[ReplyBody]"
@@ -89,6 +89,8 @@ class LaneConnection(LaneOutput):
         "_read_timer",
         "_state",
         "_write_timer",
+        "identities",
+        "over_tls",
         "principal",
         "protocol_version",
         "session",
@@ -110,6 +112,8 @@ class LaneConnection(LaneOutput):
         self._last_words = b""  # an ERROR frame that goes out after all replies
         self.protocol_version = 0  # settled by hello
         self.session: Any = None
+        self.identities: tuple[str, ...] = ()  # of the client's certificate, where it showed one
+        self.over_tls = False
         self.principal: Any = None  # likewise: who has said hello, where that matters
 
     def __repr__(self) -> str:
@@ -128,7 +132,7 @@ class LaneConnection(LaneOutput):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        self.peer = _peer_name(transport)
+        self.peer = peer_name(transport)
         self._transport.set_write_buffer_limits(high=self._limits.write_buffer_high_bytes)
         self._read_timer = self._loop.call_later(self._limits.hello_timeout_s, self._hello_late)
         refusal = self._server.admit(self)
@@ -424,7 +428,8 @@ class LaneConnection(LaneOutput):
         self._write_timer = self._loop.call_later(linger_s, self.abort)
 
 
-def _peer_name(transport: asyncio.BaseTransport) -> str:
+def peer_name(transport: asyncio.BaseTransport) -> str:
+    """Who is at the other end, for people."""
     sock = transport.get_extra_info("socket")
     if sock is not None and sock.family == socket.AF_UNIX:
         try:

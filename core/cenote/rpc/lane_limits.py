@@ -22,7 +22,8 @@ class LaneLimits:
     write_buffer_high_bytes: int = 1 << 20  # unsent replies beyond which no request is parsed
     write_buffer_bytes_max: int = 64 << 20  # beyond which the connection is cut
     deadline_ms_default: int = 5000  # for requests that name none
-    hello_timeout_s: float = 5.0
+    hello_timeout_s: float = 5.0  # with TLS: for the handshake, and for the hello after it
+    handshakes_max: int = 1024  # of the server, under way at once
     frame_timeout_s: float = 30.0  # for a frame to arrive whole once it has begun
     slow_reader_timeout_s: float = 10.0  # unsent replies above the mark for so long: cut
     spin_s: float = 0.0  # of the server: how long it looks for another request before it sleeps
@@ -37,6 +38,8 @@ class LaneStats:
     connections_total: int = 0
     connections_refused: int = 0  # over connections_max
     hellos_refused: int = 0
+    handshakes_failed: int = 0  # of TLS
+    handshakes_refused: int = 0  # over handshakes_max
     requests: int = 0
     errors: int = 0  # ERROR frames sent
     protocol_errors: int = 0  # connections closed for what they sent

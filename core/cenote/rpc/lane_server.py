@@ -12,12 +12,14 @@ import stat
 import time
 from collections.abc import Callable
 
-from cenote.api.errors import CenoteError, ResourceUnavailable, Unavailable
+from cenote.api.errors import CenoteError, ResourceUnavailable, TlsFailed, Unavailable
+from cenote.security.tls import Tls
 
 from .address import UNIX_PATH_BYTES_MAX
 from .lane_connection import Dispatch, HelloHandler, LaneConnection
 from .lane_limits import LaneLimits, LaneStats
 from .lane_output import ReplyBody
+from .lane_tls import Handshakes, TlsAcceptor
 from .loop_spinner import LoopSpinner
 
 __all__ = ["Dispatch", "HelloHandler", "LaneConnection", "LaneLimits", "LaneServer", "ReplyBody"]
@@ -66,6 +68,8 @@ class LaneServer:
         self.partial_bytes = 0  # held in unfinished frames of all connections
         self.connections: set[LaneConnection] = set()  # admitted
         self.tasks: set[asyncio.Future[ReplyBody] | asyncio.Future[bytes]] = set()
+        self.handshakes: Handshakes | None = None
+        self.on_handshake_failed: Callable[[TlsFailed, str], None] | None = None
         self._refused: set[LaneConnection] = set()
         self._on_connect = on_connect
         self._on_disconnect = on_disconnect
@@ -77,8 +81,11 @@ class LaneServer:
 
     # --- listening ------------------------------------------------------------------------------
 
-    async def listen_tcp(self, host: str = "127.0.0.1", port: int = 0) -> tuple[str, int]:
+    async def listen_tcp(
+        self, host: str = "127.0.0.1", port: int = 0, *, tls: Tls | None = None
+    ) -> tuple[str, int]:
         """Listen on one TCP address; port 0 takes a free one. Returns (host, port) as bound.
+        With `tls`, who does not speak it is refused.
 
         Raises ResourceUnavailable when the address can't be had.
         """
@@ -105,7 +112,7 @@ class LaneServer:
                 remedy="stop the other program or choose another port" if in_use else "",
             ) from error
         bound = sock.getsockname()
-        await self._serve_on(sock)
+        await self._serve_on(sock, tls)
         return str(bound[0]), int(bound[1])
 
     async def listen_unix(self, path: str, mode: int = 0o600) -> None:
@@ -117,12 +124,17 @@ class LaneServer:
         self._unix_files.append(where)
         await self._serve_on(sock)
 
-    async def _serve_on(self, sock: socket.socket) -> None:
+    async def _serve_on(self, sock: socket.socket, tls: Tls | None = None) -> None:
         loop = asyncio.get_running_loop()
         sock.setblocking(False)
         if sock.family == socket.AF_UNIX:
             listener = await loop.create_unix_server(
                 lambda: LaneConnection(self), sock=sock, backlog=_BACKLOG
+            )
+        elif tls is not None:
+            handshakes = self.handshakes = Handshakes(tls, self.limits.handshakes_max)
+            listener = await loop.create_server(
+                lambda: TlsAcceptor(self, handshakes), sock=sock, backlog=_BACKLOG
             )
         else:
             listener = await loop.create_server(
@@ -156,6 +168,13 @@ class LaneServer:
             self._on_connect(connection)
         return None
 
+    def handshake_failed(self, error: TlsFailed, peer: str) -> None:
+        """Called by a connection that did not come to be."""
+        if self.on_handshake_failed is not None:
+            self.on_handshake_failed(error, peer)
+        else:
+            _log.info("TLS handshake with %s failed: %s", peer, error.message)
+
     def forget(self, connection: LaneConnection) -> None:
         """Called by a connection that is gone."""
         if connection in self.connections:
@@ -178,6 +197,8 @@ class LaneServer:
         for path, device, inode in self._unix_files:
             _remove_own_socket(path, device, inode)
         self._unix_files.clear()
+        if self.handshakes is not None:
+            self.handshakes.close()
         everyone = self.connections | self._refused
         for connection in everyone:
             connection.close()

@@ -161,13 +161,14 @@ class LaneSocket:
         sock = connect_socket(address, until_s, clock, cancelled)
         made = cls(sock, address, spin_polls=spin_polls, clock=clock, body_bytes_max=body_bytes_max)
         try:
-            made._say_hello(hello, until_s, cancelled)
+            made.say_hello(hello, until_s, cancelled)
         except BaseException:
             made.close()
             raise
         return made
 
-    def _say_hello(self, hello: bytes, until_s: float, cancelled: Cancelled) -> None:
+    def say_hello(self, hello: bytes, until_s: float, cancelled: Cancelled) -> None:
+        """Greet the server. Raises as `open` does."""
         self._until_s = until_s
         self.clean = False
         frame = pack_frame(HELLO, self._next_call_id(), body=pack_hello(hello))

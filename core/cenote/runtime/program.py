@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from cenote.api.errors import CenoteError
 
-from .config import add_boolean_flag, has_flag, help_of, load_config
+from .config import add_boolean_flag, has_flag, help_of, load_config, option_of
 from .harness import begin_program, exit_code_of, run_daemon
 from .log import setup_logging
 
@@ -102,7 +102,7 @@ class Program(Generic[C]):
     def flags_of(self, name: str) -> list[str]:
         """Of a setting: `--lease-ttl-s`, and `--lease-ttl` since a value may say its unit."""
         flags = ["--" + name.replace("_", "-")]
-        if name.endswith(_SECONDS):
+        if name.endswith(_SECONDS) and option_of(self.config, name).unit == "duration":
             flags.append("--" + name.removesuffix(_SECONDS).replace("_", "-"))
         if name in self.aliases:
             flags.append(self.aliases[name])

@@ -11,6 +11,7 @@ from cenote.api.errors import (
     CenoteError,
     GrantRevoked,
     PermissionDenied,
+    TlsFailed,
     Unauthenticated,
     Unavailable,
 )
@@ -21,6 +22,8 @@ __all__ = ["REASONS", "Refusals", "is_refusal"]
 REASONS: Final = (Unauthenticated.__name__, PermissionDenied.__name__, GrantRevoked.__name__)
 NO_KEY: Final = Unavailable.__name__
 """For a ticket whose key is not known: forged, of before, or of a leader that is to be met yet."""
+NO_TLS: Final = TlsFailed.__name__
+"""For a handshake that failed, or was not begun."""
 LINES_PER_S: Final = 5.0
 LINES_AT_ONCE: Final = 20.0
 
@@ -43,7 +46,7 @@ class Refusals:
         self._log = log
         self._clock = clock
         self._lock = threading.Lock()
-        self.counts = {(port, reason): 0 for port in ports for reason in (*REASONS, NO_KEY)}
+        self.counts = {(port, reason): 0 for port in ports for reason in (*REASONS, NO_KEY, NO_TLS)}
         self._allowance = LINES_AT_ONCE
         self._since_s = clock()
         self._unsaid = 0

@@ -103,9 +103,12 @@ class TokenEntry:
     role: Role
     namespaces: tuple[str, ...]
     sha256: str
+    """"" where the holder is known by a certificate."""
     created_s: float = 0.0
     expires_s: float = 0.0
     revoked_s: float = 0.0
+    certificate: str = ""
+    """`uri:...`, `dns:...` or `cn:...`: whom the certificate is for that stands for a token."""
 
     def state(self, now_s: float) -> str:
         """valid, expired or revoked."""
@@ -116,6 +119,25 @@ class TokenEntry:
     @property
     def principal(self) -> Principal:
         return Principal(self.token_id, self.name, self.role, self.namespaces)
+
+
+def check_identity(identity: str) -> None:
+    """Raises InvalidArgument where no certificate can be for that."""
+    kind, _, value = identity.partition(":")
+    if kind not in ("uri", "dns", "cn") or not value:
+        raise InvalidArgument(
+            f"{identity!r} is no identity of a certificate",
+            remedy="write uri:spiffe://..., dns:NAME or cn:NAME, as the certificate has it",
+        )
+
+
+def _counting(entry: TokenEntry) -> Principal:
+    state = entry.state(time.time())
+    if state == "valid":
+        return entry.principal
+    raise Unauthenticated(
+        f"token {entry.token_id} ({entry.name}) is {state}", remedy="use a newer one"
+    )
 
 
 def read_token(token: str, token_file: str) -> str:
@@ -151,12 +173,15 @@ def _entry(row: dict[str, Any]) -> TokenEntry:
         str(row["name"]),
         role_of(str(row["role"])),
         tuple(str(name) for name in row["namespaces"]),
-        str(row["sha256"]),
+        str(row.get("sha256", "")),
         _seconds(row.get("created")),
         _seconds(row.get("expires")),
         _seconds(row.get("revoked")),
+        str(row.get("certificate", "")),
     )
-    if len(bytes.fromhex(entry.sha256)) != hashlib.sha256().digest_size:
+    if entry.certificate:
+        check_identity(entry.certificate)
+    elif len(bytes.fromhex(entry.sha256)) != hashlib.sha256().digest_size:
         raise ValueError(f"the hash of token {entry.token_id} is no SHA-256")
     return entry
 
@@ -170,6 +195,9 @@ def _row(entry: TokenEntry) -> dict[str, Any]:
         "sha256": entry.sha256,
         "created": _iso(entry.created_s),
     }
+    if entry.certificate:
+        del row["sha256"]
+        row["certificate"] = entry.certificate
     if entry.expires_s:
         row["expires"] = _iso(entry.expires_s)
     if entry.revoked_s:
@@ -228,8 +256,13 @@ class TokenFile:
             return False
         return True
 
-    def authenticate(self, token: bytes) -> Principal:
-        """Who has this token. Raises Unauthenticated."""
+    def authenticate(self, token: bytes, identities: Sequence[str] = ()) -> Principal:
+        """Who has this token; without one, whose certificate is for one of these identities.
+
+        Raises Unauthenticated.
+        """
+        if not token and identities:
+            return self._by_certificate(identities)
         if not token:
             raise Unauthenticated(
                 "this pool wants a token", remedy="give one: CENOTE_CLIENT_TOKEN, or token="
@@ -240,14 +273,27 @@ class TokenFile:
         if entry is None and self.refresh():  # it was made just now
             entry = self.entries.get(token_id)
         digest = hashlib.sha256(secret.encode()).hexdigest()
-        if entry is None or not hmac.compare_digest(digest, entry.sha256):
+        if entry is None or entry.certificate or not hmac.compare_digest(digest, entry.sha256):
             raise Unauthenticated("the token is not one of this pool's")
-        state = entry.state(time.time())
-        if state != "valid":
+        return _counting(entry)
+
+    def _by_certificate(self, identities: Sequence[str]) -> Principal:
+        known = self._with_certificates(identities)
+        if not (known and known[0].state(time.time()) == "valid") and self.refresh():
+            known = self._with_certificates(identities)  # it was made just now
+        if not known:
             raise Unauthenticated(
-                f"token {token_id} ({entry.name}) is {state}", remedy="use a newer one"
+                f"no entry for a certificate of {', '.join(identities)}, and no token",
+                remedy="`cenote token create ... --certificate` makes one",
             )
-        return entry.principal
+        return _counting(known[0])
+
+    def _with_certificates(self, identities: Sequence[str]) -> list[TokenEntry]:
+        """In the order of the identities, then of the file; those that count first."""
+        named = [entry for entry in self.entries.values() if entry.certificate]
+        found = [entry for one in identities for entry in named if entry.certificate == one]
+        now_s = time.time()
+        return sorted(found, key=lambda entry: entry.state(now_s) != "valid")
 
     def still_counts(self, principal: Principal) -> bool:
         """Whether its token is there still, and says the same."""
@@ -261,9 +307,16 @@ class TokenFile:
     # ---- changes, by people ------------------------------------------------------------------
 
     def create(
-        self, name: str, role: Role, namespaces: Sequence[str], *, ttl_s: float = 0.0
+        self,
+        name: str,
+        role: Role,
+        namespaces: Sequence[str],
+        *,
+        ttl_s: float = 0.0,
+        certificate: str = "",
     ) -> tuple[TokenEntry, str]:
-        """Add a token: (its entry, the token, which is kept nowhere).
+        """Add a token: (its entry, the token, which is kept nowhere; "" where a certificate for
+        that identity stands for it).
 
         Raises InvalidArgument and ResourceUnavailable.
         """
@@ -282,12 +335,17 @@ class TokenFile:
             name,
             role,
             tuple(namespaces),
-            hashlib.sha256(secret.encode()).hexdigest(),
+            "" if certificate else hashlib.sha256(secret.encode()).hexdigest(),
             now_s,
             now_s + ttl_s if ttl_s else 0.0,
+            certificate=certificate,
         )
+        if certificate:
+            check_identity(certificate)
         self.entries[entry.token_id] = entry
         self._write()
+        if certificate:
+            return entry, ""
         return entry, f"{_PREFIX}_{entry.token_id}_{secret}"
 
     def revoke(self, token_id: str) -> TokenEntry:

@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import select
 import socket
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
 from struct import Struct
@@ -31,6 +32,8 @@ from cenote.api.errors import (
     Unavailable,
 )
 from cenote.runtime.scheduling import CONTENTION, STEP_CONTENDED_S
+from cenote.security.tls_errors import tls_failed
+from cenote.security.tls_socket import TlsSocket
 
 from . import wire
 from .gil import HELD_BYTES_MAX, RELEASES, held_poll, held_recv, held_send, step_aside
@@ -118,7 +121,7 @@ class DataConnection:
     )
 
     def __init__(self, sock: socket.socket, name: str, spin_s: float = 0.0) -> None:
-        self.sock = sock
+        self.sock: socket.socket | TlsSocket = sock
         self.name = name
         self.spin_s = spin_s
         self._spins_in_vain = 0
@@ -137,6 +140,16 @@ class DataConnection:
         self._reply_address = ctypes.addressof(reply)
         self._poll_fd = _PollFd(sock.fileno(), select.POLLIN, 0)
         self._poll_address = ctypes.addressof(self._poll_fd)
+
+    def put_on_tls(self, sock: TlsSocket) -> None:
+        """From now on over TLS, before the first byte of ours. What is received and sent past the
+        socket, straight from the kernel, finds nothing then."""
+        self.sock = sock
+        if self.closing:  # `shut_down` may have missed it
+            raise ClientClosed("the channel was closed during the call")
+        self._fd = -1
+        self._poll_fd.fd = sock.fileno()
+        self._timeout_s = float("inf")
 
     # ---- deadline ---------------------------------------------------------------------------
 
@@ -182,6 +195,8 @@ class DataConnection:
         """The socket broke: by us, or by the other side."""
         if self.closing:
             raise ClientClosed("the channel was closed during the call")
+        if isinstance(why, ssl.SSLError):
+            raise tls_failed(why, self.name, None)
         raise Unavailable(f"the connection to {self.name} broke: {why}")
 
     # ---- bytes ------------------------------------------------------------------------------

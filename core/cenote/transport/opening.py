@@ -9,21 +9,35 @@ import socket
 import threading
 from collections.abc import Sequence
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from cenote.api.errors import (
+    ClientClosed,
     DeadlineExceeded,
     InvalidArgument,
     ProtocolError,
     ResourceUnavailable,
+    TlsFailed,
     Unavailable,
 )
+from cenote.security.tls import Tls
+from cenote.security.tls_socket import begin_tls
 from cenote.v1 import store_pb2
 
 from . import wire
 from .connection import DataConnection, enlarge_buffers
 
-__all__ = ["Target", "close_all", "connect", "greet", "parse_host_port"]
+__all__ = [
+    "TLS_SCHEME",
+    "Target",
+    "TlsTarget",
+    "close_all",
+    "connect",
+    "greet",
+    "parse_host_port",
+    "parse_target",
+    "shake_hands",
+]
 
 _KEEPALIVE: Final = (
     (socket.SO_KEEPALIVE, socket.SOL_SOCKET, 1),
@@ -33,8 +47,25 @@ _KEEPALIVE: Final = (
 )
 _SOL: Final = socket.SOL_SOCKET
 
-Target = tuple[str, int] | str
+TLS_SCHEME: Final = "tls://"
+
+
+class TlsTarget(NamedTuple):
+    """Where a daemon listens that speaks TLS."""
+
+    host: str
+    port: int
+
+
+Target = tuple[str, int] | TlsTarget | str
 """Where a daemon listens: (host, port), or the path of its Unix socket."""
+
+
+def parse_target(text: str) -> Target:
+    """`host:port`, or `tls://host:port`, as endpoints have it. Raises InvalidArgument."""
+    if text.startswith(TLS_SCHEME):
+        return TlsTarget(*parse_host_port(text.removeprefix(TLS_SCHEME)))
+    return parse_host_port(text)
 
 
 def parse_host_port(text: str) -> tuple[str, int]:
@@ -52,7 +83,7 @@ def parse_host_port(text: str) -> tuple[str, int]:
 
 
 def connect(target: Target, name: str, deadline: float, spin_s: float = 0.0) -> DataConnection:
-    """A connected socket, not greeted yet.
+    """A connected socket, without TLS, and not greeted yet.
 
     Raises Unavailable, DeadlineExceeded, ResourceUnavailable (out of descriptors).
     """
@@ -88,6 +119,32 @@ def connect(target: Target, name: str, deadline: float, spin_s: float = 0.0) -> 
             raise
         return connection
     raise Unavailable(f"can't connect to {name} at {target}: {refused}")
+
+
+def shake_hands(
+    connection: DataConnection, target: Target, deadline: float, tls: Tls | None
+) -> None:
+    """Put a new connection on TLS, where the target says so; `shut_down` ends it early.
+
+    Raises TlsFailed, DeadlineExceeded, ClientClosed.
+    """
+    if not isinstance(target, TlsTarget):
+        return
+    if tls is None:
+        raise TlsFailed(
+            f"{connection.name} speaks TLS alone",
+            remedy="give tls_ca, the CA that signed its certificate (CENOTE_CLIENT_TLS_CA)",
+        )
+    raw = connection.sock
+    assert isinstance(raw, socket.socket)
+
+    def check() -> None:
+        if connection.closing:
+            raise ClientClosed("the channel was closed during the call")
+
+    wrapped = begin_tls(raw, tls, connection.name, deadline, host=target.host, check=check)
+    connection.put_on_tls(wrapped)
+    connection.begin(deadline, monotonic())
 
 
 def _resolve(host: str, port: int, deadline: float) -> list[tuple[int, Any]]:

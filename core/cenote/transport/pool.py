@@ -14,6 +14,7 @@ import numpy as np
 from cenote.api.contents import TICKET_BYTES
 from cenote.api.errors import ClientClosed, DeadlineExceeded, InvalidArgument, ProtocolError
 from cenote.api.rows import SEAL
+from cenote.security.tls import Tls
 from cenote.v1 import store_pb2
 
 from . import wire
@@ -21,7 +22,7 @@ from .access import Access
 from .base import SealBatch, SessionIdentity, U8Array
 from .connection import SMALL_BYTES, DataConnection
 from .memory_access import MEMORY
-from .opening import Target, connect, greet
+from .opening import Target, connect, greet, shake_hands
 from .proofs import ProofBatch
 
 __all__ = ["ConnectionPool", "PooledMessages", "hello_for"]
@@ -77,7 +78,9 @@ class ConnectionPool:
         on_greeted: Callable[[store_pb2.DataHelloResponse], None] | None = None,
         on_closed: Callable[[DataConnection], None] | None = None,
         access: Access | None = None,
+        tls: Tls | None = None,
     ) -> None:
+        self._tls = tls
         self.name = name
         self._target = target
         self._hello = hello
@@ -99,7 +102,7 @@ class ConnectionPool:
         """Where the daemon listens, for people."""
         if isinstance(self._target, str):
             return self._target
-        host, port = self._target
+        host, port = self._target[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     @property
@@ -201,6 +204,7 @@ class ConnectionPool:
             if self._closed:
                 connection.shut_down()
         try:
+            shake_hands(connection, self._target, deadline, self._tls)
             hello = self._hello
             if self._access is not None and self._access.ticket != hello.ticket:
                 # The one of before is worth nothing once its key was replaced.

@@ -13,6 +13,7 @@ from typing import Final, final
 
 from cenote.api.errors import ClientClosed, InvalidArgument, ProtocolError, Unavailable
 from cenote.runtime.cuda import DmaBuf, export_dmabuf
+from cenote.security.tls import Tls
 from cenote.v1 import common_pb2
 
 from .access import NO_MAPPING
@@ -23,7 +24,7 @@ from .nics.facts import Place
 from .nics.filters import DeviceFilter
 from .nics.routing import Route, RouteQuery, ask_route
 from .nics.sysfs import read_numa_cpus, read_pci_place
-from .opening import parse_host_port
+from .opening import parse_target
 from .pool import ConnectionPool, hello_for
 from .rdma_channel import RdmaChannel
 from .rdma_lane import LaneSettings
@@ -60,7 +61,9 @@ class RdmaTransport:
         spin_s: float = SPIN_S,
         ask_route: Callable[[RouteQuery], Route] = ask_route,
         place: Place | None = None,
+        tls: Tls | None = None,
     ) -> None:
+        self._tls = tls
         if lanes_per_peer < 1 or staging_blocks_max < 1:
             raise InvalidArgument("lanes_per_peer and staging_blocks_max must be at least 1")
         self.counters = RdmaCounters()
@@ -141,7 +144,7 @@ class RdmaTransport:
         if self._closed:
             raise ClientClosed("the RDMA transport is closed")
         target = next(
-            (parse_host_port(e.address) for e in node.endpoints if e.kind == self.kind), None
+            (parse_target(e.address) for e in node.endpoints if e.kind == self.kind), None
         )
         if target is None:
             raise Unavailable(f"node {node.name or node.node_id} has no RDMA address")
@@ -158,6 +161,7 @@ class RdmaTransport:
             self._lanes_per_peer,
             on_closed=lambda connection: channel.closed(connection),
             access=identity.access,
+            tls=self._tls,
         )
         channel = RdmaChannel(
             pool,
@@ -193,6 +197,7 @@ def open_rdma_transport(
     devices: Sequence[str] = (),
     gid_index: int = -1,
     spin_s: float = SPIN_S,
+    tls: Tls | None = None,
 ) -> RdmaTransport:
     """A transport over this host's devices: those that `devices` allows (see `DeviceFilter`).
 
@@ -202,4 +207,4 @@ def open_rdma_transport(
     """
     allowed = DeviceFilter.parse(devices)
     nics = find_nics(verbs, allowed, gid_index=None if gid_index < 0 else gid_index)
-    return RdmaTransport(nics, spin_s=spin_s)
+    return RdmaTransport(nics, spin_s=spin_s, tls=tls)

@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cenote.api.errors import ProtocolError
+from cenote.security.tls import Tls
 
 from . import wire
 from .base import ExtentArray, SessionIdentity, U8Array, U64Array
-from .opening import parse_host_port
+from .opening import parse_target
 from .pool import ConnectionPool, hello_for
 from .tcp import TcpChannel
 
@@ -32,14 +33,18 @@ class ReplicaSource:
     Calls raise Unavailable, DeadlineExceeded, ClientClosed, ProtocolError, and what a hello does.
     """
 
-    def __init__(self, address: str, name: str, identity: SessionIdentity) -> None:
-        """`address`: host:port of its data server. Raises InvalidArgument. Does not connect yet."""
+    def __init__(
+        self, address: str, name: str, identity: SessionIdentity, tls: Tls | None = None
+    ) -> None:
+        """`address`: host:port of its data server, tls:// before it where it speaks TLS. Raises
+        InvalidArgument. Does not connect yet."""
         self._pool = ConnectionPool(
-            parse_host_port(address),
+            parse_target(address),
             name,
             hello_for(identity, 0, writer=False),
             1,
             access=identity.access,
+            tls=tls,
         )
         self._channel = TcpChannel(self._pool, 0, 0)
 

@@ -17,6 +17,7 @@ from typing import Final, final
 import numpy as np
 
 from cenote.api.errors import ClientClosed, InvalidArgument, ProtocolError, Unavailable
+from cenote.security.tls import Tls
 from cenote.v1 import common_pb2
 
 from . import wire
@@ -25,7 +26,7 @@ from .base import ExtentArray, Region, Seen, SessionIdentity, U8Array, U64Array
 from .connection import SMALL_BYTES, DataConnection
 from .item_stream import RECEIVE_STEP_BYTES, SEND_STEP_BYTES, move_hashed, move_items
 from .memory_access import MEMORY, checksum_at
-from .opening import parse_host_port
+from .opening import parse_target
 from .pool import ConnectionPool, PooledMessages, hello_for
 
 __all__ = ["TcpChannel", "TcpTransport"]
@@ -346,12 +347,20 @@ class TcpTransport:
     """Channels over TCP.
 
     `connections_per_peer` bounds the calls that are under way to one daemon at once; others wait.
-    `spin_s`: look for a reply for so long before sleeping until it comes; 0 never.
+    `spin_s`: look for a reply for so long before sleeping until it comes; 0 never. `tls`: how to
+    speak TLS to daemons that ask for it.
     """
 
     kind = common_pb2.TRANSPORT_KIND_TCP
 
-    def __init__(self, *, connections_per_peer: int = 4, spin_s: float = SPIN_S) -> None:
+    def __init__(
+        self,
+        *,
+        connections_per_peer: int = 4,
+        spin_s: float = SPIN_S,
+        tls: Tls | None = None,
+    ) -> None:
+        self._tls = tls
         if connections_per_peer < 1:
             raise InvalidArgument("connections_per_peer must be at least 1")
         self._connections_per_peer = connections_per_peer
@@ -376,7 +385,7 @@ class TcpTransport:
         if self._closed:
             raise ClientClosed("the TCP transport is closed")
         target = next(
-            (parse_host_port(e.address) for e in node.endpoints if e.kind == self.kind), None
+            (parse_target(e.address) for e in node.endpoints if e.kind == self.kind), None
         )
         if target is None:
             raise Unavailable(f"node {node.name or node.node_id} has no TCP address")
@@ -389,6 +398,7 @@ class TcpTransport:
                 self._connections_per_peer,
                 self._spin_s,
                 access=identity.access,
+                tls=self._tls,
             ),
             node.node_id,
             epoch,

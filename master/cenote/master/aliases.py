@@ -14,6 +14,7 @@ nothing is decided: such a writer has learned that the pool holds what it claime
 from __future__ import annotations
 
 from hmac import compare_digest
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from cenote.api.rows import UNIT_BYTES, PutStatus
 
 from .commands import PutCommit, PutCommitReply, PutStart, PutStartReply
 from .commits import commit_many, give_up
+from .dedup_domains import members_of
 from .grants import Grant
 from .namespaces import Namespace
 from .objects import LIVE
@@ -32,12 +34,22 @@ from .segments import DRAM, Segment
 from .sessions import Session
 from .slot_growth import grow_slots
 from .spans import extent_rows
+from .twins import note_copied
 
 __all__ = ["commit_aliases", "grant_aliases"]
 
 Positions = NDArray[np.int64]
 Extents = list[tuple[Segment, int, int]]
 """Offset and length in units, of one replica each."""
+
+
+class _Held(NamedTuple):
+    """Bytes that are there."""
+
+    checksum: int
+    extents: Extents
+    foreign: bool
+    """They are another namespace's."""
 
 
 def grant_aliases(
@@ -85,12 +97,13 @@ def grant_aliases(
         -1,
         chain=command.chain,
         contents=np.ascontiguousarray(contents[positions]),
-        checksums=np.array([checksum for checksum, _ in found.values()], np.uint64),
+        checksums=np.array([one.checksum for one in found.values()], np.uint64),
+        foreign=np.array([one.foreign for one in found.values()], np.bool_),
     )
     assert grant.checksums is not None
     note(pool, digests, namespace.incarnation)
     pool.register_grant(session, grant)
-    for segment in {id(s): s for _, extents in found.values() for s, _, _ in extents}.values():
+    for segment in {id(s): s for one in found.values() for s, _, _ in one.extents}.values():
         if segment.wants_slots():
             grow_slots(pool, segment)
     puts["status"][positions] = PutStatus.DEDUPLICATED
@@ -104,9 +117,9 @@ def grant_aliases(
 
 def _find_all(
     pool: Pool, command: PutStart, session: Session, namespace: Namespace, at: Positions
-) -> dict[int, tuple[int, Extents]]:
-    """Position -> (checksum, extents) of what holds its bytes; each with slots to spare."""
-    found: dict[int, tuple[int, Extents]] = {}
+) -> dict[int, _Held]:
+    """Position -> what holds its bytes; each with slots to spare."""
+    found: dict[int, _Held] = {}
     contents, sizes, tails = command.contents, command.sizes, command.tail_lengths
     assert contents is not None
     if len(session.grants) >= pool.config.session_grants_max:
@@ -116,6 +129,7 @@ def _find_all(
     avoided = set(pool.nodes.suspected_by(session.boot_id, pool.now_s))
     if command.avoid_node_ids is not None:
         avoided.update(command.avoid_node_ids.tolist())
+    owners = _owners(pool, namespace)
     digests, seen, wanted_slots = command.digests.tolist(), set[tuple[int, ...]](), dict[int, int]()
     for position in at.tolist():
         key, content = tuple(digests[position]), contents[position].tolist()
@@ -123,12 +137,12 @@ def _find_all(
             continue
         seen.add(key)  # a key that comes again is decided by where it stands first
         wanted = int(sizes[position]), max(1, command.replicas)
-        one = _holder(pool, namespace, content, *wanted, avoided)
+        one = _holder(pool, owners, content, *wanted, avoided)
         if one is None:
             continue
-        units = sum(length for _, _, length in one[1])
+        units = sum(length for _, _, length in one.extents)
         slots = dict(wanted_slots)
-        for segment, _, _ in one[1]:
+        for segment, _, _ in one.extents:
             slots[segment.segment_id] = slots.get(segment.segment_id, 0) + 1
         free = all(pool.segments.by_id[i].slots.free >= count for i, count in slots.items())
         if units > room or len(found) >= rows or not free:
@@ -141,20 +155,19 @@ def _find_all(
 
 def _holder(
     pool: Pool,
-    namespace: Namespace,
+    owners: dict[int, bool],
     content: list[int],
     size: int,
     replicas: int,
     avoided: set[int],
-) -> tuple[int, Extents] | None:
-    """(checksum, extents in memory, one of each replica) of an object of these bytes."""
+) -> _Held | None:
+    """An object of these bytes, of one of these namespaces."""
     for low, high, seq in pool.blobs.find(*content):
         row = pool.objects.lookup_one(low, high)
         if row <= 0 or not pool.state_bytes[row] & LIVE:
             continue
         held_size, checksum, held_seq, _, _, owner, tail, count, held, _ = pool.record_of(row)
-        same = (held_size, held_seq, owner) == (size, seq, namespace.incarnation)
-        if not same or tail or count != held:
+        if (held_size, held_seq) != (size, seq) or owner not in owners or tail or count != held:
             continue
         extents: Extents = []
         for segment_id, _, _, _, offset, length in pool.objects.extents_of_one(row):
@@ -166,7 +179,8 @@ def _holder(
             ):
                 extents.append((segment, offset, length))
         if len(extents) >= replicas:
-            return checksum, extents
+            note_copied(pool, row, extents)
+            return _Held(checksum, extents, owners[owner])
     return None
 
 
@@ -180,17 +194,15 @@ def _is_of_use(pool: Pool, segment: Segment) -> bool:
     )
 
 
-def _take(
-    pool: Pool, found: dict[int, tuple[int, Extents]]
-) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+def _take(pool: Pool, found: dict[int, _Held]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
     """(the extents, each shared and with a slot of its own; how many each object has)."""
     spans = []
-    for _, extents in found.values():
-        for replica, (segment, offset, length) in enumerate(extents):
+    for one in found.values():
+        for replica, (segment, offset, length) in enumerate(one.extents):
             segment.share(offset, length)
             slot = segment.slots.take_one()
             spans.append((segment.segment_id | replica << 16, slot, offset, length))
-    counts = np.array([len(extents) for _, extents in found.values()], np.int64)
+    counts = np.array([len(one.extents) for one in found.values()], np.int64)
     return np.array(spans, np.uint32), counts
 
 
@@ -238,12 +250,20 @@ def _are_proven(
         segment = pool.segments.by_id.get(word & 0xFFFF)
         if segment is None or not segment.node.ticket_key:
             continue
-        due = ticket_of(
-            segment.node.ticket_key,
-            grant.grant_id,
-            segment.segment_id,
-            offset * UNIT_BYTES,
-            int(grant.sizes[entry]),
-        )
-        proven[i] = compare_digest(due, tickets[i * TICKET_BYTES : (i + 1) * TICKET_BYTES])
+        shown = tickets[i * TICKET_BYTES : (i + 1) * TICKET_BYTES]
+        place = segment.segment_id, offset * UNIT_BYTES, int(grant.sizes[entry])
+        key, is_foreign = segment.node.ticket_key, grant.foreign is None or grant.foreign[entry]
+        for strong in (True,) if is_foreign else (False, True):
+            due = ticket_of(key, grant.grant_id, *place, strong=strong)
+            proven[i] |= compare_digest(due, shown)
     return proven
+
+
+def _owners(pool: Pool, namespace: Namespace) -> dict[int, bool]:
+    """Incarnations of namespaces whose bytes this one may refer to, and whether it is another."""
+    owners = {namespace.incarnation: False}
+    for name in members_of(pool.config.dedup_domains, namespace.name):
+        other = pool.namespaces.by_name.get(name)
+        if other is not None:
+            owners[other.incarnation] = True
+    return owners

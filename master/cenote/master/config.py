@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from cenote.api.errors import ConfigError
+from cenote.api.errors import ConfigError, InvalidArgument
 from cenote.policy.names import AUTO, POLICIES
+from cenote.rpc.address import refuse_open_ports
 from cenote.runtime.config import option
+from cenote.security.tls import TlsFiles
 
+from .dedup_domains import domain_of
 from .metadata import MetadataOptions
 from .state_config import StateConfig
 
@@ -74,6 +77,34 @@ class MasterConfig:
             " on every port; read again when it changes"
         ),
     )
+    tls_cert: str = field(
+        default="",
+        metadata=option(
+            help="PEM file with our certificate: lane and gRPC speak TLS then; read again when it"
+            " changes, as the other two"
+        ),
+    )
+    tls_key: str = field(default="", metadata=option(help="PEM file with the key of --tls-cert"))
+    tls_ca: str = field(
+        default="",
+        metadata=option(
+            help="PEM file with the CAs that signed others' certificates; revocation lists may be"
+            " in it, too"
+        ),
+    )
+    tls_client_auth: Literal["required", "optional", "off"] = field(
+        default="required",
+        metadata=option(
+            help="with --tls-cert: whether clients have to show a certificate; optional: one that"
+            " is shown is checked (gRPC asks for none then)"
+        ),
+    )
+    tls_server_name: str = field(
+        default="",
+        metadata=option(
+            help="that servers' certificates have to be for; default: the host that is connected to"
+        ),
+    )
     isolation: Literal["strict", "pool"] = field(
         default="strict",
         metadata=option(
@@ -89,6 +120,13 @@ class MasterConfig:
             maximum=86400,
             help="with --tokens: how often the keys are renewed with which tickets and grants are"
             " signed; what was signed counts for two to three times as long",
+        ),
+    )
+    insecure: bool = field(
+        default=False,
+        metadata=option(
+            help="listen beyond loopback without tokens: whoever reaches the ports reads and"
+            " writes the pool"
         ),
     )
     cluster_name: str = field(default="cenote", metadata=option(help="shown by `cenote status`"))
@@ -110,6 +148,13 @@ class MasterConfig:
         default=True,
         metadata=option(
             help="follow the use of some keys, for `cenote mrc`; --policy auto needs it"
+        ),
+    )
+    dedup_domains: str = field(
+        default="",
+        metadata=option(
+            help="namespaces that may hold each other's bytes (content dedup), as "
+            "NAME=namespace,namespace;NAME=...; the same for all masters"
         ),
     )
     lease_ttl_s: float = field(
@@ -230,13 +275,44 @@ class MasterConfig:
             raise ConfigError(f"--socket {self.socket!r} is no absolute path")
         if self.lease_ttl_s > self.lease_ttl_max_s:
             raise ConfigError("--lease-ttl-s is above --lease-ttl-max-s")
+        self.tls_files().check_server()
         if self.policy == AUTO and not self.sampling:
             raise ConfigError("--policy auto chooses by samples", remedy="leave --no-sampling out")
+        try:
+            domain_of(self.dedup_domains, "")
+        except InvalidArgument as error:
+            raise ConfigError(f"--dedup-domains: {error.message}", remedy=error.remedy) from error
+        if not self.has_credentials and not self.insecure:
+            refuse_open_ports(self._ports(), "--tokens, or --tls-cert and --tls-ca")
         if self.heartbeat_s * 2 > self.node_dead_s:
             raise ConfigError(
                 f"--node-dead-s {self.node_dead_s:g} is less than two heartbeats",
                 remedy="raise it, or lower --heartbeat-s",
             )
+
+    def tls_files(self) -> TlsFiles:
+        """What is said about TLS."""
+        return TlsFiles(
+            cert=self.tls_cert,
+            key=self.tls_key,
+            ca=self.tls_ca,
+            server_name=self.tls_server_name,
+            client_auth=self.tls_client_auth,
+        )
+
+    @property
+    def has_credentials(self) -> bool:
+        """Whether everybody is asked who he is."""
+        return bool(self.tokens) or self.tls_files().asks_clients
+
+    def _ports(self) -> list[tuple[str, str, str]]:
+        """(flag, what it was given, its host) of each port that serves the pool."""
+        given = (("listen", self.listen), ("grpc", self.grpc))
+        return [
+            (f"--{name}", address, host_and_port(address, name)[0])
+            for name, address in given
+            if address
+        ]
 
     def metadata_options(self) -> MetadataOptions:
         """What the metadata backend may need besides its URL."""
@@ -253,6 +329,7 @@ class MasterConfig:
         """The part that the state decides by."""
         return StateConfig(
             policy=self.policy,
+            dedup_domains=self.dedup_domains,
             sampling=self.sampling,
             objects_max=self.objects_max,
             decisions_max=self.decisions_max,

@@ -20,7 +20,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from cenote.api.rows import COPY, CopyStatus
+from cenote.api.rows import UNIT_BYTES, CopyStatus
 
 from .effects import GoneReason, ReplicasChanged
 from .instructions import Instruction
@@ -29,12 +29,15 @@ from .nodes import Node
 from .object_columns import COPIED, COPYING, UNCOPYABLE
 from .objects import LIVE
 from .pool import Pool, Rows
-from .spans import NO_SPANS, Spans, segments_of, to_placed
+from .segments import Segment
+from .spans import NO_SPANS, SEGMENT_MASK, Spans, segments_of, to_placed
 from .tier_tables import Copy
+from .twins import Twin, forget_twins, note_ordered
 
 __all__ = [
     "CopyRow",
     "abandon_copies",
+    "begin_copy",
     "end_copies",
     "forget_copies",
     "order_copies",
@@ -48,10 +51,39 @@ RETRY_S = 1.0
 """After a device failed: how long no copies are planned for its node."""
 
 
-def order_copies(pool: Pool, node: Node, rows: list[CopyRow]) -> None:
-    """Tell the node."""
-    if rows:
-        pool.instruct(node, Instruction(0, copies=np.array(rows, COPY)))
+def order_copies(pool: Pool, node: Node, rows: NDArray[np.void]) -> None:
+    """Tell the node: COPY rows."""
+    if len(rows):
+        pool.instruct(node, Instruction(0, copies=rows))
+
+
+def begin_copy(
+    pool: Pool,
+    row: int,
+    digest: list[int],
+    target: Segment,
+    source: list[tuple[int, ...]],
+    span: Spans,
+    twin: Twin | None = None,
+    *,
+    is_promotion: bool,
+) -> list[CopyRow]:
+    """Note the copy of these extents (the fields of EXTENT rows); its COPY rows. With a `twin` it
+    takes a slot and no space."""
+    record = pool.record_of(row)
+    copy_id = pool.copies.new_ids(1)
+    low, high = digest
+    one = Copy(copy_id, target.node, low, high, record[3], record[2], target, span, is_promotion)
+    pool.copies.add(one)
+    note_ordered(pool, source, one, twin)
+    pool.state[row] |= np.uint8(COPYING)
+    word, slot, offset, length = span[0].tolist()
+    place = offset * UNIT_BYTES, length * UNIT_BYTES
+    to = word & SEGMENT_MASK, slot, word >> 16 & 0xFF
+    versions = [(record[2], record[3], e[0], e[3]) for e in source]
+    if twin is not None:  # a piece that is in the target already
+        versions.append((twin.seq, twin.epoch, twin.segment.segment_id, twin.slot))
+    return [(copy_id, seq, *place, epoch, *of, *to) for seq, epoch, *of in versions]
 
 
 def end_copies(pool: Pool, node: Node, copied: NDArray[np.void], now_s: float) -> None:
@@ -68,8 +100,11 @@ def end_copies(pool: Pool, node: Node, copied: NDArray[np.void], now_s: float) -
     if not ended:
         return
     statuses = np.array(told)
-    if any(s == CopyStatus.FAILED and not o.given_up for o, s in zip(ended, told, strict=True)):
-        copies.retry_at_s[node.node_id] = now_s + RETRY_S
+    for one, status in zip(ended, told, strict=True):
+        if one.shares is not None and status != CopyStatus.DONE:
+            forget_twins(pool, one.shares)
+        elif status == CopyStatus.FAILED and not one.given_up:
+            copies.retry_at_s[node.node_id] = now_s + RETRY_S
     pool.counters.copies_failed += int(np.count_nonzero(statuses != CopyStatus.DONE))
     rows = _rows_of(pool, ended)
     spans = np.concatenate([one.span for one in ended])

@@ -28,6 +28,7 @@ from .objects import LIVE
 from .pool import Pool, Rows
 from .spans import distinct
 from .task_commands import Drain, DrainReply
+from .twins import Sharing
 
 __all__ = ["drain", "end_task", "plan_evacuations", "remaining_bytes", "tasks_of_nodes"]
 
@@ -243,15 +244,20 @@ def _move(pool: Pool, task: Task, node: Node, row: int, targets: Targets) -> _Ou
     usable = targets.within_budget(eligible)
     if not usable:
         return _Outcome.LATER
+    twin = targets.find_twin(row, replicas[source], usable)
+    if twin is Sharing.PENDING:
+        return _Outcome.SETTLED  # for now
     units = -(-(pool.record_of(row)[0] + pool.record_of(row)[6]) // 64)
     stamp = _PINNED_STAMP if pool.pin[row] else int(pool.stamp[row])
     has_disks = targets.have_free_disks(eligible)
-    if has_disks:
+    if twin is not None:
+        place = twin.hold()
+    elif has_disks:
         place = targets.take_from_copied(usable, units)
     else:
         place = targets.take(usable, units) or targets.make_room(usable, units, stamp)
     if place is not None:
-        targets.order(row, replicas[source], place, task, number)
+        targets.order(row, replicas[source], place, task, number, twin)
         return _Outcome.ORDERED
     if has_disks:
         return _Outcome.LATER  # copies to SSD are being made, which make room in memory

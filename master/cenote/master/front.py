@@ -88,8 +88,9 @@ class Front:
         except DecodeError:
             raise ProtocolError("the payload of hello is no message of its kind") from None
         if self.guard is not None:
-            token = request.credentials.token
-            connection.principal = self.guard.authenticate(token, "lane", connection.peer)
+            connection.principal = self.guard.authenticate(
+                request.credentials.token, "lane", connection.peer, connection.identities
+            )
             if service is not None:
                 return service.lane_hello(connection, payload)
         connection.session = request.session_id

@@ -60,6 +60,8 @@ class Grant:
     checksums: NDArray[np.uint64] | None = None
     """Of a grant of aliases: of the bytes that lie in its extents already. Nothing is written
     there; the extents are others', and shared."""
+    foreign: NDArray[np.bool_] | None = None
+    """Of a grant of aliases: which are of another namespace's bytes. These take a strong proof."""
     starts: Positions | None = None
     """First span of each; made when first needed."""
 

@@ -129,10 +129,12 @@ class Guard:
 
     # ---- who it is ----------------------------------------------------------------------------
 
-    def authenticate(self, token: bytes, port: str, peer: object) -> Principal:
-        """Raises Unauthenticated."""
+    def authenticate(
+        self, token: bytes, port: str, peer: object, identities: Sequence[str] = ()
+    ) -> Principal:
+        """By its token, else by its certificate's identities. Raises Unauthenticated."""
         try:
-            return self._tokens.authenticate(token)
+            return self._tokens.authenticate(token, identities)
         except CenoteError as error:
             self.refusals.note(port, error, peer)
             raise
@@ -169,9 +171,15 @@ class Guard:
 
     # ---- over gRPC ----------------------------------------------------------------------------
 
-    def admit_call(self, _method: str, metadata: Sequence[tuple[str, Any]], peer: str) -> Principal:
+    def admit_call(
+        self,
+        _method: str,
+        metadata: Sequence[tuple[str, Any]],
+        peer: str,
+        identities: Sequence[str] = (),
+    ) -> Principal:
         """Who makes a call. Raises Unauthenticated."""
-        return self.authenticate(bearer_token(metadata), "grpc", peer)
+        return self.authenticate(bearer_token(metadata), "grpc", peer, identities)
 
     # ---- what it may --------------------------------------------------------------------------
 

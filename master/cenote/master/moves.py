@@ -10,12 +10,19 @@ Nothing of a client's waits for a move. Room is made for it only by what is cold
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cenote.api.rows import PULL, UNIT_BYTES, CopyStatus
+from cenote.api.rows import (
+    PULL,
+    PULL_SOURCE,
+    PULL_TARGET,
+    PULL_TWIN,
+    UNIT_BYTES,
+    CopyStatus,
+)
 from cenote.policy.lru import oldest_first
 
 from .decisions import Why
@@ -31,6 +38,7 @@ from .segments import DRAM, Segment
 from .slot_growth import ensure_slots
 from .spans import SEGMENT_MASK, pack_span, segments_of
 from .tier_tables import Copy
+from .twins import Sharing, Twin, find_twin, note_ordered
 from .victims import evictable_mask
 
 __all__ = [
@@ -216,10 +224,22 @@ class Targets:
 
     # ---- orders -------------------------------------------------------------------------------
 
+    def find_twin(
+        self, row: int, source: Sequence[Extent], segments: Sequence[Segment]
+    ) -> Twin | Literal[Sharing.PENDING] | None:
+        """Where one of these segments has the same bytes."""
+        return find_twin(self._pool, row, source, segments.__contains__)
+
     def order(
-        self, row: int, source: Sequence[Extent], place: Place, task: Task, leaves: int
+        self,
+        row: int,
+        source: Sequence[Extent],
+        place: Place,
+        task: Task,
+        leaves: int,
+        twin: Twin | None = None,
     ) -> None:
-        """Have a replica copied to a place that was taken for it."""
+        """Have a replica copied to a place that was taken for it, or is held with a `twin`."""
         pool = self._pool
         segment, slot, offset, length = place
         record = pool.record_of(row)
@@ -229,17 +249,24 @@ class Targets:
         low, high = pool.digests_of(np.array([row]))[0].tolist()
         span = pack_span(segment.segment_id, number, slot, offset, length)
         move = Move(task, source[0][1], leaves)
-        copy_id = pool.copies.new_id()
+        copy_id = pool.copies.new_ids(1)
         node = segment.node
-        pool.copies.add(Copy(copy_id, node, low, high, epoch, seq, segment, span, False, move))
+        one = Copy(copy_id, node, low, high, epoch, seq, segment, span, False, move)
+        pool.copies.add(one)
+        note_ordered(pool, source, one, twin)
         pool.state[row] |= np.uint8(COPYING)
         self._budgets[node.node_id] -= length
-        task.charge(length)
+        task.charge(0 if twin is not None else length)
         orders = self._orders.setdefault(node.node_id, [])
         for extent in source:
-            orders.append((copy_id, seq, 0, 0, epoch, extent[0], extent[3], 0, 0))
+            orders.append((copy_id, seq, 0, 0, epoch, extent[0], extent[3], 0, PULL_SOURCE))
+        if twin is not None:
+            has = twin.segment.segment_id, twin.slot
+            orders.append((copy_id, twin.seq, 0, 0, twin.epoch, *has, 0, PULL_TWIN))
         at, size = offset * UNIT_BYTES, length * UNIT_BYTES
-        orders.append((copy_id, seq, at, size, epoch, segment.segment_id, slot, number, 1))
+        orders.append(
+            (copy_id, seq, at, size, epoch, segment.segment_id, slot, number, PULL_TARGET)
+        )
         self._sources.setdefault(node.node_id, set()).update(extent[0] for extent in source)
 
     def send(self) -> None:

@@ -8,6 +8,7 @@ from cenote.api.rows import UNIT_BYTES
 from .commands import Detach, EndpointInfo, Heartbeat, HeartbeatReply, NodeProbed, ReportFailure
 from .copies import end_copies, forget_copies
 from .damage import drop_damaged, drop_misread
+from .demotion import demote_more
 from .effects import NodeServes, ProbeNode
 from .nodes import Node, NodeState
 from .pool import Pool
@@ -87,6 +88,8 @@ def heartbeat(pool: Pool, command: Heartbeat, now_s: float) -> HeartbeatReply:
     for session_id in command.withdrawn_session_ids:
         node_cut_session(pool, claimer(session_id), node.node_id)
     node.done(command.done_instruction)
+    if command.copied is not None and len(command.copied) and now_s < pool.tenure_end_s:
+        demote_more(pool, node, now_s)
     return HeartbeatReply(node.instructions[: pool.config.instructions_per_reply_max])
 
 

@@ -165,6 +165,7 @@ class Operations:
             fingerprint=reply.fingerprint,
             durability=reply.durability,
             created=reply.created,
+            dedup_key=self._decider.state.dedup_key(request.name),
         )
         # Whoever opened it: a seed that is lost would make all its objects unreachable.
         if reply.created:

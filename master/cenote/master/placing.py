@@ -62,6 +62,7 @@ class _Batch:
         "pool",
         "refused",
         "replicas",
+        "rest",
         "status",
         "used",
         "wanted",
@@ -78,6 +79,8 @@ class _Batch:
         self.evictions_left = 0
         """How often the present pick may still evict where it is somebody's turn."""
         self.refused = False
+        self.rest = 0
+        """Units of one replica of the keys that are to be placed yet."""
         self.used: set[int] = set()
         """Ids of segments that were given from."""
         self.status = np.full(len(lengths), PutStatus.GRANTED, np.uint8)
@@ -111,6 +114,7 @@ def place(pool: Pool, lengths: Lengths, replicas: int, min_replicas: int, wanted
         if placed is not None:
             return placed
     batch = _Batch(pool, lengths, min(replicas, domains), min_replicas, wanted)
+    batch.rest = total
     if is_one_run:
         _place_run(batch, 0, m, True)
     else:
@@ -119,6 +123,7 @@ def place(pool: Pool, lengths: Lengths, replicas: int, min_replicas: int, wanted
         start = 0
         for stop in [*cuts, m]:
             _place_run(batch, start, stop, True)
+            batch.rest = total - int(ends[stop - 1])
             start = stop
     return _assemble(batch)
 
@@ -170,7 +175,7 @@ def _place_run(batch: _Batch, start: int, stop: int, may_evict: bool) -> None:
         return
     if (
         may_evict
-        and make_room(batch.pool, total, batch.wanted.tier)
+        and make_room(batch.pool, _wanted_at_once(batch, total), batch.wanted.tier)
         and _try_run(batch, start, stop, lengths, total)
     ):
         return
@@ -218,7 +223,13 @@ def _evict_here(batch: _Batch, segment: Segment, units: int) -> bool:
     if not batch.evictions_left:
         return False
     batch.evictions_left -= 1
-    return make_room_in(batch.pool, segment, units)
+    return make_room_in(batch.pool, segment, units, _wanted_at_once(batch, units))
+
+
+def _wanted_at_once(batch: _Batch, units: int) -> int:
+    """Room for what the whole batch needs yet: to evict for each run by itself takes longer. Where
+    there are quotas each is to have its own."""
+    return units if batch.pool.quotas.active else max(units, batch.rest)
 
 
 # ---- single objects -------------------------------------------------------------------------

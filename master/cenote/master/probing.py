@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import ssl
 from collections.abc import Callable
-from typing import Final, final
+from typing import Any, Final, final
 
 from cenote.api.errors import ConfigError
 from cenote.runtime.log import get_logger
+from cenote.security.tls import Tls
 from cenote.transport import wire
+from cenote.transport.opening import TLS_SCHEME
 from cenote.v1 import store_pb2
 
 from .config import host_and_port
@@ -44,7 +47,9 @@ class Prober:
         endpoint_of: Callable[[int], str],
         note: Callable[[int, bool], None],
         ticket: Callable[[bytes], bytes] = lambda _: b"",
+        tls: Tls | None = None,
     ) -> None:
+        self._tls = tls
         self._ticket = ticket
         self._endpoint_of = endpoint_of
         self._note = note
@@ -72,12 +77,20 @@ class Prober:
     async def _probe(self, node_id: int) -> None:
         address = self._endpoint_of(node_id)
         try:
-            host, port = host_and_port(address, "endpoint")
+            host, port = host_and_port(address.removeprefix(TLS_SCHEME), "endpoint")
         except ConfigError:
             return  # it has not said where it listens: its heartbeats tell whether it lives
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        asking = loop.create_task(answers(host, port, PROBE_TIMEOUT_S + LATE_S, self._ticket))
+        asking = loop.create_task(
+            answers(
+                host,
+                port,
+                PROBE_TIMEOUT_S + LATE_S,
+                self._ticket,
+                self._tls if address.startswith(TLS_SCHEME) else None,
+            )
+        )
         try:
             in_time, _ = await asyncio.wait([asking], timeout=PROBE_TIMEOUT_S)
             if not in_time:
@@ -103,8 +116,10 @@ async def answers(
     port: int,
     timeout_s: float,
     ticket: Callable[[bytes], bytes] = lambda _: b"",
+    tls: Tls | None = None,
 ) -> bool:
-    """Whether a store daemon answers a hello there in time."""
+    """Whether a store daemon answers a hello there in time. Where it speaks TLS, and `tls` does not
+    say how, that it refuses to go on without is an answer, too."""
     session_id = secrets.token_bytes(16)
     hello = wire.encode_hello(
         store_pb2.DataHelloRequest(session_id=session_id, ticket=ticket(session_id))
@@ -112,9 +127,16 @@ async def answers(
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(host, port)
+            options: dict[str, Any] = {}
+            if tls is not None and tls.files.ca:
+                options = {"ssl": tls.client_context(), "server_hostname": tls.server_name(host)}
+            reader, writer = await asyncio.open_connection(host, port, **options)
             writer.write(hello)
             await reader.readexactly(wire.HELLO_REPLY.size)
+        return True
+    except ssl.SSLError as error:
+        # It lives: whoever refuses a certificate, or shows one that is refused, has answered.
+        _log.warning("probed without TLS", address=f"{host}:{port}", why=error)
         return True
     except (OSError, asyncio.IncompleteReadError):  # TimeoutError is an OSError
         return False

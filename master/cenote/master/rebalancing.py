@@ -20,6 +20,7 @@ from .objects import LIVE
 from .pool import Pool, Rows
 from .segments import DRAM, Segment
 from .task_commands import Rebalance
+from .twins import Sharing
 
 __all__ = ["plan_rebalance", "rebalance"]
 
@@ -161,9 +162,12 @@ def _move(pool: Pool, task: Task, row: int, targets: Targets, receivers: list[Se
         ]
         ids, domains = {n.node_id for n in others} | owners, {n.domain for n in others}
         able = [s for s in receivers if s.node.node_id not in ids and s.node.domain not in domains]
-        place = targets.take(able, units, spares_reserve=True)
+        twin = targets.find_twin(row, extents, able)
+        if twin is Sharing.PENDING:
+            return
+        place = targets.take(able, units, spares_reserve=True) if twin is None else twin.hold()
         if place is not None:
-            targets.order(row, extents, place, task, number)
+            targets.order(row, extents, place, task, number, twin)
             task.excess[owner] -= units
             task.ordered += 1
             return

@@ -18,6 +18,7 @@ from .moves import Extent, Targets
 from .object_columns import COPYING
 from .objects import LIVE
 from .pool import Pool
+from .twins import Sharing
 
 __all__ = ["plan_replenishing"]
 
@@ -94,9 +95,16 @@ def _replenish(
     if not usable:
         return _Outcome.LATER
     source = min(whole, key=lambda extents: bool(segments.on_ssd[extents[0][0]]))
+    twin = targets.find_twin(row, source, usable)
+    if twin is Sharing.PENDING:
+        return _Outcome.AGAIN
     record = pool.record_of(row)
     units = -(-(record[0] + record[6]) // 64)
-    place = targets.take(usable, units) or targets.make_room(usable, units, int(pool.stamp[row]))
+    if twin is not None:
+        place = twin.hold()
+    else:
+        stamp = int(pool.stamp[row])
+        place = targets.take(usable, units) or targets.make_room(usable, units, stamp)
     if place is not None:
-        targets.order(row, source, place, task, NO_REPLICA)
+        targets.order(row, source, place, task, NO_REPLICA, twin)
     return _Outcome.DONE

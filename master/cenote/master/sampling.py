@@ -56,7 +56,9 @@ def follow_samples(pool: Pool, now_s: float) -> None:
     advisor = pool.advisor
     if not pool.config.sampling:
         return
-    if now_s >= pool.sampled_s + 1.0:
+    # Until it is known how much fits, nothing is sampled: then look often, where looking is cheap.
+    every_s = 1.0 if advisor.capacity or pool.segments.has_ssd else 0.0
+    if now_s >= pool.sampled_s + every_s:
         pool.sampled_s = now_s
         objects, units = _in_memory(pool)
         used_bytes = units * UNIT_BYTES

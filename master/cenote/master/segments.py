@@ -39,6 +39,7 @@ class Segment:
     __slots__ = (
         "align_units",
         "allocator",
+        "copied",
         "grow_below",
         "grow_bytes",
         "incarnation",
@@ -85,6 +86,8 @@ class Segment:
         when nobody holds it any more; each holder has a slot of its own."""
         self.shared_units = 0
         """What they would take, had each an extent of its own."""
+        self.copied: dict[int, tuple[int, int, int]] = {}
+        """By offset of such an extent: a version that lay there and was copied (`twins`)."""
 
     def known(self) -> SegmentKnown:
         """What SegmentKnown says of it now; growth of its slot table follows as SlotsGrown."""
@@ -209,6 +212,8 @@ class Segment:
         slots = spans[:, 1]
         if self.shared:
             spans = spans[[not self._unshare(*place) for place in spans[:, 2:4].tolist()]]
+        for freed in spans[:, 2].tolist() if self.copied else ():
+            self.copied.pop(freed, None)
         offsets, lengths = spans[:, 2].astype(np.int64), spans[:, 3].astype(np.int64)
         if number and len(spans):
             allocator.hold(number, offsets, lengths)
@@ -241,6 +246,7 @@ class Segment:
         """Undo `claim`, or `share`."""
         if self.allocator is not None and not (self.shared and self._unshare(offset, length)):
             self.allocator.free(offset, length)
+            self.copied.pop(offset, None)
 
     def share(self, offset: int, length: int) -> None:
         """One more holds this extent, all of it, which is taken."""
@@ -277,7 +283,7 @@ class Segment:
         self.ready_units = ready_units
         self.slots = SlotNumbers(self.slots.total)
         self.allocator = allocator = self._empty_allocator()
-        self.shared, self.shared_units = {}, 0
+        self.shared, self.shared_units, self.copied = {}, 0, {}
         refused: list[int] = []
         runs, leaders = joined_runs(spans, ready_units), np.arange(len(spans))
         if runs is None:

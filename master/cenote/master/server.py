@@ -14,7 +14,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, final
 
-from cenote.api.errors import CenoteError, NotLeader, ResourceUnavailable, Unauthenticated
+from cenote.api.errors import (
+    CenoteError,
+    NotLeader,
+    ResourceUnavailable,
+    TlsFailed,
+    Unauthenticated,
+)
 from cenote.rpc.address import is_loopback
 from cenote.rpc.grpc_auth import CredentialsInterceptor
 from cenote.rpc.grpc_util import GrpcServer
@@ -22,13 +28,15 @@ from cenote.rpc.lane_server import LaneLimits, LaneServer
 from cenote.runtime.log import get_logger
 from cenote.runtime.metrics import Metrics
 from cenote.runtime.metrics_http import MetricsServer
+from cenote.security.refusals import Refusals
+from cenote.security.tls import Tls
 from cenote.v1 import admin_pb2_grpc, common_pb2, master_pb2_grpc
 
 from .admin import ADMIN_SERVICE, AdminGrpc
 from .config import MasterConfig, host_and_port
 from .front import STANDBY, Front
 from .grpc_service import MASTER_SERVICE, MasterGrpc
-from .guard import Guard
+from .guard import PORTS, Guard
 from .journal import JournalCorrupt
 from .master_metrics import TickStats, register_metrics, register_refusals
 from .metadata import MasterRow, MetadataBackend, open_backend
@@ -94,6 +102,8 @@ class MasterServer:
         self._gc_at_s = 0.0
         self._guard: Guard | None = None
         self._guarding: asyncio.Task[None] | None = None
+        self._tls: Tls | None = None
+        self._refusals = Refusals(_log, PORTS)
 
     # ---- start ------------------------------------------------------------------------------
 
@@ -114,6 +124,7 @@ class MasterServer:
             self._guard = Guard.from_file(
                 config.tokens, isolation=config.isolation, rotation_s=config.key_rotation_s
             )
+        self._tls = Tls.for_server(config.tls_files())
         backend = self._make_backend()
         front = self.front = Front(backend, settings)
         front.guard = self._guard
@@ -126,9 +137,11 @@ class MasterServer:
             front.opening = service
             await self._load(service)
             self._begin_to_lead(service)
-        fields = await self._listen(front)
         if self._guard is not None:
-            self._guarding = asyncio.create_task(self._watch_tokens(front, self._guard))
+            self._refusals = self._guard.refusals
+        fields = await self._listen(front)
+        if self._guard is not None or self._tls is not None:
+            self._guarding = asyncio.create_task(self._watch_credentials(front))
         if backend.shared:
             self._row = self._own_row(fields)
             backend.join(self._row)
@@ -171,15 +184,19 @@ class MasterServer:
             after_flush=front.flush_soon,
             limits=LaneLimits(connections_max=config.connections_max, spin_s=config.spin_s),
         )
-        host, port = await self.lane.listen_tcp(*host_and_port(config.listen, "listen"))
+        self.lane.on_handshake_failed = self._note_handshake
+        host, port = await self.lane.listen_tcp(
+            *host_and_port(config.listen, "listen"), tls=self._tls
+        )
         fields: dict[str, object] = {"lane": f"tcp://{_joined(host, port)}"}
         if not config.advertise:
             known_as = socket.gethostname() if host in _WILDCARDS else host
             front.set_addresses((_joined(known_as, port),))
         grpc_host = host_and_port(config.grpc, "grpc")[0] if config.grpc else host
-        if self._guard is None and not (is_loopback(host) and is_loopback(grpc_host)):
+        if not self._asks_who_it_is() and not (is_loopback(host) and is_loopback(grpc_host)):
             _log.warning(
-                "this master is open to the network, and asks nobody who he is: give --tokens",
+                "this master is open to the network, and asks nobody who he is (--insecure):"
+                " give --tokens",
                 listen=config.listen,
                 grpc=config.grpc,
             )
@@ -202,23 +219,40 @@ class MasterServer:
                 ADMIN_SERVICE,
             )
             grpc_host, _ = host_and_port(config.grpc, "grpc")
-            fields["grpc"] = _joined(grpc_host, self._grpc.listen(config.grpc))
+            fields["grpc"] = _joined(grpc_host, self._grpc.listen(config.grpc, self._tls))
             await self._grpc.start()
         if config.metrics_listen:
             metrics = Metrics()
             register_metrics(metrics, front, self.lane.stats, self._ticks, version=self._version)
-            if self._guard is not None:
-                register_refusals(metrics, self._guard.refusals)
+            if self._guard is not None or self._tls is not None:
+                register_refusals(metrics, self._refusals)
             metrics_host, metrics_port = host_and_port(config.metrics_listen, "metrics-listen")
             self._metrics_server = MetricsServer(metrics, metrics_port, metrics_host)
             fields["metrics"] = f"http://{_joined(metrics_host, self._metrics_server.port)}/metrics"
         return fields
 
-    async def _watch_tokens(self, front: Front, guard: Guard) -> None:
-        """End whose tokens were revoked or have expired, and renew keys."""
+    def _asks_who_it_is(self) -> bool:
+        """Whether somebody who only reaches the ports is refused."""
+        return self._guard is not None or (self._tls is not None and self._tls.asks_clients)
+
+    def _note_handshake(self, error: TlsFailed, peer: str) -> None:
+        """Somebody could not prove who he is, or spoke no TLS."""
+        self._refusals.note("lane", error, peer)
+
+    async def _watch_credentials(self, front: Front) -> None:
+        """End whose tokens or certificates count no more, and renew keys."""
         assert self.lane is not None
+        trusted = 0
         while True:
             await asyncio.sleep(GUARD_S)
+            tls, guard = self._tls, self._guard
+            if tls is not None:
+                tls.refresh()
+                if tls.trust_generation != trusted:
+                    trusted = tls.trust_generation
+                    self._have_proven_anew()
+            if guard is None:
+                continue
             service = front.leading
             ended = guard.tick(time.monotonic(), None if service is None else service.state)
             if not ended:
@@ -231,6 +265,14 @@ class MasterServer:
                     error = Unauthenticated(f"token {who.name} counts no more")
                     guard.refusals.note("lane", error, connection.peer)
                     connection.close(error)
+
+    def _have_proven_anew(self) -> None:
+        """Others are trusted now than were: who is connected has to connect again. Replies in
+        flight are sent before, and what comes too late for that is sent again by clients."""
+        assert self.lane is not None
+        for connection in list(self.lane.connections):
+            if connection.over_tls:
+                connection.close()
 
     # ---- work -------------------------------------------------------------------------------
 
@@ -284,6 +326,7 @@ class MasterServer:
             lambda node_id: service.endpoint_of(node_id, common_pb2.TRANSPORT_KIND_TCP),
             service.note_probe,
             (lambda _: b"") if self._guard is None else self._guard.own_ticket,
+            self._tls,
         )
         service.decider.on_probe = self._prober.probe
         _rest_after_load()

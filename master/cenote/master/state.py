@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cenote.api.contents import domain_key
 from cenote.api.rows import UNIT_BYTES
 from cenote.policy.base import EvictionPolicy
 
@@ -52,6 +53,7 @@ from . import (
 )
 from . import commands as c
 from .admin_commands import Configure, DeleteNamespace, Evict
+from .dedup_domains import domain_of
 from .effects import DurableEffect, Effect
 from .nodes import NodeState
 from .pool import Pool
@@ -241,6 +243,11 @@ class MasterState:
     @property
     def pinned_objects(self) -> int:
         return self._pool.pinned_objects
+
+    def dedup_key(self, namespace: str) -> bytes:
+        """Of content digests of a namespace that is in a dedup domain; else empty."""
+        domain = domain_of(self._pool.config.dedup_domains, namespace)
+        return domain_key(self._pool.pool_id, domain) if domain else b""
 
     @property
     def pool_id(self) -> bytes:

@@ -76,6 +76,8 @@ class StateConfig:
     slots_grow_bytes_min: int = 256 << 10
     slots_grow_bytes_max: int = 4 * MIB
     slot_bytes: int = 192
+    dedup_domains: str = ""
+    """Which namespaces may hold each other's bytes: as `dedup_domains`."""
     pool_id: bytes = b""
     """Of a pool that begins now: 16 random bytes; empty where no metadata are kept."""
     namespaces_max: int = 10_000

@@ -13,7 +13,7 @@ from .nodes import Node
 from .segments import Segment
 from .spans import Spans
 
-__all__ = ["Copies", "Copy", "Tiers"]
+__all__ = ["ColdQueue", "Copies", "Copy", "Tiers"]
 
 Rows = NDArray[np.int64]
 
@@ -34,6 +34,9 @@ class Copy:
     """Where it is from another node."""
     given_up: bool = False
     """Nothing comes of it, whatever is told: only its space is still held."""
+    shares: tuple[int, int] | None = None
+    """Where it only takes a slot, since others have its bytes there already (`twins`): segment and
+    offset of the source that this was noted of."""
 
     @property
     def units(self) -> int:
@@ -57,9 +60,10 @@ class Copies:
         """Node id -> when its device is tried again after a failure."""
         self._next_id = (epoch & 0xFFFFFF) << 40 | 1
 
-    def new_id(self) -> int:
+    def new_ids(self, count: int) -> int:
+        """The first of so many."""
         copy_id = self._next_id
-        self._next_id += 1
+        self._next_id += count
         return copy_id
 
     def add(self, one: Copy) -> None:
@@ -75,8 +79,35 @@ class Copies:
 
     @property
     def units(self) -> int:
-        """Space that is held for them."""
-        return sum(self.units_by_node.values())
+        """Space that is held for them, and nothing else."""
+        return sum(one.units for one in self.by_id.values() if one.shares is None)
+
+
+@final
+class ColdQueue:
+    """Objects of one node that are to be demoted, coldest first."""
+
+    __slots__ = ("at", "rows", "stamps")
+
+    def __init__(self, rows: Rows, stamps: NDArray[np.uint64]) -> None:
+        """`stamps`: what they had when they were queued. What has another one was used since."""
+        self.rows = rows
+        self.stamps = stamps
+        self.at = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return self.at >= len(self.rows)
+
+    def take(self, count: int) -> tuple[Rows, NDArray[np.uint64]]:
+        """The next so many, and their stamps."""
+        some = slice(self.at, self.at + count)
+        rows = self.rows[some]
+        self.at += len(rows)
+        return rows, self.stamps[some]
+
+    def clear(self) -> None:
+        self.at = len(self.rows)
 
 
 @final
@@ -85,21 +116,23 @@ class Tiers:
 
     __slots__ = (
         "allowances",
-        "at",
+        "cold",
         "cold_until",
+        "disk_nodes",
         "has_budgets",
+        "left",
         "looked_at_s",
-        "rows",
-        "stamps",
         "victims",
         "wanted",
     )
 
     def __init__(self) -> None:
-        self.rows: Rows = np.zeros(0, np.int64)
-        """To be demoted, coldest first."""
-        self.stamps: NDArray[np.uint64] = np.zeros(0, np.uint64)
-        self.at = 0
+        self.cold: dict[int, ColdQueue] = {}
+        """Node id -> what is to be demoted there."""
+        self.disk_nodes: tuple[int, ...] = ()
+        """Those with an SSD, at the last tick."""
+        self.left = 0
+        """Demotions that may still be ordered before the next tick."""
         self.cold_until = 0
         """What has no later stamp is to have a copy."""
         self.looked_at_s = -1.0
@@ -112,3 +145,8 @@ class Tiers:
         """Whether there is any such node."""
         self.wanted: list[tuple[int, int]] = []
         """To be promoted: (row, seq)."""
+
+    def is_idle(self, node_id: int) -> bool:
+        """Whether nothing of a node is known that is to be demoted."""
+        queue = self.cold.get(node_id)
+        return queue is None or queue.is_empty

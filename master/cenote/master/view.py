@@ -225,12 +225,19 @@ def status(pool: Pool, now_s: float) -> PoolStatus:
     segments_ = pool.segments.by_id.values()
     nodes_ = pool.nodes.by_id.values()
     namespaces_ = pool.namespaces
-    copying = sum(c.units for c in pool.copies.by_id.values() if not c.is_promotion)
-    on_ssd = max(0, sum(s.used_units for s in segments_ if s.tier != DRAM) - copying)
-    logical = int(namespaces_.units.sum()) - on_ssd
-    # What is granted of others' extents is no object yet.
+    # What is granted of others' extents, or is to be a copy there, is no object yet.
+    shared = {s.segment_id: s.shared_units for s in segments_}
+    copying = 0
+    for copy in pool.copies.by_id.values():
+        if copy.shares is not None:
+            shared[copy.target.segment_id] -= copy.units
+        elif copy.target.tier != DRAM:
+            copying += copy.units
     granted = sum(g.units for g in pool.grants.by_id.values() if g.checksums is not None)
-    saved = sum(s.shared_units for s in segments_) - granted
+    on_ssd = max(0, sum(s.used_units for s in segments_ if s.tier != DRAM) - copying)
+    ssd_logical = on_ssd + sum(shared[s.segment_id] for s in segments_ if s.tier != DRAM)
+    logical = int(namespaces_.units.sum()) - ssd_logical
+    saved = sum(shared[s.segment_id] for s in segments_ if s.tier == DRAM) - granted
     return PoolStatus(
         epoch=pool.epoch,
         last_seq=pool.last_seq,

@@ -175,20 +175,22 @@ class OpenNamespaceRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., create: bool = ..., durability: _Optional[_Union[_common_pb2.Durability, str]] = ..., credentials: _Optional[_Union[_common_pb2.Credentials, _Mapping]] = ...) -> None: ...
 
 class OpenNamespaceResponse(_message.Message):
-    __slots__ = ("namespace_id", "generation", "digest_seed", "fingerprint", "durability", "created")
+    __slots__ = ("namespace_id", "generation", "digest_seed", "fingerprint", "durability", "created", "dedup_key")
     NAMESPACE_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     DIGEST_SEED_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
+    DEDUP_KEY_FIELD_NUMBER: _ClassVar[int]
     namespace_id: int
     generation: int
     digest_seed: int
     fingerprint: bytes
     durability: _common_pb2.Durability
     created: bool
-    def __init__(self, namespace_id: _Optional[int] = ..., generation: _Optional[int] = ..., digest_seed: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., durability: _Optional[_Union[_common_pb2.Durability, str]] = ..., created: bool = ...) -> None: ...
+    dedup_key: bytes
+    def __init__(self, namespace_id: _Optional[int] = ..., generation: _Optional[int] = ..., digest_seed: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., durability: _Optional[_Union[_common_pb2.Durability, str]] = ..., created: bool = ..., dedup_key: _Optional[bytes] = ...) -> None: ...
 
 class ExistsRequest(_message.Message):
     __slots__ = ("keys", "piggyback")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from cenote.api.errors import CenoteError, PermissionDenied, ProtocolError, Unavailable
 from cenote.api.rows import EXTENT
 from cenote.security.refusals import is_refusal
+from cenote.security.tls_socket import TlsSocket
 from cenote.transport import wire
 from cenote.v1 import store_pb2
 
@@ -32,10 +33,10 @@ _FOR_MAPPERS: Final = {
 class Checkpoint:
     """Of one connection; its thread's."""
 
-    def __init__(self, gate: Gate, segments: SegmentSet, sock: socket.socket) -> None:
+    def __init__(self, gate: Gate, segments: SegmentSet, sock: socket.socket | TlsSocket) -> None:
         self._gate = gate
         self._segments = segments
-        self._sock = sock
+        self.sock = sock
         self._port = "unix" if sock.family == socket.AF_UNIX else "tcp"
         self._pass: Pass | None = None
 
@@ -50,7 +51,7 @@ class Checkpoint:
         try:
             session = self._pass = self._gate.admit(hello.ticket, hello.session_id)
         except Unavailable as error:
-            self._gate.refusals.note(self._port, error, peer_name(self._sock))
+            self._gate.refusals.note(self._port, error, peer_name(self.sock))
             raise
         if hello.want_descriptors:
             self.need_mapping("mapping memory")
@@ -64,7 +65,7 @@ class Checkpoint:
         """The connection, or a request, ends with this."""
         if is_refusal(error):
             who = "" if self._pass is None else f"{self._pass.holder} at "
-            self._gate.refusals.note(self._port, error, who + peer_name(self._sock))
+            self._gate.refusals.note(self._port, error, who + peer_name(self.sock))
 
     def denied(self, what: str) -> PermissionDenied:
         """An error for `what`, which was noted."""

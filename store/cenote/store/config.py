@@ -13,8 +13,9 @@ from typing import Final, Literal
 from cenote.api.errors import ConfigError, ResourceUnavailable
 from cenote.kv.directory import EtcdDirectory, etcd_url_in
 from cenote.kv.etcd_options import parse_etcd_url
-from cenote.rpc.address import UNIX_PATH_BYTES_MAX
+from cenote.rpc.address import UNIX_PATH_BYTES_MAX, is_loopback, refuse_open_ports
 from cenote.runtime.config import option
+from cenote.security.tls import TlsFiles
 from cenote.transport.nics.filters import DeviceFilter
 
 from .dram import SEGMENT_BYTES_MIN
@@ -197,10 +198,69 @@ class StoreConfig:
             " it asks everybody, too, what its master gave them"
         ),
     )
+    tls_cert: str = field(
+        default="",
+        metadata=option(
+            help="PEM file with our certificate: gRPC speaks TLS then, and what we ask of masters;"
+            " read again when it changes, as the other two"
+        ),
+    )
+    tls_key: str = field(default="", metadata=option(help="PEM file with the key of --tls-cert"))
+    tls_ca: str = field(
+        default="",
+        metadata=option(
+            help="PEM file with the CAs that signed others' certificates; revocation lists may be"
+            " in it, too"
+        ),
+    )
+    tls_client_auth: Literal["required", "optional", "off"] = field(
+        default="required",
+        metadata=option(
+            help="with --tls-cert: whether clients have to show a certificate; optional: one that"
+            " is shown is checked (gRPC asks for none then)"
+        ),
+    )
+    tls_server_name: str = field(
+        default="",
+        metadata=option(
+            help="that servers' certificates have to be for; default: the host that is connected to"
+        ),
+    )
+    tls_data: bool = field(
+        default=False,
+        metadata=option(
+            help="with --tls-cert: data over TCP goes over TLS, too (not over shared memory, nor"
+            " RDMA); costs half the bandwidth or more"
+        ),
+    )
+    tls_identity: bool = field(
+        default=False,
+        metadata=option(
+            help="our certificate stands for a token of the role store: as with --token-file, this"
+            " daemon asks everybody, too, what its master gave them"
+        ),
+    )
+    insecure: bool = field(
+        default=False,
+        metadata=option(
+            help="listen beyond loopback without a token: whoever reaches the ports reads and"
+            " writes what is here"
+        ),
+    )
     log_level: Literal["debug", "info", "warning", "error"] = field(
         default="info", metadata=option(help="least level that is logged")
     )
     log_json: bool = field(default=False, metadata=option(help="log JSON lines"))
+
+    def tls_files(self) -> TlsFiles:
+        """What is said about TLS."""
+        return TlsFiles(
+            cert=self.tls_cert,
+            key=self.tls_key,
+            ca=self.tls_ca,
+            server_name=self.tls_server_name,
+            client_auth=self.tls_client_auth,
+        )
 
     def __post_init__(self) -> None:
         if not self.master:
@@ -210,6 +270,14 @@ class StoreConfig:
                 f"--name {self.name!r} can't stand in a file name",
                 remedy="use 1 to 64 letters, digits, dots, dashes and underscores",
             )
+        files = self.tls_files()
+        files.check_client()
+        if files.cert:
+            files.check_server()
+        if self.tls_data and not files.cert:
+            raise ConfigError("--tls-data without a certificate", remedy="give --tls-cert")
+        if self.tls_identity and not files.cert:
+            raise ConfigError("--tls-identity without a certificate", remedy="give --tls-cert")
         host, _ = host_and_port(self.listen, "listen")
         if host in ANY_HOST and not self.advertise:
             raise ConfigError(
@@ -234,6 +302,28 @@ class StoreConfig:
         self.directory()  # a typing mistake shows now
         if self.token and self.token_file:
             raise ConfigError("token and token_file are both given", remedy="give one of them")
+        if not self.has_credentials and not self.insecure:
+            refuse_open_ports(self._ports(), "--token-file")
+
+    @property
+    def has_credentials(self) -> bool:
+        """Whether everybody is asked who he is."""
+        by_tls = self.tls_data and self.tls_files().asks_clients
+        return bool(self.token or self.token_file or self.tls_identity or by_tls)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether whoever reaches the data port from elsewhere is let in."""
+        return not self.has_credentials and not is_loopback(host_and_port(self.listen, "listen")[0])
+
+    def _ports(self) -> list[tuple[str, str, str]]:
+        """(flag, what it was given, its host) of each port that serves the pool."""
+        given = (("listen", self.listen), ("grpc", self.grpc))
+        return [
+            (f"--{name}", address, host_and_port(address, name)[0])
+            for name, address in given
+            if address
+        ]
 
     def directory(self) -> EtcdDirectory | None:
         """Where masters are looked up; None: `master` has their addresses. Raises ConfigError."""

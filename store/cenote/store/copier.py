@@ -101,7 +101,9 @@ class Copier:
         for one in copies[:room]:
             if isinstance(self._segments.by_id(one.segment_id), DramSegment):
                 up.append(one)
-            elif self._endurance is None or self._endurance.charge(one.length):
+            elif self._endurance is None or self._endurance.charge(
+                0 if one.twin is not None else one.length
+            ):
                 down.append(one)
             else:  # its master knows of the budget, too, a little later
                 one.status = CopyStatus.FAILED

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from cenote.api.rows import COPY, CopyStatus
 
 from .device import BLOCK_BYTES
+from .segment import Segment
 from .segments import LocalSegments
 from .slot_format import BODY_AT
 from .slot_records import moved_record
 
-__all__ = ["Copy", "find", "unpack_copies"]
+__all__ = ["Copy", "find", "has_bytes", "has_twin", "unpack_copies"]
 
 _ROW: Final = Struct("<4Q6I")
 """COPY."""
@@ -53,6 +54,14 @@ class Copy:
     is_aligned: bool = False
     """Whether a device can take all of it from where it is; what follows it up to the next block
     is memory, too."""
+    twin: tuple[int, int, int] | None = None
+    """(slot, epoch, seq) of what has the same bytes in the target's place, so that only a slot is
+    to be made."""
+
+    @property
+    def written_bytes(self) -> int:
+        """Of its payload, at most."""
+        return self.length if self.twin is None else 0
 
 
 def unpack_copies(rows: NDArray[np.void], epoch: int) -> list[Copy]:
@@ -62,8 +71,30 @@ def unpack_copies(rows: NDArray[np.void], epoch: int) -> list[Copy]:
         parts = list(group)
         _, _, offset, length, _, _, _, segment_id, slot, replica = parts[0]
         sources = [(part[5], part[6], part[4], part[1]) for part in parts]
-        copies.append(Copy(copy_id, epoch, sources, segment_id, slot, offset, length, replica))
+        one = Copy(copy_id, epoch, sources, segment_id, slot, offset, length, replica)
+        if sources[-1][0] == segment_id:
+            one.twin = sources.pop()[1:]
+        copies.append(one)
     return copies
+
+
+def has_twin(target: Segment, one: Copy) -> bool:
+    """Whether the slot that is said to tell so tells that what was found of the source lies in the
+    target's place. To be asked just before the target's slot is made."""
+    assert one.twin is not None
+    return has_bytes(target, one.twin, one.offset, one.payload_bytes, one.checksum)
+
+
+def has_bytes(
+    target: Segment, twin: tuple[int, int, int], offset: int, payload_bytes: int, checksum: int
+) -> bool:
+    """Whether a slot (number, epoch, seq) tells of bytes of this length and checksum, from `offset`
+    on and in one piece."""
+    record = target.record(*twin)
+    if record is None:
+        return False
+    at, _, found, size, index, count = _FOUND.unpack_from(record, BODY_AT)
+    return (at, found, size, index, count) == (offset, checksum, payload_bytes, 0, 1)
 
 
 def find(segments: LocalSegments, one: Copy, memory_align: int) -> bool:

@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Final, final
 
 from cenote.api.errors import CenoteError, ResourceUnavailable
-from cenote.kv.calls import register_calls
-from cenote.rpc.address import is_loopback
 from cenote.rpc.grpc_util import GrpcServer
 from cenote.runtime.log import get_logger
 from cenote.runtime.memory import is_in_memory
 from cenote.runtime.metrics import Metrics
 from cenote.runtime.metrics_http import MetricsServer
 from cenote.runtime.units import format_size
+from cenote.security.refusals import Refusals
+from cenote.security.tls import Tls
 from cenote.security.tokens import read_token
 from cenote.transport.access import Access
 from cenote.transport.base import SessionIdentity
+from cenote.transport.opening import TLS_SCHEME
 from cenote.v1 import common_pb2, store_pb2_grpc
 from cenote.v1 import master_pb2 as pb
 
@@ -39,7 +40,7 @@ from .config import (
 )
 from .copier import Copier
 from .endurance import Endurance
-from .gate import OPEN, Gate
+from .gate import OPEN, PORTS, Gate
 from .grpc_service import STORE_SERVICE, StoreGrpc
 from .master_link import LaneMasterLink
 from .node_files import NodeFiles, control_directory_for, stale_nodes
@@ -50,17 +51,12 @@ from .rdma_host import RdmaHost
 from .rdma_serving import RdmaServing, rdma_endpoint
 from .segments import LocalSegments, open_segments
 from .server import DataServer
+from .serving import TlsPort
 from .sessions import SessionTable
 from .slot_format import boot_id_bytes
 from .ssd import SsdFile
-from .store_metrics import (
-    register_copies,
-    register_endurance,
-    register_metrics,
-    register_rdma,
-    register_refusals,
-    register_verifier,
-)
+from .store_metrics import register_metrics, register_parts, register_verifier
+from .tls_watch import wait_watching
 from .verifying import Verifier
 
 __all__ = ["StoreDaemon", "read_boot_id"]
@@ -93,6 +89,8 @@ class StoreDaemon:
         self._credentials = common_pb2.Credentials()
         self._access = Access()
         self._gate: Gate | None = None
+        self._tls: Tls | None = None
+        self._refusals = Refusals(_log, PORTS)
         self._stopping = threading.Event()
         self._opening: asyncio.Task[None] | None = None
         self._failed: asyncio.Future[None] | None = None
@@ -122,6 +120,7 @@ class StoreDaemon:
         """
         config = self._config
         self._credentials.token = read_token(config.token, config.token_file).encode()
+        self._tls = tls = Tls.for_client(config.tls_files())
         loop = asyncio.get_running_loop()
         self._failed = loop.create_future()
         # A task of its own: when this one is cancelled, `stop` waits for what it got to.
@@ -130,11 +129,12 @@ class StoreDaemon:
         segments = self.segments
         assert segments is not None
         sessions = SessionTable(segments)
-        if self._credentials.token:
+        if self._credentials.token or config.tls_identity:
             self._gate = gate = Gate(segments)
+            self._refusals = gate.refusals
             sessions.on_cut = gate.holders.forget_session
             await asyncio.to_thread(gate.take_up, segments)
-        elif not is_loopback(host_and_port(config.listen, "listen")[0]):
+        elif config.is_open:
             _log.warning(OPEN)
         path = socket_path(config)
         self._rdma = rdma = RdmaServing(config, segments, self._serve_rdma)
@@ -149,6 +149,7 @@ class StoreDaemon:
             server_version=self._version,
             claims=segments.claim_file,
             rdma=rdma.host,
+            tls=TlsPort(tls, self._refusals) if tls is not None and config.tls_data else None,
         )
         assert server.tcp_address is not None
         server.start()
@@ -157,14 +158,15 @@ class StoreDaemon:
         await asyncio.to_thread(self._preparation.wait_first, _FIRST_MEMORY_S)
         fields: dict[str, object] = {
             "name": config.name,
-            "data": f"tcp://{joined(*server.tcp_address)}",
+            "data": f"{'tls' if config.tls_data else 'tcp'}://{joined(*server.tcp_address)}",
             "socket": f"unix://{path}",
         }
         endpoints = self._endpoints
         endpoints += [
             common_pb2.Endpoint(
                 kind=common_pb2.TRANSPORT_KIND_TCP,
-                address=advertised_address(config, server.tcp_address),
+                address=TLS_SCHEME * config.tls_data
+                + advertised_address(config, server.tcp_address),
             ),
             common_pb2.Endpoint(kind=common_pb2.TRANSPORT_KIND_SHM, address=path),
         ]
@@ -270,7 +272,7 @@ class StoreDaemon:
 
         def connect(master: str) -> LaneMasterLink:
             hello.pool_id, hello.last_epoch = segments.pool.pool_id, segments.epoch
-            return LaneMasterLink(master, hello, on_hello=self._access.greeted)
+            return LaneMasterLink(master, hello, self._access.greeted, self._tls)
 
         self._start_copies(segments)
         directory = config.directory()
@@ -332,6 +334,7 @@ class StoreDaemon:
             SessionIdentity(
                 self._session_id, self._boot_id, os.getpid(), self._credentials, self._access
             ),
+            self._tls,
         )
         self._puller.start()
 
@@ -347,7 +350,8 @@ class StoreDaemon:
             STORE_SERVICE,
         )
         host, _ = host_and_port(self._config.grpc, "grpc")
-        port = self._grpc.listen(self._config.grpc)
+        tls = self._tls if self._config.tls_cert else None
+        port = self._grpc.listen(self._config.grpc, tls)
         await self._grpc.start()
         if host in ANY_HOST:
             assert server.tcp_address is not None
@@ -357,24 +361,20 @@ class StoreDaemon:
     def _start_metrics(
         self, segments: LocalSegments, sessions: SessionTable, server: DataServer
     ) -> str:
-        metrics, agent = Metrics(), self.agent
-        assert agent is not None
-        metrics.build_info("store", self._version)
-        register_metrics(metrics, segments, server, sessions, agent)
+        assert self.agent is not None
         assert self._verifier is not None
+        metrics = Metrics()
+        metrics.build_info("store", self._version)
+        register_metrics(metrics, segments, server, sessions, self.agent)
         register_verifier(metrics, self._verifier)
-        if self._gate is not None:
-            register_refusals(metrics, self._gate.refusals)
-        register_copies(
+        register_parts(
             metrics,
-            None if self._copier is None else self._copier.counters,
-            None if self._puller is None else self._puller.counters,
+            self._refusals if self._gate is not None or self._tls is not None else None,
+            self._copier,
+            self._puller,
+            self._rdma,
+            self._endurance,
         )
-        register_calls(metrics)
-        if self._rdma is not None:
-            register_rdma(metrics, self._rdma)
-        if self._endurance is not None:
-            register_endurance(metrics, self._endurance)
         host, port = host_and_port(self._config.metrics_listen, "metrics-listen")
         self._metrics_server = MetricsServer(metrics, port, host)
         return f"http://{joined(host, self._metrics_server.port)}/metrics"
@@ -384,7 +384,7 @@ class StoreDaemon:
     async def wait(self) -> None:
         """Until something ends the daemon; raises what it is."""
         assert self._failed is not None
-        await self._failed
+        await wait_watching(self._failed, self._tls)
 
     def _stage(self) -> Stage:
         return Stage.SEEKING if self.agent is None else self.agent.stage

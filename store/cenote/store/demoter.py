@@ -5,7 +5,8 @@
 
 While some become slots the next ones are being written. Whatever was written by the time the other
 thread is free again is flushed together, and with it the slots of those before: the slower flushes
-are, the more of them share one.
+are, the more of them share one. A device that is flushed does little else: as long as more is on
+its way the first copies wait a few milliseconds for others (`FLUSH_BYTES`, `FLUSH_WAIT_S`).
 
 Neither thread has a lower priority: one that waits for a processor while it holds the interpreter's
 lock keeps all others of this daemon waiting.
@@ -21,7 +22,7 @@ from typing import Final, final
 from cenote.api.rows import CopyStatus
 from cenote.runtime.log import get_logger
 
-from .copy_jobs import Copy, find
+from .copy_jobs import Copy, find, has_twin
 from .copy_outcomes import Outcomes
 from .copy_queue import CopyQueue
 from .copy_writer import PayloadWriter
@@ -33,6 +34,9 @@ __all__ = ["Demoter"]
 
 PLACED_MAX: Final = 1024
 """Copies that become slots between two flushes, at most."""
+FLUSH_BYTES: Final = 32 << 20
+FLUSH_WAIT_S: Final = 0.01
+"""What is flushed together: a flush waits until there is so much, for so long at most."""
 PAUSE_S_MIN: Final = 0.02
 _JOIN_S: Final = 1.0
 
@@ -112,7 +116,7 @@ class Demoter:
             find(self._segments, one, disk.device.memory_align)
         else:
             one.status = CopyStatus.FAILED
-        if writer is None or one.status != CopyStatus.DONE:
+        if writer is None or one.status != CopyStatus.DONE or one.twin is not None:
             self._hand_over([one])
             return
         if self._write_limit:
@@ -145,6 +149,7 @@ class Demoter:
             with self._placing:
                 if not self._written and not placed:
                     self._to_place.wait(1.0)
+                self._await_company(len(placed))
                 some, self._written = self._written[:PLACED_MAX], self._written[PLACED_MAX:]
             if not some and not placed:
                 continue
@@ -158,6 +163,19 @@ class Demoter:
             self._end(placed)
             placed = [one for one in some if one.status == CopyStatus.DONE]
             self._end([one for one in some if one.status != CopyStatus.DONE])
+
+    def _await_company(self, placed: int) -> None:
+        """Wait a moment for copies whose payloads are being written, to be flushed with those that
+        were. `placed`: copies that wait for the flush as well."""
+        until_s = time.monotonic() + FLUSH_WAIT_S
+        while (self._written or placed) and not self._stopping.is_set():
+            under_way = self.queue.taken - len(self._written) - placed
+            left_s = until_s - time.monotonic()
+            if under_way <= 0 or left_s <= 0:
+                return
+            if sum(one.size_bytes for one in self._written) >= FLUSH_BYTES:
+                return
+            self._to_place.wait(left_s)
 
     def _flush(self, written: list[Copy], placed: list[Copy]) -> None:
         """One flush for the payloads of some copies and the slots of those before them."""
@@ -175,16 +193,25 @@ class Demoter:
 
     def _place(self, written: list[Copy]) -> None:
         """Make slots of those whose payloads were flushed."""
+        placed: list[tuple[SsdSegment, list[Copy], list[int]]] = []
         with self._outcomes.placing:
             for one in written:
                 if one.epoch < self._outcomes.epoch:
                     one.status = CopyStatus.FAILED
-            for segment, some in self._by_segment(written):
-                try:
-                    segment.place([one.record for one in some])
-                except OSError:
-                    for one in some:
-                        one.status = CopyStatus.FAILED
+            for segment, several in self._by_segment(written):
+                for one in several:
+                    if one.twin is not None and not has_twin(segment, one):
+                        one.status = CopyStatus.NO_SOURCE
+                some = [one for one in several if one.status == CopyStatus.DONE]
+                placed.append((segment, some, segment.place([one.record for one in some])))
+        # The next leader does not wait for the device: it is told of these slots, or clears them.
+        for segment, some, pages in placed:
+            try:
+                segment.write_pages(pages)
+            except OSError:
+                segment.take_back([one.record for one in some])
+                for one in some:
+                    one.status = CopyStatus.FAILED
 
     def _by_segment(self, copies: list[Copy]) -> list[tuple[SsdSegment, list[Copy]]]:
         """Those that have not failed, by the segment that they go to, if it is still there."""
@@ -203,7 +230,7 @@ class Demoter:
         for one in copies:
             if one.status == CopyStatus.DONE:
                 counters.demoted += 1
-                counters.demoted_bytes += one.size_bytes
+                counters.demoted_bytes += one.size_bytes if one.twin is None else 0
         if copies:
             self._outcomes.report(copies)
             self.queue.ended(len(copies))

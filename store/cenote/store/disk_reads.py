@@ -21,11 +21,15 @@ from cenote.transport.memory_access import MEMORY
 from .disk_io import BUFFER_BYTES, DiskIo, Piece, Request, aligned
 from .ssd import DISK_ADDRESS
 
-__all__ = ["Group", "plan_groups", "send_items"]
+__all__ = ["Group", "group_bytes_for", "plan_groups", "reading_max", "send_items"]
 
-WINDOW_BUFFERS: Final = 16
+READ_AHEAD: Final = 2
+"""Requests that one connection has under way for each of the device's threads: groups are sent in
+order, and a thread that is done early is not to wait until the first one is."""
+BUFFERS_MAX: Final = 64
 """That one connection has at most."""
 GROUP_BYTES_MIN: Final = 128 << 10
+GROUP_BYTES_LONG: Final = 512 << 10
 ROUNDS: Final = 4
 _VIEWS_MAX: Final = 512
 
@@ -49,11 +53,21 @@ class Group:
     """Instead: (address, length) of an item that is in memory already."""
 
 
-def group_bytes_for(lengths: list[int]) -> int:
+def reading_max(disk: DiskIo) -> int:
+    """How many requests of one read are under way at once, at most."""
+    return min(READ_AHEAD * disk.threads, BUFFERS_MAX, max(1, disk.staging.buffers // 2))
+
+
+def group_bytes_for(lengths: list[int], threads: int) -> int:
     """How much one request of a read takes: of a short one a quarter, so that its first bytes are
     on their way to the reader while the others are being read. (Smaller ones cost more in threads
-    that wake each other than they gain.)"""
-    return min(BUFFER_BYTES, max(GROUP_BYTES_MIN, (sum(lengths) >> 2) & -GROUP_BYTES_MIN))
+    that wake each other than they gain.) Of a longer one so little that each thread has two, and
+    not all end at the same moment."""
+    total = sum(lengths)
+    if total <= BUFFER_BYTES << 2:
+        return max(GROUP_BYTES_MIN, (total >> 2) & -GROUP_BYTES_MIN)
+    share = (total // (threads * 2)) & -GROUP_BYTES_MIN
+    return min(BUFFER_BYTES, max(GROUP_BYTES_LONG, share))
 
 
 def plan_groups(
@@ -118,12 +132,14 @@ def send_items(
 ) -> None:
     """Read and send all items. Raises DeadlineExceeded where the device, or those who have all the
     staging memory, don't get on for `stall_s`, and what the outlet raises."""
-    groups = deque(plan_groups(addresses, lengths, disk.threads, group_bytes_for(lengths)))
+    groups = deque(
+        plan_groups(addresses, lengths, disk.threads, group_bytes_for(lengths, disk.threads))
+    )
     if len(groups) == 1 and groups[0].memory is None:
         _send_one(disk, outlet, groups[0], stall_s)
         return
     staging = disk.staging
-    window = min(WINDOW_BUFFERS, max(1, staging.buffers // 2))
+    window = reading_max(disk)
     under_way: deque[tuple[Group, Request | None]] = deque()
     held = 0
     try:

@@ -35,8 +35,8 @@ from .slot_format import SLOT_RECORD
 __all__ = ["OPEN", "PORTS", "Gate", "Pass"]
 
 OPEN: Final = (
-    "the data server is open to the network, and asks nobody who he is: give --token-file, and"
-    " --tokens to the master"
+    "the data server is open to the network, and asks nobody who he is (--insecure): give"
+    " --token-file, and --tokens to the master"
 )
 PORTS: Final = ("tcp", "unix", "grpc")
 _DENIED: Final = PermissionDenied.code
@@ -98,7 +98,13 @@ class Gate:
         """For the daemon's gRPC server."""
         return (CredentialsInterceptor(self.admit_call, self.enter_call),)
 
-    def admit_call(self, _method: str, metadata: Sequence[tuple[str, Any]], peer: str) -> Pass:
+    def admit_call(
+        self,
+        _method: str,
+        metadata: Sequence[tuple[str, Any]],
+        peer: str,
+        _identities: Sequence[str] = (),
+    ) -> Pass:
         """Who makes a gRPC call. Raises Unauthenticated and Unavailable."""
         ticket = next((value for key, value in metadata if key == TICKET_METADATA_KEY), b"")
         try:

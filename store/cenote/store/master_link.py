@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError, Message
 
 from cenote.api.errors import ProtocolError
 from cenote.rpc.lane_client import LaneClient
+from cenote.security.tls import Tls
 from cenote.v1 import master_pb2 as pb
 
 __all__ = ["LaneMasterLink", "MasterLink"]
@@ -48,6 +49,7 @@ class LaneMasterLink:
         address: str,
         request: pb.HelloRequest,
         on_hello: Callable[[pb.HelloResponse], None] = lambda _: None,
+        tls: Tls | None = None,
     ) -> None:
         """`request` is the hello of each connection, `on_hello` gets the answers.
 
@@ -63,6 +65,7 @@ class LaneMasterLink:
             connections_max=2,
             spin_polls=0,
             on_hello=self._on_hello,
+            tls=tls,
         )
 
     def _on_hello(self, payload: bytes) -> None:

@@ -12,7 +12,7 @@ from cenote.api.rows import CopyStatus
 from cenote.runtime.log import get_logger
 from cenote.transport.memory_access import MEMORY, copy
 
-from .copy_jobs import Copy, find
+from .copy_jobs import Copy, find, has_twin
 from .copy_outcomes import Outcomes
 from .copy_queue import CopyQueue
 from .copy_writer import DEVICE_S, STEP_BYTES
@@ -77,21 +77,25 @@ class Promoter:
         if len(one.parts) != 1 or address < DISK_ADDRESS:
             one.status = CopyStatus.FAILED
             return
-        under_way: deque[tuple[Request, int]] = deque()
-        try:
-            done = self._move(one, disk, address - DISK_ADDRESS, target.address, under_way)
-        finally:
-            for request, _ in under_way:
-                disk.give_up(request)
-        if not done:
-            return
+        if one.twin is None:
+            under_way: deque[tuple[Request, int]] = deque()
+            try:
+                done = self._move(one, disk, address - DISK_ADDRESS, target.address, under_way)
+            finally:
+                for request, _ in under_way:
+                    disk.give_up(request)
+            if not done:
+                return
         with self._outcomes.landing:
             if one.epoch < self._outcomes.epoch:
                 one.status = CopyStatus.FAILED
                 return
+            if one.twin is not None and not has_twin(target, one):
+                one.status = CopyStatus.NO_SOURCE
+                return
             target.table.place(one.record)
         self._outcomes.counters.promoted += 1
-        self._outcomes.counters.promoted_bytes += one.size_bytes
+        self._outcomes.counters.promoted_bytes += one.size_bytes if one.twin is None else 0
 
     def _move(
         self,

@@ -7,15 +7,17 @@ anybody said of it before.
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from hmac import compare_digest
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_128
 
-from cenote.api.contents import TICKET_BYTES, ticket_of
+from cenote.api.contents import PROOF_BYTES, TICKET_BYTES, proof_key, ticket_of
 from cenote.api.errors import GrantRevoked, InvalidArgument, PermissionDenied, StaleLocation
+from cenote.api.rows import PROOF_STRONG
 
 from .segment import SegmentSet
 
@@ -33,19 +35,25 @@ def prove_rows(segments: SegmentSet, grant_id: int, rows: NDArray[np.void]) -> t
     InvalidArgument (not in memory here), PermissionDenied (other bytes lie there).
     """
     statuses, tickets = bytearray(len(rows)), list[bytes]()
-    for i, (segment_id, _, offset, length, proof) in enumerate(rows.tolist()):
-        status = _judge(segments, grant_id, segment_id, offset, length, proof)
+    for i, (segment_id, kind, offset, length, proof) in enumerate(rows.tolist()):
+        strong = kind == PROOF_STRONG
+        status = _judge(segments, grant_id, segment_id, offset, length, proof, strong=strong)
         statuses[i] = status
-        tickets.append(
-            _NO_TICKET
-            if status
-            else ticket_of(segments.ticket_key, grant_id, segment_id, offset, length)
-        )
+        place = grant_id, segment_id, offset, length
+        given = ticket_of(segments.ticket_key, *place, strong=strong)
+        tickets.append(_NO_TICKET if status else given)
     return bytes(statuses), b"".join(tickets)
 
 
 def _judge(
-    segments: SegmentSet, grant_id: int, segment_id: int, offset: int, length: int, proof: bytes
+    segments: SegmentSet,
+    grant_id: int,
+    segment_id: int,
+    offset: int,
+    length: int,
+    proof: bytes,
+    *,
+    strong: bool,
 ) -> int:
     if grant_id < segments.first_grant_id:
         return GrantRevoked.code
@@ -54,7 +62,9 @@ def _judge(
         return StaleLocation.code
     if segment.disk is not None or not length or offset + length > segment.ready_bytes:
         return InvalidArgument.code
-    hasher = xxh3_128(seed=grant_id)
+    hasher: Any = xxh3_128(seed=grant_id)
+    if strong:
+        hasher = blake2b(digest_size=PROOF_BYTES, key=proof_key(grant_id))
     for at in range(offset, offset + length, _STEP_BYTES):
         hasher.update(segment.view[at : min(at + _STEP_BYTES, offset + length)])
     return 0 if compare_digest(hasher.digest(), proof) else PermissionDenied.code

@@ -27,14 +27,25 @@ import xxhash
 from numpy.typing import NDArray
 
 from cenote.api.errors import CenoteError
-from cenote.api.rows import COPIED, EXTENT, KEY_INLINE_BYTES, SLOT_WANTED, CopyStatus
+from cenote.api.rows import (
+    COPIED,
+    EXTENT,
+    KEY_INLINE_BYTES,
+    PULL_SOURCE,
+    PULL_TARGET,
+    PULL_TWIN,
+    SLOT_WANTED,
+    CopyStatus,
+)
 from cenote.runtime.log import get_logger
 from cenote.runtime.memory import address_of
+from cenote.security.tls import Tls
 from cenote.transport.base import SessionIdentity
 from cenote.transport.memory_access import MEMORY, copy
 from cenote.transport.replica_source import RECORDS_MAX, ReplicaSource
 from cenote.v1 import master_pb2 as pb
 
+from .copy_jobs import has_bytes
 from .dram import DramSegment
 from .segments import LocalSegments
 from .slot_format import SLOT_RECORD
@@ -88,6 +99,8 @@ class _Pull:
     parts: list[_Part]
     target: tuple[int, ...]
     """Segment, slot, offset, length, replica."""
+    twin: tuple[int, int, int] | None = None
+    """As `copy_jobs.Copy.twin`."""
     status: int = CopyStatus.UNREACHABLE
     record: bytes = b""
     """Of the target, once the source was found."""
@@ -109,7 +122,10 @@ class _Pull:
 class Puller:
     """See the module. Everything but `start` and `stop` may be called from any thread."""
 
-    def __init__(self, segments: LocalSegments, identity: SessionIdentity) -> None:
+    def __init__(
+        self, segments: LocalSegments, identity: SessionIdentity, tls: Tls | None = None
+    ) -> None:
+        self._tls = tls
         self._segments = segments
         self._identity = identity
         self.counters = PullerCounters()
@@ -254,6 +270,9 @@ class Puller:
         for one in batch:
             if not one.record:
                 continue
+            if one.twin is not None:
+                self._seal(one)
+                continue
             if used + one.size_bytes > BUFFER_BYTES:
                 self._fetch(window)
                 window, used = [], 0
@@ -271,7 +290,7 @@ class Puller:
         if source is None:
             if len(self._connections) >= SOURCES_MAX:
                 self._disconnect([next(iter(self._connections))])
-            source = ReplicaSource(address, f"the daemon at {address}", self._identity)
+            source = ReplicaSource(address, f"the daemon at {address}", self._identity, self._tls)
             self._connections[address] = source
             if self._stopping.is_set():  # `stop` may have looked for it just before
                 source.close()
@@ -404,15 +423,23 @@ class Puller:
             if one.epoch < self._epoch or not known or not isinstance(target, DramSegment):
                 one.status = CopyStatus.FAILED
                 return
+            if one.twin is not None and not has_bytes(
+                target, one.twin, one.target[2], one.payload_bytes, one.checksum
+            ):
+                # The source may be there all the same; its bytes are fetched the next time.
+                one.status = CopyStatus.FAILED
+                return
             target.table.place(one.record)
         one.status = CopyStatus.DONE
         self.counters.pulled += 1
-        self.counters.pulled_bytes += one.size_bytes
+        self.counters.pulled_bytes += one.size_bytes if one.twin is None else 0
 
 
 def _pull_of(rows: NDArray[np.void], epoch: int, addresses: dict[int, str]) -> _Pull | None:
     """None where the rows make no sense."""
-    sources, targets = rows[rows["is_target"] == 0], rows[rows["is_target"] == 1]
+    sources, targets, twins = (
+        rows[rows["kind"] == kind] for kind in (PULL_SOURCE, PULL_TARGET, PULL_TWIN)
+    )
     segments = sources["segment"].tolist()
     if not len(sources) or len(targets) != 1 or not all(addresses.get(s) for s in segments):
         return None
@@ -426,4 +453,8 @@ def _pull_of(rows: NDArray[np.void], epoch: int, addresses: dict[int, str]) -> _
         for row in sources
     ]
     fields = ("segment", "slot", "offset", "length", "replica")
-    return _Pull(int(target["copy_id"]), epoch, parts, tuple(int(target[name]) for name in fields))
+    one = _Pull(int(target["copy_id"]), epoch, parts, tuple(int(target[name]) for name in fields))
+    if len(twins):
+        twin = twins[0]
+        one.twin = int(twin["slot"]), int(twin["source_epoch"]), int(twin["source_seq"])
+    return one

@@ -52,6 +52,7 @@ from .serving import (
     TIMED_MASK,
     ConnectionCounters,
     ServingLimits,
+    TlsPort,
     check_count,
     epoch_error,
     grant_error,
@@ -91,7 +92,9 @@ class ServedConnection:
         on_end: Callable[[ServedConnection], None],
         rdma: RdmaHost | None = None,
         times: Mapping[int, Histogram] | None = None,
+        tls: TlsPort | None = None,
     ) -> None:
+        self._tls = tls
         self.counters = ConnectionCounters()
         self._times = times or {}
         self._io = ServedSocket(sock, limits.spin_s)
@@ -184,6 +187,10 @@ class ServedConnection:
 
     def _greet(self) -> None:
         self._io.set_timeouts(self._limits.hello_timeout_s)
+        if self._tls is not None:
+            self._io.begin_tls(self._tls, self._limits.hello_timeout_s)
+            if self._checkpoint is not None:
+                self._checkpoint.sock = self._io.sock
         hello = self._io.receive_hello()
         may_write = self._checkpoint is None or self._checkpoint.admit(hello)
         if hello.want_descriptors and not self.is_unix:

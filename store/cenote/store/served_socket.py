@@ -17,20 +17,31 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from cenote.api.errors import DeadlineExceeded, GrantRevoked, ProtocolError, StaleEpoch
+from cenote.api.errors import (
+    DeadlineExceeded,
+    GrantRevoked,
+    ProtocolError,
+    StaleEpoch,
+    TlsFailed,
+)
 from cenote.api.rows import EXTENT
 from cenote.runtime.scheduling import CONTENTION, STEP_CONTENDED_S
+from cenote.security.tls_errors import wants_tls
+from cenote.security.tls_socket import TlsSocket, begin_tls, looks_like_tls
 from cenote.transport import wire
 from cenote.transport.connection import timeval
 from cenote.transport.gil import step_aside
 from cenote.transport.memory_access import MEMORY
 from cenote.v1 import store_pb2
 
+from .serving import TlsPort, peer_name
+
 __all__ = ["STEP_BYTES", "Gone", "ServedSocket"]
 
 STEP_BYTES: Final = 1 << 20
 _LINGER_S: Final = 0.3
 _LINGER_BYTES_MAX: Final = 8 << 20
+_FIRST_BYTES: Final = 3
 _WAITALL: Final = socket.MSG_WAITALL
 _SPINNING: Final = threading.Lock()
 # Bytes that nobody wants, of all connections at once.
@@ -51,7 +62,7 @@ class ServedSocket:
     """
 
     def __init__(self, sock: socket.socket, spin_s: float) -> None:
-        self.sock = sock
+        self.sock: socket.socket | TlsSocket = sock
         self.revoked = False
         self.superseded = False
         self.closing = False
@@ -59,6 +70,35 @@ class ServedSocket:
         self._hot = False
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
+
+    def begin_tls(self, port: TlsPort, limit_s: float) -> None:
+        """Before anything else: shake hands. Raises TlsFailed, DeadlineExceeded, Gone."""
+
+        def check() -> None:
+            if self.closing:
+                raise Gone
+
+        raw = self.sock
+        assert isinstance(raw, socket.socket)
+        peer = peer_name(raw)
+        until_s = monotonic() + limit_s
+        try:
+            first = raw.recv(_FIRST_BYTES, socket.MSG_PEEK | _WAITALL)
+            if len(first) < _FIRST_BYTES:
+                raise Gone
+            if not looks_like_tls(first):
+                raise wants_tls()
+            self.sock = begin_tls(
+                raw, port.tls, "the client", until_s, server_side=True, check=check
+            )
+        except BlockingIOError:
+            raise Gone from None
+        except TlsFailed as error:
+            port.refusals.note("tcp", error, peer)
+            raise
+        self._poll = select.poll()
+        self._poll.register(self.sock, select.POLLIN)
+        self.set_timeouts(limit_s)
 
     # ---- from other threads -----------------------------------------------------------------
 
@@ -203,11 +243,13 @@ class ServedSocket:
     def send_descriptors(self, data: bytes, descriptors: list[int]) -> None:
         """All of the data, with descriptors beside it as `wire` says."""
         chunk = descriptors[: wire.DESCRIPTORS_PER_MESSAGE]
-        sent = socket.send_fds(self.sock, [data], chunk)
+        unix = self.sock
+        assert isinstance(unix, socket.socket)
+        sent = socket.send_fds(unix, [data], chunk)
         self.send_bytes(data[sent:])
         for first in range(len(chunk), len(descriptors), wire.DESCRIPTORS_PER_MESSAGE):
             chunk = descriptors[first : first + wire.DESCRIPTORS_PER_MESSAGE]
-            socket.send_fds(self.sock, [b"\x00"], chunk)
+            socket.send_fds(unix, [b"\x00"], chunk)
 
     def send(self, address: int, length: int) -> None:
         """The bytes at an address."""

@@ -27,7 +27,7 @@ from .gate import Gate
 from .rdma_host import RdmaHost
 from .segment import SegmentSet
 from .served_connection import ServedConnection
-from .serving import ConnectionCounters, ServingLimits, served_times
+from .serving import ConnectionCounters, ServingLimits, TlsPort, served_times
 from .sessions import SessionTable
 
 __all__ = ["DataCounters", "DataServer"]
@@ -66,7 +66,8 @@ class DataServer:
 
     `tcp` is (host, port), port 0 for any; `unix_path` is made, and removed by `close`. `gate`, if
     any, asks each connection who it is. `claims`: pages for writers over shared memory, by
-    default in this process alone. `rdma`: who serves what RDMA clients ask for.
+    default in this process alone. `rdma`: who serves what RDMA clients ask for. `tls`: over TCP
+    nothing but TLS is spoken.
     Raises ResourceUnavailable where an address is taken.
     """
 
@@ -84,7 +85,9 @@ class DataServer:
         server_version: str = "",
         claims: ClaimFile | None = None,
         rdma: RdmaHost | None = None,
+        tls: TlsPort | None = None,
     ) -> None:
+        self._tls = tls
         if tcp is None and unix_path is None:
             raise InvalidArgument("a data server needs a TCP address or a Unix socket path")
         self._segments = segments
@@ -228,6 +231,7 @@ class DataServer:
                 self._forget,
                 self.rdma,
                 self.times,
+                self._tls if sock.family != socket.AF_UNIX else None,
             )
             thread = threading.Thread(target=connection.run, name="cenote-data", daemon=True)
             with self._lock:

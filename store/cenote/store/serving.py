@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from cenote.api.errors import InvalidArgument, ProtocolError, StaleEpoch, StaleLocation
 from cenote.api.rows import SEAL
 from cenote.runtime.metrics import Histogram
+from cenote.security.refusals import Refusals
+from cenote.security.tls import Tls
+from cenote.security.tls_socket import TlsSocket
 from cenote.transport import wire
 from cenote.transport.base import U8Array, U64Array
 from cenote.transport.memory_access import locate
@@ -26,6 +29,7 @@ __all__ = [
     "TIMED_MASK",
     "ConnectionCounters",
     "ServingLimits",
+    "TlsPort",
     "check_count",
     "epoch_error",
     "grant_error",
@@ -154,10 +158,17 @@ def grant_error(grant_id: int) -> StaleLocation:
     )
 
 
-def peer_name(sock: socket.socket) -> str:
+class TlsPort(NamedTuple):
+    """A port that speaks nothing but TLS."""
+
+    tls: Tls
+    refusals: Refusals
+
+
+def peer_name(sock: socket.socket | TlsSocket) -> str:
     """Who is at the other end, for the log."""
     try:
-        if sock.family == socket.AF_UNIX:
+        if isinstance(sock, socket.socket) and sock.family == socket.AF_UNIX:
             raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
             pid, uid, _ = _UCRED.unpack(raw)
             return f"unix:pid={pid},uid={uid}"

@@ -20,7 +20,7 @@ import mmap
 import secrets
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, final
 
@@ -73,6 +73,8 @@ FAILURES_MAX: Final = 32
 _SLOTS_AT: Final = 64 << 10
 _DATA_ALIGN: Final = 1 << 20
 _NO_BOOT: Final = bytes(16)
+
+_CLOSE_S: Final = 1.0
 
 _log = get_logger(__name__)
 
@@ -162,6 +164,10 @@ class SsdSegment:
         if survivor is None:
             # Slots of whatever lay here before are not ours.
             self.write_pages(range(plan.table_bytes // BLOCK_BYTES))
+        self._writer: threading.Thread | None = None
+        """Brings the header up to date on the device, while it is not."""
+        self._written = 0
+        """Its sequence there."""
         self._write_header(self.header)
         self.segment_id = self.header.segment_id
         self.table = SlotTable(
@@ -275,20 +281,14 @@ class SsdSegment:
         """See `Segment.namespace_at`."""
         return self.table.namespace_at(slot)
 
-    def place(self, records: list[bytes]) -> None:
-        """Write finished slot records; they survive a power cut once the device was flushed.
-
-        Their payloads must have been flushed before. Raises OSError; then none of them counts.
-        """
-        slots = [self.table.place(record) for record in records]
-        try:
-            self.write_pages(self._pages_of(slots))
-        except OSError:
-            self.table.unplace(slots)
-            raise
+    def place(self, records: list[bytes]) -> list[int]:
+        """Take up finished slot records; the pages that are to be written for it. They survive a
+        power cut once that is done and the device was flushed. Their payloads must have been
+        flushed before."""
+        return self._pages_of([self.table.place(record) for record in records])
 
     def take_back(self, records: list[bytes]) -> None:
-        """These were placed, and could not be flushed: they don't count."""
+        """These were placed, and could not be written or flushed: they don't count."""
         self.table.unplace([slot_of(record) for record in records])
 
     def clear(self, refs: NDArray[np.void]) -> int:
@@ -333,13 +333,32 @@ class SsdSegment:
         offset = self.plan.base + copy * HEADER_COPY_BYTES
         self.disk.device.write([(address_of(self._page), HEADER_COPY_BYTES)], offset)
         self.disk.device.flush()
-        self.header = header
+        self._written = header.sequence
 
     def _update(self, **changes: object) -> None:
-        try:
-            self._write_header(self.header.next(**changes))
-        except OSError as error:
-            self._fail(f"its header can't be written: {error.strerror or error}")
+        """Under the lock: change the header, on the device a little later. Who follows a new leader
+        does not wait for that, since a device may hang."""
+        self.header = self.header.next(**changes)
+        if self._writer is None:
+            self._writer = threading.Thread(
+                target=self._write_changes, name="cenote-header", daemon=True
+            )
+            self._writer.start()
+
+    def _write_changes(self) -> None:
+        while True:
+            with self._lock:
+                if self._written == self.header.sequence:
+                    self._writer = None
+                    return
+                # Several changes are one: the next copy's turn, whatever their number.
+                self.header = replace(self.header, sequence=self._written + 1)
+                header = self.header
+            try:
+                self._write_header(header)
+            except OSError as error:
+                self._fail(f"its header can't be written: {error.strerror or error}")
+                return
 
     def fence(self, epoch: int) -> None:
         """Note that this epoch is followed now, also for the time after a restart."""
@@ -357,7 +376,10 @@ class SsdSegment:
                 self._update(node_id=node_id, segment_id=segment_id)
 
     def close(self) -> None:
-        """Nothing: the device is closed by whoever opened it."""
+        """Wait for the header, a second at most; the device is closed by whoever opened it."""
+        writer = self._writer
+        if writer is not None:
+            writer.join(_CLOSE_S)
 
 
 @final

@@ -18,13 +18,12 @@ from cenote.transport import wire
 from cenote.v1 import store_pb2
 
 from .disk_io import DiskIo, Request
-from .disk_reads import Group, group_bytes_for, plan_groups
+from .disk_reads import Group, group_bytes_for, plan_groups, reading_max
 
 __all__ = ["offer_staging", "send_staged"]
 
-READING_BUFFERS: Final = 16
 LENT_BUFFERS: Final = 8
-"""That one connection has beside those at most."""
+"""That one connection has beside those that are being read at most."""
 
 
 class Outlet(Protocol):
@@ -63,14 +62,17 @@ def send_staged(
     don't get on for `stall_s`, and what the outlet raises.
     """
     staging = disk.staging
-    groups = deque(plan_groups(addresses, lengths, disk.threads, group_bytes_for(lengths)))
+    groups = deque(
+        plan_groups(addresses, lengths, disk.threads, group_bytes_for(lengths, disk.threads))
+    )
     alone = len(groups) == 1
     reading: deque[tuple[Group, Request]] = deque()
     lent: deque[int] = deque()
-    buffers_max = min(READING_BUFFERS + LENT_BUFFERS, max(1, staging.buffers // 2))
+    reading_most = reading_max(disk)
+    buffers_max = min(reading_most + LENT_BUFFERS, max(1, staging.buffers // 2))
     try:
         while groups or reading or lent:
-            while groups and len(reading) < READING_BUFFERS:
+            while groups and len(reading) < reading_most:
                 held = len(reading) + len(lent)
                 if held >= buffers_max:
                     break

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
+from cenote.kv.calls import register_calls
 from cenote.runtime.metrics import Histogram, Metrics, Row
 from cenote.security.refusals import Refusals
 from cenote.transport.nics.facts import NicPort
@@ -21,10 +22,11 @@ from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
 
 from .agent_core import Stage
+from .copier import Copier
 from .copy_outcomes import CopierCounters
 from .dram import DramSegment
 from .endurance import Endurance
-from .puller import PullerCounters
+from .puller import Puller, PullerCounters
 from .rdma_serving import RdmaServing
 from .segments import LocalSegments
 from .server import DataCounters, DataServer
@@ -38,6 +40,7 @@ __all__ = [
     "register_endurance",
     "register_metrics",
     "register_nics",
+    "register_parts",
     "register_rdma",
     "register_refusals",
     "register_verifier",
@@ -211,6 +214,29 @@ def register_copies(
         "Copies that came to nothing, for whatever reason.",
         lambda: sum(one.failed for one in (copier, puller) if one is not None),
     )
+
+
+def register_parts(
+    metrics: Metrics,
+    refusals: Refusals | None,
+    copier: Copier | None,
+    puller: Puller | None,
+    rdma: RdmaServing | None,
+    endurance: Endurance | None,
+) -> None:
+    """What only some daemons have."""
+    if refusals is not None:
+        register_refusals(metrics, refusals)
+    register_copies(
+        metrics,
+        None if copier is None else copier.counters,
+        None if puller is None else puller.counters,
+    )
+    register_calls(metrics)
+    if rdma is not None:
+        register_rdma(metrics, rdma)
+    if endurance is not None:
+        register_endurance(metrics, endurance)
 
 
 def register_endurance(metrics: Metrics, endurance: Endurance) -> None:

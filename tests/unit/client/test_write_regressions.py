@@ -17,6 +17,7 @@ from cenote.api.errors import (
 )
 from cenote.client import Client
 from cenote.client.housekeeping import take_some
+from cenote.v1 import master_pb2 as pb
 from fake_pool import FakeMaster
 from waiting import wait_until
 
@@ -93,6 +94,25 @@ def test_what_was_answered_is_not_cancelled(client: Client, master: FakeMaster) 
     client.put("key", b"value")
     assert not client.session.state.cancelled
     assert cancelled(master) == []
+
+
+def test_references_whose_turn_never_came_are_given_back(
+    client: Client, master: FakeMaster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One answer gave space for some objects, and references to the bytes of others. Where the call
+    ended with the former the latter were held for as long as the session lived."""
+    start = master.put_start
+
+    def both(request: pb.PutStartRequest, deadline_s: float) -> pb.PutStartResponse:
+        reply = start(request, deadline_s)
+        reply.alias_grant_id = 777
+        return reply
+
+    monkeypatch.setattr(master, "put_start", both)
+    master.faults["put_commit"] = [DeadlineExceeded("no answer came")] * 2
+    with pytest.raises(CenoteError):
+        client.put_batch(["a", "b"], [b"x", b"y"], dedup=True)
+    wait_until(lambda: (777, False) in master.aborted, what="the references to be given back")
 
 
 def test_what_is_to_be_cancelled_is_bounded(client: Client) -> None:

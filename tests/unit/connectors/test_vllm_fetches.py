@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cenote.connectors.vllm.fetches import Fetch, FetchLimits, Found, Outcome, Phase, Want
+from cenote.connectors.vllm.pace import ComputePace
 
-LIMITS = FetchLimits(lookup_s=0.1, transfer_s=1.0, bytes_per_s=1e6, hold_s=5.0, gain_tokens_min=16)
+LIMITS = FetchLimits(
+    lookup_s=0.1,
+    transfer_s=1.0,
+    bytes_per_s=1e6,
+    hold_s=5.0,
+    gain_tokens_min=16,
+    compute_share=0.5,
+)
 FOUND: Found[str] = Found(64, "lease", 100.0)
 
 
@@ -72,6 +82,23 @@ def test_what_the_engine_has_itself_is_not_fetched() -> None:
     assert made.ask(0.0, 64, 0) == 0
     assert made.outcome is Outcome.NO_GAIN
     assert made.wants == [Want.RELEASE]
+
+
+def test_a_transfer_may_take_a_share_of_what_computing_takes() -> None:
+    limits = replace(LIMITS, pace=ComputePace())
+    assert limits.transfer_limit_s(1_000_000, 100) == 2.0, "nothing is known of computing yet"
+    limits.pace.ended(1.0, limits.pace.began(0.0, 100))
+    assert limits.transfer_limit_s(1_000_000, 100) == 0.5
+    assert limits.transfer_limit_s(1_000_000, 1000) == 2.0
+    assert limits.transfer_limit_s(1_000_000, 1) == 0.05, "a busy machine's hiccups are allowed for"
+    assert replace(limits, compute_share=0).transfer_limit_s(1_000_000, 100) == 2.0
+    made: Fetch[str] = Fetch(1, 0.0, limits)
+    made.looked_up(FOUND)
+    assert made.ask(0.0, 16, 1000) is None
+    assert made.limit_s == 0.24
+    assert made.ask(0.36, 16, 1000) is None
+    assert made.ask(0.37, 16, 1000) == 0, "the workers' report is waited for half as long again"
+    assert made.outcome is Outcome.TRANSFER_LATE
 
 
 def test_a_late_transfer_is_given_up_and_dropped() -> None:

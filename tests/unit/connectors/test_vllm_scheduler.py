@@ -3,151 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
-import pytest
-
 from cenote.api.errors import FingerprintMismatch, Unavailable
-from cenote.api.types import MatchResult
 from cenote.connectors.vllm.counters import Counters
 from cenote.connectors.vllm.groups import Group, Grouping
 from cenote.connectors.vllm.keys import object_keys
 from cenote.connectors.vllm.options import make_options
-from cenote.connectors.vllm.orders import Reports, SpaceName, StageReport
+from cenote.connectors.vllm.orders import Orders, Reports, SpaceName
 from cenote.connectors.vllm.scheduler import StoreScheduler
+from unit.connectors.scheduler_testing import GROUPING, HASHES, Half, Request, Space, store
 from waiting import wait_until
-
-GROUPING = Grouping((Group(0, "full", 16),), 16, 16)
-HASHES = [bytes([i]) * 32 for i in range(6)]
-
-
-@dataclass
-class Lease:
-    """Of AcquiredLease, what is looked at."""
-
-    present: Any
-    lease_id: int = 7
-    ttl_s: float = 60.0
-
-    @property
-    def prefix_keys(self) -> int:
-        return int(np.append(self.present, False).argmin())
-
-
-def no_ssd() -> Any:
-    peers = SimpleNamespace(on_ssd=frozenset[int]())
-    return SimpleNamespace(session=SimpleNamespace(state=SimpleNamespace(peers=peers)))
-
-
-@dataclass
-class Space:
-    """A namespace, and the way to it."""
-
-    keys: set[bytes] = field(default_factory=set)
-    error: Exception | None = None
-    gate: threading.Event = field(default_factory=threading.Event)
-    asked: int = 0
-    leases: int = 0
-    client: object = "a client"
-    calls: Any = field(default_factory=no_ssd)
-    hopeful: bool = True
-
-    def start(self) -> None: ...
-    def close(self) -> None: ...
-
-    def space(self, space: SpaceName, deadline_s: float) -> Space:
-        assert self.gate.wait(30.0)
-        if self.error is not None:
-            raise self.error
-        return self
-
-    def acquire(self, keys: Sequence[bytes], ttl_s: float, **options: object) -> Lease:
-        self.asked += 1
-        self.leases += 1
-        return Lease(np.array([key in self.keys for key in keys]))
-
-    def match(self, keys: Sequence[bytes], **options: object) -> MatchResult:
-        return MatchResult(0, np.array([key in self.keys for key in keys]))
-
-    def release(self, lease: Lease) -> None:
-        self.leases -= 1
-
-
-@dataclass
-class Request:
-    request_id: str = "r"
-    num_tokens: int = 100
-    num_prompt_tokens: int = 100
-    num_preemptions: int = 0
-    block_hashes: Sequence[bytes] = field(default_factory=lambda: list(HASHES))
-
-
-class Half:
-    """The scheduler's half, its fake pool, and a worker that brings all that is ordered."""
-
-    def __init__(self, pool: Space, grouping: Grouping, ranks: int) -> None:
-        self.pool = pool
-        self.counters = Counters()
-        self.ranks = ranks
-        self.half = StoreScheduler(
-            make_options({"lookup_deadline_s": 30.0, "load_deadline_s": 30.0}),
-            grouping,
-            list(range(ranks)),
-            ranks,
-            {group.number: 1000 for group in grouping.groups},
-            lambda: SpaceName("vllm/x", b"x"),
-            cast(Any, pool),
-            self.counters,
-        )
-        self.half.start()
-        wait_until(lambda: self.half.take_orders().space, what="the namespace's name")
-
-    def ask(self, request: Request, have_tokens: int = 0) -> int:
-        """Ask until there is an answer, doing what is ordered meanwhile."""
-
-        def answer() -> tuple[int] | None:
-            tokens = self.half.matched_tokens(request, have_tokens)
-            if tokens is not None:
-                return (tokens,)
-            self.work()
-            return None
-
-        return wait_until(answer, what="an answer")[0]  # type: ignore[index]
-
-    def work(self, missing: frozenset[tuple[int, int]] = frozenset()) -> None:
-        orders = self.half.take_orders()
-        for _ in range(self.ranks):
-            staged = {order.ticket: StageReport(1, missing) for order in orders.stages}
-            self.half.reported(Reports(staged))
-
-
-def store(pool: Space, blocks: int, ranks: int = 1) -> None:
-    pool.keys |= set(object_keys(HASHES[:blocks], [0] * blocks, list(range(ranks))))
-    pool.gate.set()
-
-
-@pytest.fixture
-def pool() -> Space:
-    return Space()
-
-
-@pytest.fixture
-def made(pool: Space) -> Iterator[Half]:
-    half = Half(pool, GROUPING, 1)
-    yield half
-    pool.gate.set()
-    half.half.close()
-    assert pool.leases == 0, "all leases were given back"
 
 
 def test_a_prefix_is_found_staged_and_loaded(made: Half, pool: Space) -> None:
     store(pool, 4)
     request = Request()
-    made.half.new_request(request, shared=True)
+    made.half.new_request(request)
     assert made.ask(request, have_tokens=16) == 48
     made.half.allocated(request, [[10, 11, 12, 13, 14]], 48)
     (load,) = made.half.take_orders().loads
@@ -162,7 +34,7 @@ def test_a_prefix_is_found_staged_and_loaded(made: Half, pool: Space) -> None:
 
 def test_it_answers_at_once_while_the_pool_does_not(made: Half, pool: Space) -> None:
     request = Request()
-    made.half.new_request(request, shared=True)
+    made.half.new_request(request)
     for _ in range(3):
         assert made.half.matched_tokens(request, 0) is None
     made.half.finished("r")
@@ -174,7 +46,7 @@ def test_it_answers_at_once_while_the_pool_does_not(made: Half, pool: Space) -> 
 def test_a_block_that_did_not_arrive_ends_the_prefix(made: Half, pool: Space) -> None:
     store(pool, 4)
     request = Request()
-    made.half.new_request(request, shared=True)
+    made.half.new_request(request)
     wait_until(lambda: made.half.matched_tokens(request, 0) is None and pool.asked, what="an ask")
 
     def staged() -> bool:
@@ -193,12 +65,12 @@ def test_an_error_is_a_miss_and_several_open_the_breaker(made: Half, pool: Space
     pool.gate.set()
     for number in range(3):
         request = Request(f"r{number}")
-        made.half.new_request(request, shared=True)
+        made.half.new_request(request)
         assert made.ask(request) == 0
     pool.error = None
     store(pool, 4)
     request = Request("after")
-    made.half.new_request(request, shared=True)
+    made.half.new_request(request)
     assert made.half.matched_tokens(request, 0) == 0, "the pool is left alone for a while"
     made.half.save("after", 100, lambda: [[1, 2, 3, 4, 5, 6]], ())
     assert not made.half.take_orders().saves
@@ -208,11 +80,11 @@ def test_a_refused_model_asks_no_more(made: Half, pool: Space) -> None:
     pool.error = FingerprintMismatch("another model's")
     pool.gate.set()
     request = Request()
-    made.half.new_request(request, shared=True)
+    made.half.new_request(request)
     assert made.ask(request) == 0
     pool.error = None
     store(pool, 4)
-    made.half.new_request(Request("next"), shared=True)
+    made.half.new_request(Request("next"))
     assert made.half.matched_tokens(Request("next"), 0) == 0
     assert pool.asked == 0
 
@@ -220,7 +92,7 @@ def test_a_refused_model_asks_no_more(made: Half, pool: Space) -> None:
 def test_a_preempted_request_is_looked_up_anew(made: Half, pool: Space) -> None:
     store(pool, 4)
     request = Request()
-    made.half.new_request(request, shared=True)
+    made.half.new_request(request)
     assert made.ask(request) == 64
     made.half.allocated(request, [[10, 11, 12, 13]], 64)
     made.half.loaded(["r"])
@@ -233,7 +105,7 @@ def test_a_preempted_request_is_looked_up_anew(made: Half, pool: Space) -> None:
 def test_what_the_pool_has_is_not_saved_again(made: Half, pool: Space) -> None:
     store(pool, 2)
     request = Request()
-    made.half.new_request(request, shared=True)
+    made.half.new_request(request)
     assert made.ask(request) == 32
     made.half.save("r", 100, lambda: [[1, 2, 3, 4, 5, 6, 7]], ())
     (order,) = made.half.take_orders().saves
@@ -244,7 +116,8 @@ def test_what_the_pool_has_is_not_saved_again(made: Half, pool: Space) -> None:
 def test_requests_that_share_nothing_are_left_alone(made: Half, pool: Space) -> None:
     store(pool, 4)
     request = Request()
-    made.half.new_request(request, shared=False)
+    made.half.new_request(request, "/nowhere/adapter")
+    wait_until(lambda: made.half.matched_tokens(request, 0) is not None, what="its adapter's fate")
     assert made.half.matched_tokens(request, 0) == 0
     made.half.save("r", 100, lambda: [[1, 2, 3, 4, 5, 6]], ())
     assert not made.half.take_orders().saves
@@ -254,7 +127,7 @@ def test_requests_that_share_nothing_are_left_alone(made: Half, pool: Space) -> 
 def test_an_order_that_was_not_sent_is_taken_back(made: Half, pool: Space) -> None:
     store(pool, 4)
     request = Request()
-    made.half.new_request(request, shared=True)
+    made.half.new_request(request)
 
     def staged() -> bool:
         made.half.matched_tokens(request, 0)
@@ -272,7 +145,7 @@ def test_several_ranks_have_it_when_all_of_them_do(pool: Space) -> None:
     pool.keys.discard(object_keys([HASHES[3]], [0], [1])[0])
     made = Half(pool, GROUPING, 2)
     request = Request()
-    made.half.new_request(request, shared=True)
+    made.half.new_request(request)
     assert made.ask(request) == 48
     made.half.finished("r")
     made.half.close()
@@ -284,7 +157,7 @@ def test_a_hybrid_leases_only_what_it_loads(pool: Space) -> None:
     pool.keys |= set(object_keys([HASHES[3]], [1], [0]))
     made = Half(pool, grouping, 1)
     request = Request()
-    made.half.new_request(request, shared=True)
+    made.half.new_request(request)
     assert made.ask(request) == 64
     made.half.allocated(request, [[1, 2, 3, 4], [0, 9]], 64)
     (load,) = made.half.take_orders().loads
@@ -305,8 +178,28 @@ def test_a_model_that_can_not_be_named_shares_nothing(pool: Space) -> None:
     done = threading.Event()
     half._lookups.submit(done.set)
     assert done.wait(30.0), "its thread goes on"
-    half.new_request(Request(), shared=True)
+    half.new_request(Request())
     assert half.matched_tokens(Request(), 0) == 0
     half.save("r", 100, lambda: [[1, 2, 3, 4, 5, 6]], ())
     assert not half.take_orders().saves
     half.close()
+
+
+def test_a_load_gets_a_share_of_what_the_engine_took_to_compute(made: Half, pool: Space) -> None:
+    store(pool, 6)
+    orders = made.half.take_orders(tokens=1)
+    assert not orders.step, "a step of few tokens says nothing"
+    number = made.half.take_orders(tokens=1 << 30).step
+    made.half.reported(Reports(step=number))
+    request = Request()
+    made.half.new_request(request)
+
+    def staged() -> Orders | None:
+        made.half.matched_tokens(request, 0)
+        orders = made.half.take_orders()
+        return orders if orders.stages else None
+
+    ordered = wait_until(staged, what="the order to fetch it")
+    assert ordered is not None
+    assert ordered.stages[0].deadline_s == 0.05, "the least, so fast was the step"
+    made.half.finished(request.request_id)

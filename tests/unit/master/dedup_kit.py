@@ -62,14 +62,14 @@ def aliases_of(reply: c.PutStartReply, keys: Sequence[int], size: int) -> Put:
     return Put(reply, list(keys), [size] * len(keys), statuses, found, replicas)
 
 
-def tickets_of(kit: Kit, put: Put, positions: Sequence[int]) -> bytes:
+def tickets_of(kit: Kit, put: Put, positions: Sequence[int], *, strong: bool = False) -> bytes:
     """What daemons give to a writer that has the bytes."""
     tickets = []
     for position in positions:
         segment_id, _, offset, _ = put.extents[position][0]
         (node,) = [n for n in kit.nodes.values() if kit.segments[segment_id] in n.segments]
         of = put.reply.alias_grant_id, segment_id, offset, put.sizes[position]
-        tickets.append(ticket_of(node.uuid, *of))
+        tickets.append(ticket_of(node.uuid, *of, strong=strong))
     return b"".join(tickets)
 
 

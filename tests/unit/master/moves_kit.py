@@ -25,14 +25,21 @@ def pull_all(kit: Kit, node: FakeNode, status: int = CopyStatus.DONE) -> int:
 def _pull(kit: Kit, node: FakeNode, rows: NDArray[np.void], status: int) -> int:
     if status != CopyStatus.DONE:
         return status
-    (target,) = rows[rows["is_target"] == 1]
+    (target,) = rows[rows["kind"] == 1]
     found = []
-    for row in rows[rows["is_target"] == 0]:
+    for row in rows[rows["kind"] == 0]:
         slot = kit.segments[int(row["segment"])].table.get(int(row["slot"]))
         version = (row["source_seq"], row["source_epoch"])
         if slot is None or (slot["seq"], slot["epoch"]) != version:
             return CopyStatus.NO_SOURCE
         found.append(slot)
+    for twin in rows[rows["kind"] == 2]:
+        slot = kit.segments[int(twin["segment"])].table.get(int(twin["slot"]))
+        version = (twin["source_seq"], twin["source_epoch"])
+        if slot is None or (slot["seq"], slot["epoch"]) != version:
+            return CopyStatus.FAILED
+        same = (slot["offset"], slot["checksum"]) == (target["offset"], found[0]["checksum"])
+        assert same, "what is said to have the bytes has others"
     moved = found[0].copy()
     segment = kit.segments[int(target["segment"])]
     assert segment in node.segments

@@ -58,8 +58,36 @@ def test_what_does_not_go_together_is_named(fields: dict[str, object], says: str
         load_config(MasterConfig, env_prefix=ENV_PREFIX, env={}, overrides=fields)
 
 
+@pytest.mark.parametrize("host", ["10.0.0.1", "0.0.0.0", "[::]", "master-1", "127.0.0.1.example"])
+@pytest.mark.parametrize("port", ["listen", "grpc"])
+def test_without_credentials_it_listens_on_loopback_alone(host: str, port: str) -> None:
+    def load(**more: object) -> MasterConfig:
+        given = {port: f"{host}:1", **more}
+        return load_config(MasterConfig, env_prefix=ENV_PREFIX, env={}, overrides=given)
+
+    with pytest.raises(ConfigError, match=f"--{port} .*open to the network.*--tokens.*--insecure"):
+        load()
+    assert load(insecure=True).insecure
+    assert load(tokens="/tokens.json").has_credentials
+
+
+def test_the_refusal_names_where_the_address_came_from() -> None:
+    variables = {f"{ENV_PREFIX}LISTEN": "10.0.0.1:1"}
+    with pytest.raises(ConfigError, match=f"{ENV_PREFIX}LISTEN 10.0.0.1:1 is open"):
+        load_config(MasterConfig, env_prefix=ENV_PREFIX, env=variables)
+    config = load_config(MasterConfig, env_prefix=ENV_PREFIX, env={}, overrides={"grpc": ""})
+    assert not config.insecure
+
+
+def test_a_rate_has_no_flag_that_cuts_its_unit_off() -> None:
+    flags = {flag for action in PROGRAM.parser()._actions for flag in action.option_strings}
+    assert {"--hot-bytes-per-s", "--lease-ttl"} <= flags
+    assert "--hot-bytes-per" not in flags
+
+
 def test_flags_reach_the_state() -> None:
-    flags = ["--lease-ttl", "2s", "--lease-ttl-max-s", "8", "--session-ttl", "1m", "--lane", "h:1"]
+    flags = ["--lease-ttl", "2s", "--lease-ttl-max-s", "8", "--session-ttl", "1m"]
+    flags += ["--lane", "h:1", "--insecure"]
     options = vars(PROGRAM.parser().parse_args(flags))
     assert options.pop("config") is None
     config = load_config(MasterConfig, env_prefix=ENV_PREFIX, env={}, overrides=options)

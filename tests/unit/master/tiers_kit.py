@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from cenote.api.rows import CopyStatus
 from unit.master.state_kit import KIB, MIB, FakeNode, FakeSegment, Kit, new_node
 
@@ -25,7 +27,9 @@ def copy_all(kit: Kit, node: FakeNode, status: int = CopyStatus.DONE) -> int:
 
     The next heartbeat reports it. A source that is not there any more is told as changed.
     """
-    for rows in node.copies:
+    for every in node.copies:
+        shares = every["source_segment"] == every["target_segment"]
+        rows = every[~shares]
         source = [
             kit.segments[int(row["source_segment"])].table.get(int(row["source_slot"]))
             for row in rows
@@ -37,6 +41,8 @@ def copy_all(kit: Kit, node: FakeNode, status: int = CopyStatus.DONE) -> int:
         )
         first = rows[0]
         outcome = status if there else CopyStatus.SOURCE_CHANGED
+        if shares.any() and outcome == CopyStatus.DONE and not _is_there(kit, every[-1], source[0]):
+            outcome = CopyStatus.NO_SOURCE
         if outcome == CopyStatus.DONE:
             assert source[0] is not None
             moved = source[0].copy()
@@ -51,3 +57,14 @@ def copy_all(kit: Kit, node: FakeNode, status: int = CopyStatus.DONE) -> int:
     count = len(node.copies)
     node.copies = []
     return count
+
+
+def _is_there(kit: Kit, twin: Any, source: Any) -> bool:
+    """Whether a slot in the target says that it has the source's bytes in the target's place."""
+    slot = kit.segments[int(twin["source_segment"])].table.get(int(twin["source_slot"]))
+    return (
+        slot is not None
+        and (slot["seq"], slot["epoch"]) == (twin["source_seq"], twin["source_epoch"])
+        and slot["offset"] == twin["target_offset"]
+        and slot["checksum"] == source["checksum"]
+    )

@@ -29,6 +29,7 @@ from cenote.rpc.frames import (
     pack_hello_reply,
 )
 from cenote.rpc.lane_server import LaneConnection, LaneLimits, LaneServer
+from cenote.security.tls import Tls
 from promptness import ends_within
 
 T = TypeVar("T")
@@ -50,8 +51,14 @@ class LaneThread:
     """A lane server on a loop of its own in a thread, as a context manager."""
 
     def __init__(
-        self, tmp_path: Path, limits: LaneLimits | None = None, *, tcp: bool = False
+        self,
+        tmp_path: Path,
+        limits: LaneLimits | None = None,
+        *,
+        tcp: bool = False,
+        tls: Tls | None = None,
     ) -> None:
+        self.tls = tls
         self.path = str(tmp_path / "lane.sock")
         self.address = f"unix://{self.path}"
         self.limits = limits or LaneLimits()
@@ -114,7 +121,7 @@ class LaneThread:
         )
         await self.server.listen_unix(self.path)
         if self.tcp:
-            host, port = await self.server.listen_tcp()
+            host, port = await self.server.listen_tcp(tls=self.tls)
             self.tcp_address = f"tcp://{host}:{port}"
         self._ready.set()
         await self._stop.wait()

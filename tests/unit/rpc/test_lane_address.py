@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cenote.api.errors import InvalidArgument
-from cenote.rpc.address import Address, parse_address
+from cenote.rpc.address import Address, is_loopback, parse_address
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,10 @@ def test_what_is_an_address(text: str, address: Address, again: str | None) -> N
 def test_what_is_none(text: str) -> None:
     with pytest.raises(InvalidArgument):
         parse_address(text)
+
+
+def test_what_nobody_but_this_host_can_reach() -> None:
+    inside = ("127.0.0.1", "127.1.2.3", "::1", "localhost", "::ffff:127.0.0.1")
+    assert all(map(is_loopback, inside))
+    outside = ("0.0.0.0", "::", "*", "10.0.0.1", "fd00::1", "127.0.0.1.example", "node-1", "")
+    assert not any(map(is_loopback, outside))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +17,14 @@ from cenote.api.errors import InvalidArgument, ResourceUnavailable
 from cenote.api.rows import EXTENT, CopyStatus
 from cenote.api.slot_sums import add_sums, slot_hashes
 from cenote.runtime.memory import address_of
+from cenote.store import demoter
 from cenote.store.copy_writer import REQUEST_BYTES
 from cenote.store.device import BLOCK_BYTES, open_device
 from cenote.store.disk_io import BUFFER_BYTES
 from cenote.store.disk_reads import plan_groups
 from cenote.store.ssd import DISK_ADDRESS, FAILURES_MAX, SsdFile, plan_ssd
 from faulty_device import FaultyDevice, io_error, no_fault
-from ssd_node import SSD_ID, SsdNode, payload_of
+from ssd_node import DRAM_ID, EPOCH, SSD_ID, SsdNode, payload_of
 from waiting import wait_until
 
 MIB = 1 << 20
@@ -455,3 +457,58 @@ def test_a_request_that_fails_costs_what_it_was_of_alone(tmp_path: Path) -> None
             3: CopyStatus.DONE,
         }
         assert node.table_slots == [0, 2]
+
+
+def test_a_flush_waits_for_what_is_on_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that is flushed does little else."""
+    monkeypatch.setattr(demoter, "FLUSH_WAIT_S", 30.0)
+    with SsdNode(tmp_path) as node:
+        data_at, size = node.ssd.plan.data_at, 5 * MIB // 2
+        may_end, waits = threading.Event(), threading.Event()
+
+        def slow(offset: int, _: int) -> None:
+            if offset >= data_at + size:
+                waits.set()
+                may_end.wait(20)
+
+        node.device.on_write = slow
+        for slot in range(2):
+            node.put(slot, payload_of(slot, size), [(slot * size, size)])
+        flushes = node.ssd.disk.counters.flushes
+        for slot in range(2):
+            node.copy([slot], slot, slot * size, size)
+        assert waits.wait(20)
+        wait_until(lambda: node.copier._demoter._written, what="the first one to be written")
+        assert node.ssd.disk.counters.flushes == flushes
+        may_end.set()
+        assert set(node.results(2).values()) == {0}
+        # Of both payloads, and of both slots.
+        assert node.ssd.disk.counters.flushes == flushes + 2
+
+
+def test_a_device_that_hangs_keeps_no_daemon_from_its_next_leader(tmp_path: Path) -> None:
+    """While slots of a copy are being written, and the header after that."""
+    hung, go_on = threading.Event(), threading.Event()
+    with SsdNode(tmp_path) as node:
+        table_end = node.ssd.plan.data_at
+
+        def hang(offset: int, _length: int) -> None:
+            if offset < table_end:
+                hung.set()
+                go_on.wait(20)
+
+        node.device.on_write = hang
+        node.put(0, payload_of(1, 100_000), [(0, 100_032)])
+        node.copy([0], 3, 0, 128 << 10)
+        assert hung.wait(10)
+        began_s = time.monotonic()
+        node.segments.fence(EPOCH + 1)
+        node.copier.fence(EPOCH + 1)
+        node.segments.attached(1, [DRAM_ID, SSD_ID + 5])
+        assert time.monotonic() - began_s < 5
+        assert node.segments.by_id(SSD_ID + 5) is node.ssd
+        go_on.set()
+    with SsdNode(tmp_path) as node:
+        assert node.ssd.header.last_epoch == EPOCH + 1

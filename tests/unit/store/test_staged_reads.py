@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from cenote.runtime.memory import address_of
 from cenote.store import served_connection
+from cenote.store.disk_reads import group_bytes_for
 from cenote.transport import wire
 from cenote.transport.base import Channel
 from cenote.v1 import store_pb2
@@ -116,3 +118,37 @@ def test_what_is_in_memory_is_not_read_this_way(tmp_path: Path) -> None:
             answer = sock.recv(wire.REPLY_BYTES + 2, socket.MSG_WAITALL)
             assert answer[-2] == 0
             assert answer[-1] != 0
+
+
+def test_a_read_that_takes_long_leaves_no_thread_of_the_device_without_work(tmp_path: Path) -> None:
+    """What comes first is sent first; what comes behind it is read meanwhile."""
+    with SsdNode(tmp_path, staging_bytes=64 * MIB) as node:
+        data = payload_of(9, 12 * MIB)
+        node.put(0, data, [(0, len(data))])
+        node.copy([0], 0, 0, len(data))
+        assert set(node.results(1).values()) == {0}
+        begins, begun, first_may_end = node.ssd.plan.data_at, set(), threading.Event()
+
+        def slow(offset: int, _: int) -> None:
+            begun.add(offset)
+            if offset == begins:
+                first_may_end.wait(20)
+
+        node.device.on_read = slow
+        channel, buffer = node.channel(shm=True), bytearray(len(data))
+        place = address_of(buffer)
+        with ThreadPoolExecutor(1) as threads:
+            read = threads.submit(channel.read_one, SSD_ID, 0, len(data), place, 20.0, True)
+            groups = len(data) // group_bytes_for([len(data)], node.ssd.disk.threads)
+            assert groups > node.ssd.disk.threads
+            wait_until(lambda: len(begun) == groups, what="all others to be read")
+            first_may_end.set()
+            assert read.result(20)[0] == 0
+        assert buffer == data
+
+
+def test_a_long_read_is_cut_so_that_not_all_ends_at_once() -> None:
+    assert group_bytes_for([MIB * 5 // 2], 16) == 640 << 10
+    assert group_bytes_for([64 << 10] * 256, 16) == 512 << 10
+    assert group_bytes_for([MIB * 5 // 2] * 64, 16) == MIB
+    assert group_bytes_for([100], 16) == 128 << 10

@@ -74,6 +74,17 @@ def test_what_is_wrong_is_named(values: dict[str, object], message: str) -> None
         config(**values)
 
 
+@pytest.mark.parametrize("host", ["10.0.0.1", "[fd00::1]", "node-1"])
+@pytest.mark.parametrize("port", ["listen", "grpc"])
+def test_without_a_token_it_listens_on_loopback_alone(host: str, port: str) -> None:
+    given = {port: f"{host}:1"}
+    with pytest.raises(ConfigError, match=f"--{port} .*open to the network.*--token-file"):
+        config(**given)
+    assert config(insecure=True, **given).insecure
+    for credentials in ({"token": "cenote_a_b"}, {"token_file": "/store.token"}):
+        assert config(**given, **credentials).has_credentials
+
+
 def test_a_token_is_not_shown() -> None:
     assert "hunter2" not in repr(config(token="hunter2"))
 

@@ -194,6 +194,7 @@ def half_a_write(daemon: Daemon, epoch: int = 1) -> Iterator[socket.socket]:
         row = batch([(SEGMENT_ID, 0, 2000)]).tobytes()
         connection.sock.sendall(head + row + b"x" * 1000)
         wait_until(lambda: daemon.segment.view[999] == ord("x"), what="the first half")
+        assert isinstance(connection.sock, socket.socket)
         yield connection.sock
     finally:
         connection.close()

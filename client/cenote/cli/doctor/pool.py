@@ -15,12 +15,13 @@ from typing import Final
 from cenote.api.errors import CenoteError, NotLeader, Unavailable
 from cenote.api.types import PeerPath
 from cenote.cli.connect import Admin
+from cenote.client.config import make_config
 from cenote.client.session import boot_id
 from cenote.client.survey import survey_from_here
 from cenote.kv.etcd_options import EtcdOptions
 from cenote.rpc.lane_client import LaneClient
 from cenote.runtime.units import format_duration
-from cenote.v1 import admin_pb2, common_pb2
+from cenote.v1 import admin_pb2
 from cenote.v1 import master_pb2 as pb
 
 from .clock import judge_skew
@@ -71,10 +72,9 @@ def _lane_look(address: str) -> Callable[[float], list[Finding]]:
 
 def _greet_master(address: str, deadline_s: float) -> tuple[pb.HelloResponse, float]:
     """What it says in its hello, and its quickest answer. Raises Unavailable, DeadlineExceeded."""
+    config = make_config(None, {})
     hello = pb.HelloRequest(
-        credentials=common_pb2.Credentials(
-            token=os.environ.get("CENOTE_CLIENT_TOKEN", "").encode()
-        ),
+        credentials=config.credentials(),
         session_id=secrets.token_bytes(16),
         client_name="cenote-doctor",
         boot_id=boot_id(),
@@ -86,7 +86,11 @@ def _greet_master(address: str, deadline_s: float) -> tuple[pb.HelloResponse, fl
     until_s = time.monotonic() + deadline_s
     ask = pb.GetClusterViewRequest(known_view_version=1 << 62).SerializeToString()
     with LaneClient(
-        address, hello.SerializeToString(), on_hello=replies.append, connect_timeout_s=deadline_s
+        address,
+        hello.SerializeToString(),
+        on_hello=replies.append,
+        connect_timeout_s=deadline_s,
+        tls=config.tls(),
     ) as lane:
         for _ in range(_ROUND_TRIPS):
             began_s = time.monotonic()

@@ -17,7 +17,7 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from cenote.api.contents import NO_CONTENT, TICKET_BYTES
+from cenote.api.contents import NO_CONTENT, TICKET_BYTES, proof_key
 from cenote.api.errors import (
     CenoteError,
     ClientClosed,
@@ -27,7 +27,7 @@ from cenote.api.errors import (
     StaleLocation,
     error_from_code,
 )
-from cenote.api.rows import EXTENT, PROOF, PUT, PutStatus
+from cenote.api.rows import EXTENT, PROOF, PROOF_FAST, PROOF_STRONG, PUT, PutStatus
 from cenote.transport.proofs import ProofBatch
 from cenote.v1 import master_pb2 as pb
 
@@ -111,7 +111,10 @@ class AliasStore(Store):
         call, placement = self.call, self.placement
         grant_id = self._grant.grant_id
         sizes = self.sizes.astype(np.uint64)
-        proofs: bytes = yield HashWide(self.pieces, sizes, grant_id)
+        # Where namespaces need not be of one mind only a cryptographic digest proves something.
+        strong = bool(call.space.dedup_key)
+        key = proof_key(grant_id) if strong else b""
+        proofs: bytes = yield HashWide(self.pieces, sizes, grant_id, key)
         packed = np.frombuffer(proofs, "V16")
         self._tickets = np.zeros(len(self.keys), f"V{TICKET_BYTES}")
         refused = np.ones(len(self.keys), np.bool_)
@@ -127,6 +130,7 @@ class AliasStore(Store):
                 for name in ("segment", "offset"):
                     rows[name] = placement.extents[name][part]
                 rows["length"], rows["proof"] = sizes[owner], packed[owner]
+                rows["kind"] = PROOF_STRONG if strong else PROOF_FAST
                 budget_s = call.put_budget_s(node, int(sizes[owner].sum()))
                 parts.append(ProofPart(node, ProofBatch(grant_id, rows.tobytes()), budget_s))
                 members.append(owner)

@@ -35,6 +35,7 @@ class Space:
     __slots__ = (
         "chain_touches",
         "counters",
+        "dedup_key",
         "durability",
         "fingerprint",
         "generation",
@@ -58,6 +59,8 @@ class Space:
         self.size_seen = 0  # of the last object that was read alone: blocks are mostly alike
         self.key_head = b""
         """A request's field 1, a KeyBatch of one digest, up to that digest."""
+        self.dedup_key = b""
+        """Of content digests, where others' bytes may be referred to (a dedup domain)."""
         self.locations = LocationCache(location_entries_max)
         self.counters = SpaceCounters()
         self.spares = Spares()
@@ -76,6 +79,7 @@ class Space:
         packed = head.SerializeToString() + b"\x1a\x10"
         # First, so that whoever sees the new generation sees its seed.
         self.seed = reply.digest_seed
+        self.dedup_key = reply.dedup_key
         self.key_head = b"\x0a" + varint(len(packed) + DIGEST_BYTES) + packed
         self.namespace_id = reply.namespace_id
         self.generation = reply.generation

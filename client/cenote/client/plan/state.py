@@ -379,6 +379,8 @@ class Call:
         self.state.see_view(reply.view_version)
         if reply.grant_signatures or reply.spare_signatures:
             self.state.access.keep(reply, self.namespace_id)
+        if reply.alias_grant_id:  # whether its turn comes before the call ends, or not
+            self.grants[reply.alias_grant_id] = Grant(reply.alias_grant_id, self.state.session_id)
 
     def keep_spares(
         self, reply: master_pb2.PutStartResponse, session_id: bytes, count: int

@@ -254,14 +254,16 @@ class Hash:
 
 
 class HashWide:
-    """XXH3-128 over each object's pieces, in canonical byte order. Result: bytes, 16 each."""
+    """XXH3-128 over each object's pieces, in canonical byte order; or, with a key, BLAKE2b of 16
+    bytes. Result: bytes, 16 each."""
 
-    __slots__ = ("pieces", "seed", "sizes")
+    __slots__ = ("key", "pieces", "seed", "sizes")
 
-    def __init__(self, pieces: Pieces, sizes: U64Array, seed: int) -> None:
+    def __init__(self, pieces: Pieces, sizes: U64Array, seed: int, key: bytes = b"") -> None:
         self.pieces = pieces
         self.sizes = sizes
         self.seed = seed
+        self.key = key
 
 
 class ProofPart:

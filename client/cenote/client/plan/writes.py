@@ -97,7 +97,7 @@ def put_objects(
     writer.sameness[:] = sameness
     writer.last = last
     if options.dedup:
-        hashed: bytes = yield HashWide(pieces, sizes, call.space.seed)
+        hashed: bytes = yield HashWide(pieces, sizes, call.space.seed, call.space.dedup_key)
         writer.contents = Contents(hashed)
     per_slice = call.state.limits.batch_keys_max
     for first in range(0, count, per_slice):

@@ -5,8 +5,8 @@ Installed beside vLLM it registers itself (entry point `vllm.general_plugins`); 
     vllm serve MODEL --kv-transfer-config '{"kv_connector": "CenoteStoreConnector",
         "kv_role": "kv_both", "kv_connector_extra_config": {"master": "10.0.0.1:5110"}}'
 
-Nothing here imports vLLM before vLLM asks for the connector; then `connector`, `engine_facts` and
-`stats` do, and they alone.
+Nothing here imports vLLM before vLLM asks for the connector; then `connector`, `engine_facts`,
+`kv_events` and `stats` do, and they alone.
 """
 
 from __future__ import annotations

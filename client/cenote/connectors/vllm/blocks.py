@@ -12,6 +12,8 @@ from typing import Any, Final, final
 
 import torch
 
+from .device import Device, device_of
+
 __all__ = ["BlockMemory", "Piece", "Stack", "merge_pieces", "stack_pieces"]
 
 _SHAPE: Final = "the KV cache of {name} has the shape {shape}, which does not begin with its blocks"
@@ -86,9 +88,10 @@ class BlockMemory:
         caches: Mapping[str, Any],
         layers: Mapping[int, Sequence[str]],
         num_blocks: int,
+        device: Device | None = None,
     ) -> None:
-        """`caches`: by layer, one tensor or several; `layers`: of each group. Raises ValueError
-        where blocks can't be addressed."""
+        """`caches`: by layer, one tensor or several; `layers`: of each group; `device`: where they
+        are, if not found out by itself. Raises ValueError where blocks can't be addressed."""
         self._storages: dict[int, torch.Tensor] = {}
         self._views: dict[int, list[torch.Tensor]] = {}
         self.block_bytes: dict[int, int] = {}
@@ -110,8 +113,8 @@ class BlockMemory:
                 )
                 for stack in stack_pieces(self.pieces[number])
             ]
-        self.device: torch.device = next(iter(self._storages.values())).device
-        self._side_stream = torch.cuda.Stream() if self.device.type == "cuda" else None
+        self._place: torch.device = next(iter(self._storages.values())).device
+        self.device = device_of(self._place) if device is None else device
 
     def _pieces_of(self, name: str, tensor: torch.Tensor, num_blocks: int) -> list[Piece]:
         shape = tuple(tensor.shape)
@@ -140,9 +143,9 @@ class BlockMemory:
 
         On a GPU in order with what the engine computes on this thread's stream: see `copied`.
         """
-        ids = torch.tensor(block_ids, dtype=torch.long, device=self.device)
+        ids = torch.tensor(block_ids, dtype=torch.long, device=self._place)
         views = self._views[group]
-        if self.device.type != "cpu":
+        if not self.device.is_host:
             blocks = torch.cat([view.index_select(0, ids).flatten(1) for view in views], dim=1)
             for row, block in zip(rows, blocks, strict=True):
                 row[: blocks.shape[1]].copy_(block, non_blocking=True)
@@ -155,25 +158,23 @@ class BlockMemory:
 
     def copied(self) -> Callable[[], None]:
         """What waits, in any thread, until all that was gathered so far has arrived."""
-        if self.device.type != "cuda":
-            return lambda: None
-        event = torch.cuda.Event()
-        event.record()
-        return event.synchronize  # type: ignore[no-any-return]
+        return self.device.mark()
+
+    def order_loads(self) -> None:
+        """What is scattered from now on begins after all that the engine has begun so far. In the
+        engine's thread."""
+        self.device.order_beside()
 
     def scatter(self, group: int, block_ids: Sequence[int], rows: torch.Tensor) -> None:
         """`rows` to blocks; on a GPU beside what the engine computes: see `finish_loads`."""
-        if self._side_stream is None:
-            self._scatter(group, block_ids, rows)
-            return
-        with torch.cuda.stream(self._side_stream):
+        with self.device.beside():
             self._scatter(group, block_ids, rows)
 
     def _scatter(self, group: int, block_ids: Sequence[int], rows: torch.Tensor) -> None:
-        ids = torch.tensor(block_ids, dtype=torch.long, device=self.device)
-        if self.device.type != "cpu":
+        ids = torch.tensor(block_ids, dtype=torch.long, device=self._place)
+        if not self.device.is_host:
             length = self.block_bytes[group]
-            blocks = torch.empty(len(rows), length, dtype=torch.uint8, device=self.device)
+            blocks = torch.empty(len(rows), length, dtype=torch.uint8, device=self._place)
             for block, row in zip(blocks, rows, strict=True):
                 block.copy_(row[:length], non_blocking=True)
             rows = blocks
@@ -185,13 +186,11 @@ class BlockMemory:
 
     def finish_loads(self) -> None:
         """Until all that was scattered is where it belongs."""
-        if self._side_stream is not None:
-            self._side_stream.synchronize()
+        self.device.wait_beside()
 
-    def pin(self, address: int, size_bytes: int) -> None:
-        """Memory of this host that a GPU is to reach by itself."""
-        if self.device.type == "cuda":
-            torch.cuda.cudart().cudaHostRegister(address, size_bytes, 0)
+    def pin(self, address: int, size_bytes: int) -> bool:
+        """Memory of this host that a GPU is to reach by itself; False where it can't."""
+        return self.device.pin(address, size_bytes)
 
 
 def _part_of(rows: torch.Tensor, at: int, view: torch.Tensor) -> torch.Tensor:

@@ -19,9 +19,10 @@ from vllm.distributed.parallel_state import (
     get_pp_group,
     get_tensor_model_parallel_rank,
 )
+from vllm.platforms import current_platform
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from cenote.runtime.log import get_logger, log_if_nobody_listens
+from cenote.runtime.log import log_if_nobody_listens
 
 from .blocks import BlockMemory
 from .counters import Counters
@@ -32,6 +33,7 @@ from .engine_facts import (
     shards_of_engine,
     space_maker,
 )
+from .kv_events import events_of, events_wanted, spec_kind_of
 from .link import PoolLink
 from .options import make_options
 from .orders import Orders, Reports
@@ -41,8 +43,13 @@ from .worker import StoreWorker
 
 __all__ = ["CenoteStoreConnector"]
 
-_log: Final = get_logger("cenote.vllm")
 _NO_ORDERS: Final = Orders()
+_HIT_SOURCES: Final = {
+    "memory": CacheHitSource.HOST,
+    "peer": CacheHitSource.P2P,
+    "disk": CacheHitSource.DISK,
+}
+"""By the names of `places.SOURCES`."""
 
 
 @dataclass
@@ -86,6 +93,8 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._counters = Counters()
         self._scheduler: StoreScheduler | None = None
         self._worker: StoreWorker | None = None
+        self._event_group: int | None = None
+        """The KV group whose blocks' residency is told, where vLLM publishes events."""
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = StoreScheduler(
                 options,
@@ -98,6 +107,8 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
                 self._counters,
             )
             self._scheduler.start()
+            if events_wanted(vllm_config):
+                self._event_group = self._scheduler.watch_residency()
 
     # ---- what it is --------------------------------------------------------------------------
 
@@ -108,8 +119,15 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
-        """A block's bytes of all layers side by side, so that it moves in one piece."""
-        return None
+        """By default a block's bytes of all layers side by side, so that it is copied in one piece.
+        Backends that have no such layout keep their own; those for CPUs have none."""
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        return make_options(extra).layout or None if current_platform.device_type != "cpu" else None
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
+        """Staging memory is the host's, and stays; nothing of the KV cache is registered."""
+        return True
 
     @classmethod
     def build_kv_connector_stats(
@@ -144,8 +162,8 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler
 
     def on_new_request(self, request: Any) -> None:
-        # An adapter is known to vLLM's hashes by its name and path alone, which two may share.
-        self._planner.new_request(request, shared=request.lora_request is None)
+        adapter = request.lora_request
+        self._planner.new_request(request, None if adapter is None else adapter.lora_path)
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
@@ -161,17 +179,16 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def get_external_cache_hit_sources(
         self, request: Any, num_external_tokens: int
     ) -> dict[CacheHitSource, int]:
-        disk_tokens = min(self._planner.disk_tokens(request), num_external_tokens)
-        sources = {
-            CacheHitSource.HOST: num_external_tokens - disk_tokens,
-            CacheHitSource.DISK: disk_tokens,
-        }
-        return {source: tokens for source, tokens in sources.items() if tokens}
+        found = self._planner.sources(request)
+        sources = {_HIT_SOURCES[name]: tokens for name, tokens in found.items() if tokens}
+        if sum(sources.values()) == num_external_tokens:
+            return sources
+        return {CacheHitSource.HOST: num_external_tokens} if num_external_tokens else {}
 
     def build_connector_meta(self, scheduler_output: Any) -> StepOrders:
         if self._options.save:
             self._plan_saves(scheduler_output)
-        return StepOrders(self._planner.take_orders())
+        return StepOrders(self._planner.take_orders(scheduler_output.total_num_scheduled_tokens))
 
     def _plan_saves(self, step: Any) -> None:
         computed = {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}
@@ -206,15 +223,20 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
         return False, None
 
     def reset_cache(self) -> bool | None:
-        """Not from here yet: False. Saves that are under way could end after it."""
-        _log.error(
-            "the pool was not reset",
-            remedy="with all engines idle: cenote namespaces reset NAME, see docs/vllm.md",
-        )
-        return False
+        """This engine's weights have changed: it finds nothing any more of what was saved before.
+
+        Nothing is asked of the pool, so that it can't fail; nobody else is touched.
+        """
+        self._planner.reset()
+        return True
 
     def take_events(self) -> Iterable[Any]:
-        return ()
+        group = self._event_group
+        if group is None:
+            return ()
+        changes = self._planner.residency_changes()
+        kind = spec_kind_of(self._kv_cache_config, group) if changes else ""
+        return events_of(changes, group, kind)
 
     # ---- in a worker -------------------------------------------------------------------------
 
@@ -229,6 +251,8 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
             },
             self._kv_cache_config.num_blocks,
         )
+        if self._worker is not None:
+            self._worker.close()
         self._worker = StoreWorker(
             self._options,
             self._shards[rank],
@@ -236,6 +260,14 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
             self._counters,
         )
         self._worker.start(memory)
+
+    def unregister_kv_caches(self) -> None:
+        if self._worker is not None:
+            self._worker.suspend()
+
+    def restore_kv_caches(self) -> None:
+        if self._worker is not None:
+            self._worker.resume()
 
     @property
     def _tp_size(self) -> int:

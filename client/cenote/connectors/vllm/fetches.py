@@ -12,9 +12,14 @@ for good, so that no request is fetched for twice (but anew after a preemption).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .pace import ComputePace
 
 __all__ = ["Fetch", "FetchLimits", "Found", "Outcome", "Phase", "Want"]
 
@@ -22,8 +27,11 @@ L = TypeVar("L")
 
 _LOOKUPS_MAX: Final = 3
 """A found prefix that waits for its turn until its lease has ended is looked up again, so often."""
-_GRACE_S: Final = 0.25
-"""For the workers' report of a transfer that they ended at its deadline."""
+_GRACE_SHARE: Final = 0.5
+_GRACE_MAX_S: Final = 0.25
+"""For the workers' report of a transfer that they ended at its deadline: so much of its time."""
+_LIMIT_LEAST_S: Final = 0.05
+"""Shorter, and a busy machine would fail loads that have nothing wrong with them."""
 
 
 class Phase(Enum):
@@ -69,9 +77,18 @@ class FetchLimits:
     hold_s: float
     """For how long bytes are kept for a request that gets no blocks."""
     gain_tokens_min: int
+    compute_share: float
+    """Of what computing takes, as far as that is known, a transfer may take so much; 0: it may take
+    longer than that."""
+    pace: ComputePace = field(default_factory=ComputePace)
 
-    def transfer_limit_s(self, size_bytes: int) -> float:
-        return self.transfer_s + size_bytes / self.bytes_per_s
+    def transfer_limit_s(self, size_bytes: int, gain_tokens: int) -> float:
+        """For a transfer that saves the computing of so many tokens."""
+        limit_s = self.transfer_s + size_bytes / self.bytes_per_s
+        compute_s = self.pace.compute_s(gain_tokens)
+        if not self.compute_share or compute_s is None:
+            return limit_s
+        return min(limit_s, max(_LIMIT_LEAST_S, self.compute_share * compute_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +99,8 @@ class Found(Generic[L]):
     lease: L | None
     end_s: float
     """Of the lease, on the caller's clock."""
-    on_disk: frozenset[tuple[int, int]] = frozenset()
-    """The blocks of it (`groups.Block`) that lie on an SSD."""
+    places: NDArray[np.uint8] | None = field(default=None, compare=False)
+    """Where the blocks of the main group lie (`places.MEMORY` ...), by their indices."""
 
 
 class Fetch(Generic[L]):
@@ -98,6 +115,8 @@ class Fetch(Generic[L]):
         """The engine had so many itself when the transfer began."""
         self.tokens = 0
         """Up to here the workers have the bytes."""
+        self.limit_s = 0.0
+        """What the transfer may take."""
         self.began_s = now_s
         self.wants: list[Want] = [Want.LOOK_UP]
         self._limits = limits
@@ -121,6 +140,7 @@ class Fetch(Generic[L]):
             self._end(Outcome.LOOKUP_FAILED)
         elif not found.tokens:
             self.found = found
+            self._leased = found.lease is not None  # of blocks that are of no use by themselves
             self._end(Outcome.MISS)
         else:
             self.found = found
@@ -149,8 +169,8 @@ class Fetch(Generic[L]):
 
     def _begin_transfer(self, now_s: float, have_tokens: int, size_bytes: int) -> None:
         assert self.found is not None
-        limit_s = self._limits.transfer_limit_s(size_bytes)
-        if self.found.tokens - have_tokens < self._limits.gain_tokens_min:
+        gain_tokens = self.found.tokens - have_tokens
+        if gain_tokens < self._limits.gain_tokens_min:
             self._end(Outcome.NO_GAIN)
         elif now_s > self.found.end_s and self._lookups == _LOOKUPS_MAX:
             self._end(Outcome.UNUSED)
@@ -163,7 +183,9 @@ class Fetch(Generic[L]):
         else:
             self.phase = Phase.STAGING
             self.from_tokens = have_tokens
-            self._until_s = now_s + limit_s + _GRACE_S
+            self.limit_s = self._limits.transfer_limit_s(size_bytes, gain_tokens)
+            grace_s = min(_GRACE_MAX_S, _GRACE_SHARE * self.limit_s)
+            self._until_s = now_s + self.limit_s + grace_s
             self.wants.append(Want.STAGE)
 
     def staged(self, now_s: float, tokens: int) -> None:

@@ -57,6 +57,12 @@ class Grouping:
         """One group of full attention: the present blocks of a prompt are a prefix."""
         return len(self.groups) == 1 and self.groups[0].kind == "full"
 
+    @property
+    def main(self) -> int:
+        """Number of the first group of full attention: its blocks are as many as the prompt's. -1:
+        there is none."""
+        return next((group.number for group in self.groups if group.kind == "full"), -1)
+
     def aligned(self, tokens: int) -> int:
         """The longest length up to `tokens` that can be resumed at."""
         return tokens // self.unit_tokens * self.unit_tokens

@@ -1,8 +1,8 @@
 """Keys of the pool: which object holds a block of one KV group, from one rank.
 
 A key is the engine's block hash, which stands for all tokens up to the block's end, then the group
-and the shard. Ranks that hold the same bytes (MLA, more ranks than KV heads) share a shard and
-divide the work of saving it.
+and the shard. Ranks that hold the same bytes, as vLLM says of MLA, share a shard and divide the
+work of saving it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
-__all__ = ["RankShard", "object_keys", "shards_of"]
+__all__ = ["RankShard", "key_suffixes", "object_keys", "shards_of"]
 
 _SUFFIX: Final = Struct(">BH")
 
@@ -45,11 +45,16 @@ def shards_of(tp_size: int, pp_size: int, tp_replicas: int) -> list[RankShard]:
     ]
 
 
+def key_suffixes(group: int, shards: Sequence[int]) -> list[bytes]:
+    """What the keys of a group's blocks end in, one for each of `shards`."""
+    return [_SUFFIX.pack(group, shard) for shard in shards]
+
+
 def object_keys(
     hashes: Sequence[bytes], groups: Sequence[int], shards: Sequence[int]
 ) -> list[bytes]:
     """Keys of blocks: block by block, and of each block all `shards`."""
-    suffixes = {group: [_SUFFIX.pack(group, shard) for shard in shards] for group in set(groups)}
+    suffixes = {group: key_suffixes(group, shards) for group in set(groups)}
     return [
         block_hash + suffix
         for block_hash, group in zip(hashes, groups, strict=True)

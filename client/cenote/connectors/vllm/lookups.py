@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cenote.api.errors import CenoteError
-from cenote.api.rows import OBJECT
 from cenote.api.types import AcquiredLease
 from cenote.client import Namespace
 from cenote.runtime.log import get_logger
@@ -22,6 +21,8 @@ from cenote.runtime.log import get_logger
 from .fetches import Found
 from .groups import Block, Grouping
 from .keys import object_keys
+from .places import HostView, by_index
+from .variants import Variant
 
 __all__ = ["Answer", "Lookup", "LookupThread", "find"]
 
@@ -42,6 +43,7 @@ class Lookup:
     hashes: list[bytes]
     limit_tokens: int
     until_s: float
+    variant: Variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ def find(
     shards: list[int],
     lookup: Lookup,
     lease_ttl_s: float,
+    view: HostView,
 ) -> Found[AcquiredLease]:
     """Ask, and lease what can be resumed from. Raises what the calls raise."""
     tokens = min(lookup.limit_tokens, len(lookup.hashes) * grouping.hash_tokens)
@@ -86,21 +89,8 @@ def find(
     if not lease.lease_id:
         return Found(found, None, began_s + _UNLEASED_S)
     margin_s = min(_LEASE_MARGIN_S, lease.ttl_s / 2)
-    on_ssd = space.calls.session.state.peers.on_ssd
-    disk = _on_disk(blocks, lease, len(shards), on_ssd) if on_ssd else frozenset[Block]()
-    return Found(found, lease, began_s + lease.ttl_s - margin_s, disk)
-
-
-def _on_disk(
-    blocks: list[Block], lease: AcquiredLease, shards: int, on_ssd: frozenset[int]
-) -> frozenset[Block]:
-    """The blocks of which a shard has no extent in memory."""
-    ends = np.cumsum(np.frombuffer(lease.objects, OBJECT)["extents"])
-    in_memory = ~np.isin(lease.extent_rows["segment"], np.array(sorted(on_ssd), np.uint32))
-    before = np.concatenate(([0], np.cumsum(in_memory)))
-    memory_extents = before[ends] - before[np.concatenate(([0], ends[:-1]))]
-    positions = np.flatnonzero(lease.present & (memory_extents == 0))
-    return frozenset(blocks[int(position) // shards] for position in positions)
+    places = by_index(blocks, view.places(space, lease, len(shards)), grouping.main)
+    return Found(found, lease, began_s + lease.ttl_s - margin_s, places)
 
 
 def _whole(blocks: list[Block], present: NDArray[np.bool_], shards: int) -> set[Block]:

@@ -49,6 +49,14 @@ class ConnectorOptions:
             help="for bytes to arrive, beside a second for each 200 MB; what is late is a miss",
         ),
     )
+    load_share: float = field(
+        default=0.5,
+        metadata=option(
+            minimum=0,
+            maximum=100,
+            help="of the time that computing takes, a load may take so much; 0: no such limit",
+        ),
+    )
     save_deadline_s: float = field(
         default=5.0,
         metadata=option(unit="duration", minimum=0.01, maximum=600, help="later is not saved"),
@@ -71,6 +79,13 @@ class ConnectorOptions:
         metadata=option(unit="duration", minimum=0.1, maximum=600, help="of what is being loaded"),
     )
     replicas: int = field(default=1, metadata=option(minimum=1, maximum=8, help="copies to place"))
+    layout: str = field(
+        default="BLHNC",
+        metadata=option(
+            help="of the KV cache on GPUs, as vLLM names it, where the attention backend has it; "
+            "'': vLLM's own choice"
+        ),
+    )
     transports: tuple[str, ...] = field(
         default=("shm", "rdma", "tcp"), metadata=option(help="in order of preference")
     )

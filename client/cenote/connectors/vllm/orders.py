@@ -60,6 +60,8 @@ class Orders:
     stages: list[StageOrder] = field(default_factory=list)
     loads: list[LoadOrder] = field(default_factory=list)
     saves: list[SaveOrder] = field(default_factory=list)
+    step: int = 0
+    """Its number, to be reported when it has ended; 0: nobody wants to know."""
 
 
 @dataclass(slots=True)
@@ -76,9 +78,12 @@ class Reports:
     """What workers have to say after a step."""
 
     staged: dict[int, StageReport] = field(default_factory=dict)
+    step: int = 0
+    """The step that has ended, if that was asked for."""
 
     def merge(self, other: Reports) -> None:
         """Take over what another rank says of the same step."""
+        self.step = max(self.step, other.step)
         for ticket, report in other.staged.items():
             mine = self.staged.get(ticket)
             if mine is None:

@@ -7,22 +7,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Protocol, final
+from dataclasses import replace
+from typing import Final, final
+
+import numpy as np
 
 from cenote.api.errors import Unavailable
 from cenote.api.types import AcquiredLease
+from cenote.client import Namespace
 from cenote.runtime.log import get_logger
 
 from .breaker import CircuitBreaker
 from .counters import Counters
 from .fetches import Fetch, FetchLimits, Found, Phase, Want
 from .groups import Block, Grouping
+from .keys import key_suffixes
 from .link import REFUSALS, PoolLink
 from .lookups import Lookup, LookupThread, find
 from .options import ConnectorOptions
 from .orders import LoadOrder, Orders, Reports, SpaceName, StageOrder, StageReport
+from .pace import ComputePace
+from .places import NOWHERE, SOURCES, HostView
+from .requests import Known, RequestLike
+from .residency import Change, ResidencyWatch
 from .saves import SaveProgress
+from .variants import Variant, Variants, with_suffix
 
 __all__ = ["RequestLike", "StoreScheduler"]
 
@@ -31,30 +40,6 @@ _BYTES_PER_S: Final = 200e6
 """Slower than this is not worth waiting for."""
 _HOLD_S: Final = 10.0
 _CLOSE_S: Final = 2.0
-
-
-class RequestLike(Protocol):
-    """What is read of a vLLM request."""
-
-    request_id: str
-    num_tokens: int
-    num_prompt_tokens: int
-    num_preemptions: int
-    block_hashes: Sequence[bytes]
-
-
-@dataclass(slots=True)
-class _Known:
-    """One request of the engine."""
-
-    request: RequestLike
-    shared: bool
-    """Whether its blocks may be found and saved."""
-    fetch: Fetch[AcquiredLease] | None = None
-    preemptions: int = 0
-    saves: SaveProgress = field(default_factory=SaveProgress)
-    disk_tokens: int = 0
-    """Of the tokens that are being loaded, those that an SSD gave."""
 
 
 @final
@@ -83,21 +68,27 @@ class StoreScheduler:
         self._space: SpaceName | None = None
         self._link = link
         self._counters = counters
+        self._pace = ComputePace()
         self._limits = FetchLimits(
             lookup_s=options.lookup_deadline_s,
             transfer_s=options.load_deadline_s,
             bytes_per_s=_BYTES_PER_S,
             hold_s=_HOLD_S,
             gain_tokens_min=options.load_min_tokens,
+            compute_share=options.load_share,
+            pace=self._pace,
         )
         self._breaker = CircuitBreaker()
         self._lookups = LookupThread(self._find)
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, Known] = {}
         self._fetches: dict[int, tuple[str, Fetch[AcquiredLease]]] = {}
         """By ticket, until over."""
         self._staging: dict[int, StageReport] = {}
         self._stage_blocks: dict[int, tuple[Block, ...]] = {}
         self._next_ticket = 1
+        self._variants = Variants()
+        self._view = HostView()
+        self._watch: ResidencyWatch | None = None
         self._orders = Orders()
         self._refused = False
 
@@ -107,6 +98,24 @@ class StoreScheduler:
         self._link.start()
         self._lookups.start()
         self._lookups.submit(self._name_space)
+
+    def watch_residency(self) -> int | None:
+        """Keep books of which blocks of a group of full attention are on this host, for
+        `residency_changes`. The group's number; None: there is no such group."""
+        number = self._grouping.main
+        if number < 0:
+            return None
+        suffixes = key_suffixes(number, self._shards)
+        self._watch = ResidencyWatch(number, suffixes, self._open, self._lookups.submit, self._view)
+        return number
+
+    def residency_changes(self) -> list[Change]:
+        """What has changed since the last call."""
+        return [] if self._watch is None else self._watch.poll(time.monotonic())
+
+    def _open(self, deadline_s: float) -> Namespace | None:
+        """In the lookups' thread."""
+        return None if self._space is None else self._link.space(self._space, deadline_s)
 
     def close(self) -> None:
         self._lookups.close(_CLOSE_S)
@@ -119,14 +128,53 @@ class StoreScheduler:
 
     # ---- requests ----------------------------------------------------------------------------
 
-    def new_request(self, request: RequestLike, shared: bool) -> None:
-        """It has come in: its prompt is looked up already, long before its turn."""
-        known = _Known(request, shared, preemptions=request.num_preemptions)
+    def new_request(self, request: RequestLike, adapter_path: str | None = None) -> None:
+        """It has come in: its prompt is looked up already, long before its turn.
+
+        `adapter_path`: where the adapter (LoRA) lies that it is for.
+        """
+        known = Known(request, self._variant(adapter_path), preemptions=request.num_preemptions)
         self._known[request.request_id] = known
-        if shared and self._options.load:
+        if self._options.load:
             self._begin(known)
 
-    def _begin(self, known: _Known) -> None:
+    def _variant(self, adapter_path: str | None) -> Variant:
+        variants = self._variants
+        variant = variants.of(adapter_path)
+        if variant.suffix is None:  # before its lookup, in the same thread
+            self._lookups.submit(lambda: variants.resolve(variant))
+        return variant
+
+    def reset(self) -> None:
+        """The engine's weights have changed in place: nothing that was saved before is found any
+        more by this engine. What others have, and do, is not touched."""
+        self._variants.renew()
+        if self._watch is not None:
+            self._watch.clear()
+        for known in self._known.values():
+            fetch, request = known.fetch, known.request
+            loading = fetch is not None and fetch.phase is Phase.LOADING
+            if fetch is not None:
+                fetch.abandon()
+                self._act(request.request_id, fetch)
+            if loading or request.num_computed_tokens:
+                known.stale_preemptions = request.num_preemptions
+            else:
+                self._renew(known)
+
+    def _renew(self, known: Known) -> None:
+        known.stale_preemptions = None
+        known.variant = self._variant(known.variant.adapter_path)
+        known.saves = SaveProgress()
+
+    def _stale(self, known: Known) -> bool:
+        """Whether some of its blocks are of weights that have been replaced."""
+        stale = known.stale_preemptions
+        if stale is not None and known.request.num_preemptions > stale:
+            self._renew(known)
+        return known.stale_preemptions is not None
+
+    def _begin(self, known: Known) -> None:
         """Look the prompt up, unless the pool does not answer anyway."""
         request = known.request
         now_s = time.monotonic()
@@ -140,7 +188,7 @@ class StoreScheduler:
     def matched_tokens(self, request: RequestLike, have_tokens: int) -> int | None:
         """How many tokens beyond `have_tokens` can be loaded at once; None: ask again."""
         known = self._known.get(request.request_id)
-        if known is None or not known.shared or not self._options.load:
+        if known is None or not self._options.load or self._stale(known):
             return 0
         self._collect()
         if known.fetch is None or (
@@ -177,19 +225,24 @@ class StoreScheduler:
                 )
             )
             self._counters.add("loaded_tokens", external_tokens)
-            known.disk_tokens = self._disk_tokens(fetch, blocks)
+            known.sources = self._sources(fetch, have_tokens)
+            for name, tokens in known.sources.items():
+                self._counters.add(f"loaded_from_{name}", tokens)
         self._act(request.request_id, fetch)
 
-    def _disk_tokens(self, fetch: Fetch[AcquiredLease], blocks: Iterable[Block]) -> int:
-        on_disk = fetch.found.on_disk if fetch.found is not None else frozenset()
-        number = next((g.number for g in self._grouping.groups if g.kind == "full"), -1)
-        count = sum(block in on_disk for block in blocks if block[0] == number)
-        return count * self._grouping.group(number).block_tokens if count else 0
+    def _sources(self, fetch: Fetch[AcquiredLease], have_tokens: int) -> dict[str, int]:
+        number = self._grouping.main
+        places = None if fetch.found is None else fetch.found.places
+        if places is None or number < 0:
+            return {}
+        size = self._grouping.group(number).block_tokens
+        counts = np.bincount(places[have_tokens // size : fetch.tokens // size], minlength=NOWHERE)
+        return {name: size * int(sum(counts[c] for c in codes)) for name, codes in SOURCES.items()}
 
-    def disk_tokens(self, request: RequestLike) -> int:
-        """Of the tokens that are being loaded for it, those that an SSD gave."""
+    def sources(self, request: RequestLike) -> dict[str, int]:
+        """Of the tokens that are being loaded for it, how many come from where."""
         known = self._known.get(request.request_id)
-        return 0 if known is None else known.disk_tokens
+        return {} if known is None else known.sources
 
     def finished(self, request_id: str) -> None:
         """The request has ended, whatever became of it."""
@@ -212,7 +265,10 @@ class StoreScheduler:
         `make_tables`: its block ids by group, None where it has none any more.
         """
         known = self._known.get(request_id)
-        if known is None or not known.shared or not self._saving:
+        if known is None or not self._saving or self._stale(known):
+            return
+        suffix = known.variant.suffix
+        if suffix is None:
             return
         if not self._options.save_output:
             computed_tokens = min(computed_tokens, known.request.num_prompt_tokens)
@@ -224,7 +280,18 @@ class StoreScheduler:
             return
         order = known.saves.advance(self._grouping, hashes, computed_tokens, tables, states)
         if order is not None:
-            self._orders.saves.append(order)
+            salted = replace(order, hashes=tuple(with_suffix(list(order.hashes), suffix)))
+            self._orders.saves.append(salted)
+            self._note(order.blocks, salted.hashes, order.hashes)
+
+    def _note(
+        self, blocks: Sequence[Block], key_hashes: Sequence[bytes], hashes: Sequence[bytes]
+    ) -> None:
+        """They may be on this host: see `watch_residency`."""
+        watch = self._watch
+        if watch is not None:
+            rows = zip(blocks, key_hashes, hashes, strict=True)
+            watch.note((key, own) for block, key, own in rows if block[0] == watch.number)
 
     @property
     def _saving(self) -> bool:
@@ -237,8 +304,8 @@ class StoreScheduler:
             and not self._breaker.is_open(time.monotonic())
         )
 
-    def take_orders(self) -> Orders:
-        """What the workers are to do with this step."""
+    def take_orders(self, tokens: int = 0) -> Orders:
+        """What the workers are to do with this step, which computes so many tokens."""
         self._collect()
         now_s = time.monotonic()
         for request_id, fetch in list(self._fetches.values()):
@@ -246,10 +313,13 @@ class StoreScheduler:
             self._act(request_id, fetch)
         orders, self._orders = self._orders, Orders()
         orders.space = self._space
+        orders.step = self._pace.began(now_s, tokens)
         return orders
 
     def reported(self, reports: Reports) -> None:
         """What workers said after a step."""
+        if reports.step:
+            self._pace.ended(time.monotonic(), reports.step)
         for ticket, report in reports.staged.items():
             before = self._staging.get(ticket)
             if before is not None:
@@ -315,7 +385,8 @@ class StoreScheduler:
             orders.drops.append(ticket)
 
     def _look_up(self, request_id: str, fetch: Fetch[AcquiredLease]) -> None:
-        request = self._known[request_id].request
+        known = self._known[request_id]
+        request = known.request
         now_s = time.monotonic()
         # The last token is computed in any case: it says what comes next.
         limit_tokens = self._grouping.aligned(request.num_tokens - 1)
@@ -328,7 +399,8 @@ class StoreScheduler:
             return
         hashes = list(request.block_hashes[: limit_tokens // self._grouping.hash_tokens])
         until_s = now_s + self._options.lookup_deadline_s
-        if not self._lookups.submit(Lookup(fetch.ticket, hashes, limit_tokens, until_s)):
+        lookup = Lookup(fetch.ticket, hashes, limit_tokens, until_s, known.variant)
+        if not self._lookups.submit(lookup):
             self._breaker.failed(now_s)
             fetch.looked_up(None)
 
@@ -336,9 +408,15 @@ class StoreScheduler:
         """In the lookups' thread."""
         if self._space is None:
             raise Unavailable("the model's namespace is not known yet")
+        suffix = lookup.variant.suffix
+        if suffix is None:  # an adapter that nobody knows
+            return Found(0, None, 0.0)
         began_s = time.monotonic()
+        lookup = replace(lookup, hashes=with_suffix(lookup.hashes, suffix))
         space = self._link.space(self._space, lookup.until_s - began_s)
-        found = find(space, self._grouping, self._shards, lookup, self._options.lease_ttl_s)
+        found = find(
+            space, self._grouping, self._shards, lookup, self._options.lease_ttl_s, self._view
+        )
         self._counters.observe("lookup", time.monotonic() - began_s)
         return found
 
@@ -367,16 +445,20 @@ class StoreScheduler:
 
     def _stage(self, request_id: str, fetch: Fetch[AcquiredLease]) -> None:
         assert fetch.found is not None
-        hashes = self._known[request_id].request.block_hashes
+        known = self._known[request_id]
+        hashes = known.request.block_hashes
         blocks = tuple(self._grouping.needed(fetch.found.tokens, fetch.from_tokens))
+        found = [self._grouping.hash_of(block, hashes) for block in blocks]
+        staged = tuple(with_suffix(found, known.variant.suffix or b""))
+        self._note(blocks, staged, found)
         self._stage_blocks[fetch.ticket] = blocks
         self._orders.stages.append(
             StageOrder(
                 fetch.ticket,
                 blocks,
-                tuple(self._grouping.hash_of(block, hashes) for block in blocks),
+                staged,
                 fetch.found.lease,
-                self._limits.transfer_limit_s(self._size_of(blocks)),
+                fetch.limit_s,
             )
         )
 

@@ -87,6 +87,12 @@ class CenotePromMetrics(KVConnectorPromMetrics):
             documentation="Prompts that were looked up, by what became of it.",
             labelnames=[*labelnames, "outcome"],
         )
+        self._sources = self._counter_cls(
+            name="vllm:cenote_loaded_tokens_by_source",
+            documentation="Tokens that were loaded, by where in the pool their blocks were: memory "
+            "of this host, of a peer, an SSD.",
+            labelnames=[*labelnames, "source"],
+        )
         self._durations = {
             name: self._histogram_cls(
                 name=f"vllm:cenote_{name}_seconds",
@@ -101,7 +107,10 @@ class CenotePromMetrics(KVConnectorPromMetrics):
         labels = self.per_engine_labelvalues[engine_idx]
         for name, value in (transfer_stats_data or {}).items():
             outcome = name.removeprefix("fetches_")
-            if outcome != name:
+            source = name.removeprefix("loaded_from_")
+            if source != name:
+                self._sources.labels(*labels, source).inc(value)
+            elif outcome != name:
                 self._fetches.labels(*labels, outcome).inc(value)
             elif name in self._counters:
                 self._counters[name].labels(*labels).inc(value)

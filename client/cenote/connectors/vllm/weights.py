@@ -17,11 +17,12 @@ from typing import Final
 
 import xxhash
 
-__all__ = ["WEIGHT_SUFFIXES", "weights_digest"]
+__all__ = ["WEIGHT_SUFFIXES", "adapter_digest", "files_identity", "weights_digest"]
 
 WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _CHUNK_BYTES: Final = 8 << 20  # hashing lets other threads run meanwhile
 _CACHE_VERSION: Final = 1
+_ADAPTER_CONFIG: Final = "adapter_config.json"
 
 
 def weights_digest(directory: Path, cache: Path | None = None) -> str | None:
@@ -38,6 +39,36 @@ def weights_digest(directory: Path, cache: Path | None = None) -> str | None:
     for path in files:
         whole.update(_file_digest(path, cache).encode() + b"\n")
     return whole.hexdigest()
+
+
+def adapter_digest(directory: Path, cache: Path | None = None) -> str | None:
+    """A digest of the adapter (LoRA) in `directory`: its weights, and how they are to be applied.
+    None where it can't be read. `cache`: see `weights_digest`."""
+    try:
+        config = json.loads((directory / _ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        weights = weights_digest(directory, cache)
+    except (OSError, ValueError):
+        return None
+    if weights is None or not isinstance(config, dict):
+        return None
+    config.pop("base_model_name_or_path", None)  # says where the model was, when it was trained
+    described = json.dumps([weights, config], sort_keys=True)
+    return hashlib.blake2b(described.encode(), digest_size=16).hexdigest()
+
+
+def files_identity(directory: Path) -> tuple[object, ...]:
+    """Which files an adapter in `directory` is, as the file system tells them apart; () for none.
+    It changes when one of them does."""
+    try:
+        paths = [*_weight_files(directory), directory / _ADAPTER_CONFIG]
+        return tuple((path.name, *_identity(path)) for path in paths)
+    except OSError:
+        return ()
+
+
+def _identity(path: Path) -> list[int]:
+    stat = path.stat()
+    return [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
 
 
 def _weight_files(directory: Path) -> Sequence[Path]:
@@ -57,10 +88,7 @@ def _default_cache() -> Path:
 
 
 def _file_digest(path: Path, cache: Path) -> str:
-    stat = path.stat()
-    identity = [
-        _CACHE_VERSION, stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns,
-    ]  # fmt: skip
+    identity = [_CACHE_VERSION, *_identity(path)]
     name = hashlib.blake2b(json.dumps(identity).encode(), digest_size=16).hexdigest()
     kept = cache / name
     with contextlib.suppress(OSError, UnicodeDecodeError):

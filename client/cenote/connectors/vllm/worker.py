@@ -89,6 +89,7 @@ class StoreWorker:
         self._rows: torch.Tensor | None = None
         self._slot_bytes = 0
         self._copies_here = False
+        self._suspended = False
         self._slots = Slots(0)
         self._lock = threading.Lock()
         """Of slots, what is staged, and what is to be reported."""
@@ -100,6 +101,8 @@ class StoreWorker:
         self._loaded: set[str] = set()
         self._failed: set[str] = set()
         self._reports = Reports()
+        self._step = 0
+        """Of the step under way, the number that is to be reported."""
         self._breaker = CircuitBreaker()
         self._threads: list[_JobThread] = []
 
@@ -108,7 +111,7 @@ class StoreWorker:
     def start(self, memory: BlockMemory) -> None:
         """`memory`: the KV cache."""
         self._memory = memory
-        self._copies_here = memory.device.type == "cpu"
+        self._copies_here = memory.device.is_host
         self._slot_bytes = -(-max(memory.block_bytes.values()) // 4096) * 4096
         self._start_mover()
         self._stager = _JobThread("cenote-stage")
@@ -123,6 +126,18 @@ class StoreWorker:
             thread.close(remaining_s(until_s))
         if self._mover is not None:
             self._mover.close()
+
+    def suspend(self) -> None:
+        """The KV cache's memory is about to go: nothing touches it from when this returns until
+        `resume`. Blocks that wait to be saved are in staging memory, and go on."""
+        self._suspended = True
+        idle = threading.Event()
+        if not self._loader.submit(idle.set) or not idle.wait(_CLOSE_S):
+            _log.error("a load did not end before the engine went to sleep")
+
+    def resume(self) -> None:
+        """The memory is there again, in the same place; what was in it, the engine knows."""
+        self._suspended = False
 
     def _start_mover(self) -> None:
         count = self._options.staging_bytes // self._slot_bytes
@@ -148,7 +163,8 @@ class StoreWorker:
         count = len(mover.array) // self._slot_bytes
         rows = torch.from_numpy(mover.array).view(count, self._slot_bytes)
         populate(mover.address, len(mover.array), write=True)  # else a step would pay for it
-        memory.pin(mover.address, len(mover.array))
+        if not memory.pin(mover.address, len(mover.array)):
+            _log.warning("staging memory can't be pinned: copies to and from the GPU take longer")
         with self._lock:
             self._rows, self._slots = rows, Slots(count)
 
@@ -159,6 +175,7 @@ class StoreWorker:
 
     def begin(self, orders: Orders) -> None:
         """Begin what the step orders, but for saves."""
+        self._step = orders.step
         for ticket in orders.drops:
             self._drop(ticket)
         for stage in orders.stages:
@@ -171,6 +188,8 @@ class StoreWorker:
                 )
             ):
                 self._report(stage, {}, 0)
+        if orders.loads and self._memory is not None:
+            self._memory.order_loads()
         for load in orders.loads:
             # On CPUs in this thread: a thread of ours that called torch would have a team of OpenMP
             # threads of its own, and with more threads than cores nobody's team spins any more,
@@ -184,7 +203,7 @@ class StoreWorker:
         """Copy the blocks that the step completed; they go to the pool afterwards."""
         space = orders.space
         for order in orders.saves:
-            if space is not None:
+            if space is not None and not self._suspended:
                 self._save(order, space)
 
     def take_loaded(self) -> tuple[set[str], set[str]]:
@@ -197,7 +216,8 @@ class StoreWorker:
     def take_reports(self) -> Reports | None:
         with self._lock:
             reports, self._reports = self._reports, Reports()
-        return reports if reports.staged else None
+        reports.step, self._step = self._step, 0
+        return reports if reports.staged or reports.step else None
 
     def _moves(self, batch: Batch) -> Answer:
         """Raises what `Mover` does."""
@@ -281,8 +301,9 @@ class StoreWorker:
             there = self._staged.pop(order.ticket, {})
         failed = True
         try:
-            self._copy_in(order, there)
-            failed = False
+            if not self._suspended:
+                self._copy_in(order, there)
+                failed = False
         except Exception:  # the engine must hear of it, or the request would wait for ever
             _log.exception("a prefix was not loaded")
         with self._lock:

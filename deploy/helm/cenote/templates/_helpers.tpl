@@ -111,10 +111,16 @@ etcd://{{ join "," $hosts }}/{{ $etcd.prefix }}
   valueFrom: {secretKeyRef: {name: {{ $etcd.auth.secretName }}, key: password}}
 {{- end }}
 {{- end }}
-{{- if $root.Values.auth.secretName }}
-- name: CENOTE_CLIENT_TOKEN_FILE  # of commands that are run in the pod
-  value: /etc/cenote/auth/admin.token
+{{- if not $root.Values.auth.insecure }}
+{{- $isNode := and (eq (index . 1) "CENOTE_STORE_") (not $root.Values.store.drain.onStop) }}
+- name: CENOTE_CLIENT_TOKEN_FILE  # of commands that are run in the pod: on nodes these look, and change nothing
+  value: /etc/cenote/auth/{{ ternary "store" "admin" $isNode }}.token
 {{- end }}
+{{- end -}}
+
+{{- /* The Secret with the pool's tokens. */ -}}
+{{- define "cenote.authSecret" -}}
+{{- .Values.auth.secretName | default (printf "%s-auth" (include "cenote.fullname" .)) -}}
 {{- end -}}
 
 {{- define "cenote.podIp" -}}

@@ -1,0 +1,386 @@
+"""Copies from memory to SSD: which objects get one, and when that is ordered.
+
+With every tick, and with each heartbeat that tells of copies that have ended: a device that is fast
+is given the next ones at once, and not when a tick comes. Between two ticks no more is ordered than
+`COPIES_PER_TICK`, for all nodes together, since it holds requests up.
+
+The coldest objects are looked for in whole columns, for all nodes at once, and then wait in a queue
+for each node. Most of them are of one kind (one extent, in memory), and are ordered as a batch that
+takes one run of the device.
+
+"Coldest" is by the age of stamps here, whatever the policy: `EvictionPolicy.victims` takes it that
+those it names go, and moves others along its queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cenote.api.rows import COPY, UNIT_BYTES
+from cenote.policy.endurance import is_admitted, is_spared
+from cenote.policy.lru import oldest_first
+
+from .copies import CopyRow, begin_copy, order_copies
+from .nodes import Node
+from .object_columns import COPIED, COPYING, PARTIAL, TOUCHED, UNCOPYABLE
+from .objects import LIVE
+from .pool import Pool, Rows
+from .segments import DRAM, Segment
+from .spans import SEGMENT_MASK, pack_span, segments_of
+from .ssd_room import RUN_SHARE_MAX, take_on_ssd, take_run_on_ssd
+from .tier_tables import ColdQueue, Copy
+from .twins import Sharing, are_shared, find_twin, may_have_twins, note_known
+from .victims import evictable_mask
+
+__all__ = ["budget_of", "demote", "demote_more", "memory_of", "note_allowances"]
+
+COPIES_PER_TICK = 2_048
+"""Some 3 us each, of those that are ordered as a batch."""
+COPIES_AT_ONCE = 256
+ODD_COPIES_AT_ONCE = 128
+"""Of those that are not: some 12 us each."""
+CANDIDATES_MAX = 16_384
+CANDIDATES_S_MIN, CANDIDATES_ROW_S = 0.01, 50e-9
+"""How often the coldest objects are looked for: that reads whole columns, so it depends on how long
+they are."""
+_BLOCK_BYTES = 4_096
+"""Of an SSD."""
+_UNWANTED = UNCOPYABLE | PARTIAL
+_SSD_REPLICA_MIN = 1
+"""Numbers of replicas on an SSD; 0 is for one in memory."""
+_EPOCH_MASK = np.uint64(0xFFFF_FFFF)
+
+Disks = dict[int, list[Segment]]
+"""Node id -> its segments on SSDs that may be written to."""
+
+
+def memory_of(pool: Pool, node: Node) -> list[Segment]:
+    """A node's segments in memory that are in use."""
+    segments = (pool.segments.by_id[i] for i in node.segment_ids)
+    return [s for s in segments if s.tier == DRAM and s.is_usable]
+
+
+def budget_of(pool: Pool, node: Node, now_s: float) -> int:
+    """Units that may be ordered for a node now."""
+    if pool.copies.retry_at_s.get(node.node_id, 0.0) > now_s:
+        return 0
+    memory = sum(s.capacity_units for s in memory_of(pool, node))
+    most = min(pool.config.copying_bytes_max // UNIT_BYTES, memory >> 2)
+    return most - pool.copies.units_by_node.get(node.node_id, 0)
+
+
+def note_allowances(pool: Pool, disks: Iterable[int]) -> None:
+    """What devices whose writes have a budget may be written in this tick."""
+    allowances = {}
+    for node_id in disks:
+        counters = pool.nodes.by_id[node_id].counters
+        if counters.ssd_write_budget_bytes:
+            # Copies under way may be charged there already, or not.
+            under_way = pool.copies.units_by_node.get(node_id, 0) * UNIT_BYTES
+            allowances[node_id] = counters.ssd_write_allowance_bytes - under_way
+    pool.tiers.allowances = allowances
+    pool.tiers.has_budgets = bool(allowances)
+
+
+# ---- turns ----------------------------------------------------------------------------------
+
+
+def demote(pool: Pool, disks: Disks, budgets: dict[int, int], now_s: float) -> None:
+    """A tick's worth. `budgets`: units that each node may be told to copy."""
+    tiers = pool.tiers
+    tiers.left, tiers.disk_nodes = COPIES_PER_TICK, tuple(disks)
+    if any(budgets[node_id] > 0 and tiers.is_idle(node_id) for node_id in disks):
+        _look_if_due(pool, now_s)
+    for node_id, segments in disks.items():
+        _demote_of(pool, pool.nodes.by_id[node_id], segments, budgets[node_id])
+
+
+def demote_more(pool: Pool, node: Node, now_s: float) -> None:
+    """Some copies of this node have ended: order the next ones."""
+    # Where writes have a budget, ticks are soon enough.
+    if node.node_id not in pool.tiers.disk_nodes or node.counters.ssd_write_budget_bytes:
+        return
+    here = (pool.segments.by_id[i] for i in node.segment_ids)
+    segments = [s for s in here if s.tier != DRAM and s.is_usable]
+    budget = budget_of(pool, node, now_s)
+    if not segments or budget <= 0:
+        return
+    if pool.tiers.is_idle(node.node_id):
+        _look_if_due(pool, now_s)
+    _demote_of(pool, node, segments, budget)
+
+
+def _demote_of(pool: Pool, node: Node, segments: list[Segment], budget: int) -> None:
+    """Of this node's queue as much as its budget takes, and the bounds."""
+    queue = pool.tiers.cold.get(node.node_id)
+    if queue is None:
+        return
+    turn = _Turn(pool, node, segments, budget)
+    while turn.goes_on and not queue.is_empty:
+        start = queue.at
+        rows, positions, is_plain = _next_of(pool, node, queue, turn.left)
+        if not len(rows):
+            continue
+        # As many as are of one kind.
+        alike = int(np.argmax(is_plain != is_plain[0])) or len(rows)
+        count = turn.order_plain(rows[:alike]) if is_plain[0] else 0
+        count = count or turn.order_odd(rows[:alike])
+        if count < len(rows):  # the rest keeps its place
+            queue.at = start + int(positions[count])
+    if turn.is_declined:
+        queue.clear()
+    turn.send()
+
+
+def _next_of(
+    pool: Pool, node: Node, queue: ColdQueue, count: int
+) -> tuple[Rows, NDArray[np.int64], NDArray[np.bool_]]:
+    """Of the next so many of a queue: those that still are to be copied, which ones of them these
+    were, and whether each has one extent, in this node's memory, that no other holds."""
+    rows, stamps = queue.take(count)
+    states = pool.state.take(rows)
+    good = (pool.stamp.take(rows) == stamps) & ((states & np.uint8(LIVE)) != 0)
+    good &= (states & np.uint8(COPYING | _UNWANTED)) == 0
+    positions = np.flatnonzero(good)
+    rows = rows[positions]
+    segments = pool.extent_words.take(rows * 4) & SEGMENT_MASK
+    is_plain = np.isin(segments, node.segment_ids) & ~pool.segments.on_ssd[segments]
+    is_plain &= pool.objects.extents[rows] == 1
+    if may_have_twins(pool, node):
+        is_plain &= ~are_shared(pool, rows)
+    return rows, positions, is_plain
+
+
+class _Turn:
+    """What is ordered for one node at one time."""
+
+    __slots__ = ("_budget", "_node", "_odd_left", "_orders", "_pool", "_segments", "is_declined")
+
+    def __init__(self, pool: Pool, node: Node, segments: list[Segment], budget: int) -> None:
+        self._pool = pool
+        self._node = node
+        self._segments = segments
+        self._budget = budget
+        self._odd_left = ODD_COPIES_AT_ONCE
+        self._orders: list[NDArray[np.void]] = []
+        self.is_declined = False
+        """The next one is not worth a write, and nor are those behind it, most likely: they are to
+        be looked for anew, without such."""
+
+    @property
+    def left(self) -> int:
+        """How many may still be ordered."""
+        return min(self._pool.tiers.left, COPIES_AT_ONCE - sum(len(o) for o in self._orders))
+
+    @property
+    def goes_on(self) -> bool:
+        return self._budget > 0 and self._odd_left > 0 and self.left > 0
+
+    def send(self) -> None:
+        """Tell the node."""
+        if self._orders:
+            order_copies(self._pool, self._node, np.concatenate(self._orders))
+
+    def _note(self, ordered: NDArray[np.void], copies: int, units: int) -> None:
+        self._orders.append(ordered)
+        self._budget -= units
+        self._pool.tiers.left -= copies
+
+    def order_plain(self, rows: Rows) -> int:
+        """Of objects with one extent, in memory, as many as there is room for at once; how many."""
+        pool, node = self._pool, self._node
+        if pool.quotas.active or node.node_id in pool.tiers.allowances:
+            return 0
+        units = pool.extent_words.take(rows * 4 + 3).astype(np.int64)
+        sums = np.cumsum(self._segments[0].round_up(units))
+        most = max(s.capacity_units for s in self._segments) // RUN_SHARE_MAX
+        within = int(np.searchsorted(sums, self._budget)) + 1
+        count = min(within, int(np.searchsorted(sums, most, "right")), len(rows))
+        if not count:
+            return 0
+        rows = rows[:count]
+        taken = take_run_on_ssd(pool, self._segments, units[:count])
+        if taken is None:
+            return 0
+        segment, offsets, slots, units = taken
+        spans = np.empty((count, 4), np.uint32)
+        sources = pool.extent_words.reshape(-1, 4)[rows]
+        replica = np.where((sources[:, 0] >> 16) & 0xFF == _SSD_REPLICA_MIN, 2, _SSD_REPLICA_MIN)
+        spans[:, 0] = segment.segment_id | replica << 16
+        spans[:, 1], spans[:, 2], spans[:, 3] = slots, offsets, units
+        ids, records = pool.copies.new_ids(count), pool.records_of(rows)
+        ordered = np.zeros(count, COPY)
+        ordered["copy_id"] = np.arange(ids, ids + count, dtype=np.uint64)
+        ordered["source_seq"] = records[:, 2]
+        ordered["source_epoch"] = epochs = (records[:, 3] & _EPOCH_MASK).astype(np.uint32)
+        ordered["source_segment"] = sources[:, 0] & SEGMENT_MASK
+        ordered["source_slot"] = sources[:, 1]
+        ordered["target_offset"] = spans[:, 2].astype(np.uint64) * np.uint64(UNIT_BYTES)
+        ordered["target_length"] = spans[:, 3].astype(np.uint64) * np.uint64(UNIT_BYTES)
+        ordered["target_segment"], ordered["target_slot"] = segment.segment_id, slots
+        ordered["target_replica"] = replica
+        pool.state[rows] |= np.uint8(COPYING)
+        words, seqs = pool.digests_of(rows).tolist(), records[:, 2].tolist()
+        for i, ((low, high), epoch, seq) in enumerate(
+            zip(words, epochs.tolist(), seqs, strict=True)
+        ):
+            pool.copies.add(
+                Copy(ids + i, segment.node, low, high, epoch, seq, segment, spans[i : i + 1], False)
+            )
+        self._note(ordered, count, int(units.sum()))
+        return count
+
+    def order_odd(self, rows: Rows) -> int:
+        """Of any objects, one by one; how many were seen to."""
+        pool = self._pool
+        rows = rows[: self._odd_left]
+        orders: list[CopyRow] = []
+        copies, spent, seen = 0, 0, 0
+        for row, words in zip(rows.tolist(), pool.digests_of(rows).tolist(), strict=True):
+            if spent >= self._budget:
+                break
+            units, parts = self._order_one(row, words)
+            if units < 0:
+                self._budget = 0  # not for another one either, now
+                break
+            seen += 1
+            if parts:
+                orders += parts
+                copies, spent = copies + 1, spent + units
+        self._odd_left -= seen
+        if orders:
+            self._note(np.array(orders, COPY), copies, spent)
+        return seen
+
+    def _order_one(self, row: int, digest: list[int]) -> tuple[int, list[CopyRow]]:
+        """(units, COPY rows), without any where it is to have no copy on this node; units are below
+        0 where there is no room, or it is not worth a write now."""
+        pool, node = self._pool, self._node
+        extents = pool.objects.extents_of_one(row)
+        by_id, on_ssd = pool.segments.by_id, pool.segments.on_ssd
+        replicas = sorted({extent[1] for extent in extents})
+        if any(extent[0] not in by_id or on_ssd[extent[0]] for extent in extents):
+            return 0, []
+        for number in replicas:
+            here = [extent for extent in extents if extent[1] == number]
+            # Of one that is striped over nodes, none of them has it whole.
+            if any(by_id[extent[0]].node is not node for extent in here):
+                continue
+            twin = find_twin(pool, row, here, self._segments.__contains__)
+            if twin is Sharing.PENDING:
+                continue  # it is looked for again
+            units = sum(extent[5] for extent in here) if twin is None else 0
+            if not _is_worth_it(pool, node, units, was_reused=bool(pool.state[row] & TOUCHED)):
+                self.is_declined = True
+                return -1, []
+            if twin is not None:
+                target = twin.hold()
+            else:
+                owner = int(pool.incarnations_of(np.array([row]))[0])
+                target = take_on_ssd(pool, self._segments, units, owner)
+            if target is None:
+                return -1, []
+            segment, slot, offset, length = target
+            free = next(n for n in range(_SSD_REPLICA_MIN, 256) if n not in replicas)
+            span = pack_span(segment.segment_id, free, slot, offset, length)
+            parts = begin_copy(pool, row, digest, segment, here, span, twin, is_promotion=False)
+            return units and length, parts
+        return 0, []
+
+
+def _is_worth_it(pool: Pool, node: Node, units: int, *, was_reused: bool) -> bool:
+    """Whether a copy of so many units may be written to a node's device, for the sake of its
+    budget; it is taken off this tick's allowance."""
+    allowance = pool.tiers.allowances.get(node.node_id)
+    if allowance is None:
+        return True
+    # Its last block is filled up, and a page of slots is written with it.
+    size = (-(-units * UNIT_BYTES // _BLOCK_BYTES) + 1) * _BLOCK_BYTES
+    budget = node.counters.ssd_write_budget_bytes
+    if not is_admitted(size, budget, allowance, was_reused=was_reused):
+        return False
+    pool.tiers.allowances[node.node_id] = allowance - size
+    return True
+
+
+# ---- what is cold ---------------------------------------------------------------------------
+
+
+def _look_if_due(pool: Pool, now_s: float) -> None:
+    rest_s = max(CANDIDATES_S_MIN, CANDIDATES_ROW_S * pool.objects.high_water)
+    if now_s - pool.tiers.looked_at_s >= rest_s:
+        pool.tiers.looked_at_s = now_s
+        _look_for_cold(pool, pool.tiers.disk_nodes)
+
+
+def _look_for_cold(pool: Pool, node_ids: tuple[int, ...]) -> None:
+    """Fill the queues with the coldest objects of memory that have no copy on an SSD: of so much of
+    what is used as there would be if only a share of memory were free."""
+    tiers = pool.tiers
+    tiers.cold, tiers.cold_until = {}, 0
+    column = np.zeros(len(pool.segments.readable), np.bool_)
+    capacity = used = 0
+    for node_id in node_ids:
+        for segment in memory_of(pool, pool.nodes.by_id[node_id]):
+            column[segment.segment_id] = True
+            capacity += segment.capacity_units
+            used += segment.used_units
+    wanted = used - int(capacity * (1 - pool.config.demote_share))
+    if wanted <= 0:
+        return
+    end = pool.objects.high_water
+    mask = evictable_mask(pool, column)
+    # As many as have so much of it, if they are of the usual size.
+    count = min(-(-wanted * int(np.count_nonzero(mask)) // max(1, used)), CANDIDATES_MAX)
+    rows = oldest_first(pool.stamp[:end], np.flatnonzero(mask), count)
+    if not len(rows):
+        return
+    counts, spans = pool.spans_of(rows)
+    has_copy = np.zeros(len(rows), np.bool_)
+    owner = np.repeat(np.arange(len(rows)), counts)
+    has_copy[owner[pool.segments.on_ssd[segments_of(spans)]]] = True
+    pool.state[rows[has_copy]] |= np.uint8(COPIED)
+    if any(may_have_twins(pool, pool.nodes.by_id[node_id]) for node_id in node_ids):
+        note_known(pool, rows, has_copy)
+    tiers.cold_until = int(pool.stamp[rows[-1]])
+    has_copy |= (pool.state.take(rows) & np.uint8(COPYING | _UNWANTED)) != 0
+    if tiers.has_budgets:
+        has_copy |= _is_declined(pool, rows)
+    _queue_up(pool, node_ids, rows[~has_copy])
+
+
+def _queue_up(pool: Pool, node_ids: tuple[int, ...], rows: Rows) -> None:
+    """These are to be copied, each to the SSD of a node that has it."""
+    tiers = pool.tiers
+    if len(node_ids) == 1:
+        tiers.cold = {node_id: ColdQueue(rows, pool.stamp.take(rows)) for node_id in node_ids}
+        return
+    counts, spans = pool.spans_of(rows)
+    nodes = np.zeros(len(pool.segments.readable), np.int64)
+    for node_id in node_ids:
+        nodes[pool.nodes.by_id[node_id].segment_ids] = node_id
+    # Of its extents the first on such a node.
+    owner, where = np.repeat(np.arange(len(rows)), counts), nodes[segments_of(spans)]
+    first = np.zeros(len(rows), np.int64)
+    first[owner[where > 0][::-1]] = where[where > 0][::-1]
+    order = np.argsort(first, kind="stable")
+    begins = np.searchsorted(first[order], node_ids, "left")
+    ends = np.searchsorted(first[order], node_ids, "right")
+    for node_id, begin, end in zip(node_ids, begins.tolist(), ends.tolist(), strict=True):
+        mine = rows[order[begin:end]]
+        tiers.cold[node_id] = ColdQueue(mine, pool.stamp.take(mine))
+
+
+def _is_declined(pool: Pool, rows: Rows) -> NDArray[np.bool_]:
+    """Which of them are not worth a write now: on a node that spares its device, and not asked for
+    since they were put."""
+    spared = np.zeros(len(pool.segments.readable), np.bool_)
+    for node_id, allowance in pool.tiers.allowances.items():
+        node = pool.nodes.by_id[node_id]
+        spared[node.segment_ids] = is_spared(node.counters.ssd_write_budget_bytes, allowance)
+    declined: NDArray[np.bool_] = spared[pool.extent_words.take(rows * 4) & SEGMENT_MASK]
+    declined &= (pool.state.take(rows) & TOUCHED) == 0
+    return declined
