@@ -125,8 +125,11 @@ class SimDisk:
         """What a read finds."""
         self.durable = bytearray(self.size_bytes)
         """What a power cut leaves, at least."""
-        self._loose: dict[int, None] = {}
-        """Sectors in which the two may differ."""
+        self._loose: dict[int, int] = {}
+        """Sectors in which the two may differ, and the number of the last write to each."""
+        self._kept: dict[int, int] = {}
+        """By sector: the number of the write that is durable. Flushes may overlap."""
+        self._landed = 0
         self._flipped: list[int] = []
         self.weather = DiskWeather()
         self.file: DiskFile | None = None
@@ -197,21 +200,24 @@ class SimDisk:
         first, last = len(self.content), 0
         for address, offset in pieces:
             self.content[offset : offset + SECTOR_BYTES] = MEMORY[address : address + SECTOR_BYTES]
-            self._loose[offset // SECTOR_BYTES] = None
+            self._landed += 1
+            self._loose[offset // SECTOR_BYTES] = self._landed
             first, last = min(first, offset), max(last, offset + SECTOR_BYTES)
         if first < self.plan.data_at and last > _SLOTS_AT:
             self._check_slots(before)
 
     def flush(self) -> None:
         """What was written before it began is durable when it ends."""
-        held = {sector: self._sector(sector) for sector in self._loose}
+        held = [(sector, number, self._sector(sector)) for sector, number in self._loose.items()]
         if self._begin("flush", self.weather.flush_errors):
             raise self._error("flush")
-        for sector, data in held.items():
-            start = sector * SECTOR_BYTES
-            self.durable[start : start + SECTOR_BYTES] = data
-            if self._sector(sector) == data:
-                self._loose.pop(sector, None)
+        for sector, number, data in held:
+            if number > self._kept.get(sector, 0):
+                start = sector * SECTOR_BYTES
+                self.durable[start : start + SECTOR_BYTES] = data
+                self._kept[sector] = number
+            if self._loose.get(sector) == number:
+                del self._loose[sector]
 
     def _sector(self, number: int) -> bytes:
         return bytes(self.content[number * SECTOR_BYTES : (number + 1) * SECTOR_BYTES])
