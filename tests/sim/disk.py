@@ -40,6 +40,7 @@ _SLOTS_AT: Final = 64 << 10
 QUICK_S: Final = 100e-6
 _STOPS: Final = (0, 0, 1, 2)
 """How often others get on while one write lands."""
+_SLICE_S: Final = 0.25
 _KEPT: Final = (0.0, 0.3, 0.7, 1.0)
 """Of what was not flushed, the share that a power cut leaves."""
 
@@ -136,6 +137,8 @@ class SimDisk:
         self.on_request: Callable[[str], float] = lambda what: 0.0
         """The moment before a request takes effect: faults like it. Tells how much later than
         otherwise that is."""
+        self.is_well = False
+        """All faults have ended: nothing takes long any more, whatever was to."""
         self.crawl_s: dict[str, float] = {}
         """By kind of request: how much longer the next one takes."""
         self.counts = {"read": 0, "write": 0, "flush": 0, "failed": 0, "torn": 0}
@@ -159,7 +162,13 @@ class SimDisk:
         dice = self._loop.dice
         self.counts[what] += 1
         crawl_s = self.on_request(what) + self.crawl_s.pop(what, 0.0)
-        self._loop.sleep(crawl_s + dice.expovariate(1 / self.weather.latency_s))
+        left_s = crawl_s + dice.expovariate(1 / self.weather.latency_s)
+        while left_s > 0 and not self.is_well:
+            step_s = min(left_s, _SLICE_S)
+            self._loop.sleep(step_s)
+            left_s -= step_s
+        if self.is_well:
+            self._loop.sleep(QUICK_S)
         fails = dice.random() < error_share
         self.counts["failed"] += fails
         return fails
