@@ -23,19 +23,20 @@ WITH_TIERS = ALL_FAULTS | {TIERS}
 CLEAN_SEEDS = 40
 PER_TEST = 20
 NOTICED_AT = {
+    "changes are mixed up": 1,
     "disks are leased": 4,
-    "failed writes count": 12,
-    "pins are overlooked": 6,
-    "pulls are not proven": 16,
+    "failed writes count": 61,
+    "pins are overlooked": 4,
     "slots are not flushed": 1,
+    "versions are not compared": 1,
 }
 """As in `test_sim.py`: where to begin, to save time."""
 
 
-def _pull_of_before(path: Path) -> None:
+def _with_two(scenario: Callable[[test_puller.Two], None], path: Path) -> None:
     two = test_puller.Two(path)
     try:
-        test_puller.test_nothing_of_an_earlier_leader_lands(two)
+        scenario(two)
     finally:
         two.close()
 
@@ -43,9 +44,15 @@ def _pull_of_before(path: Path) -> None:
 RARE: dict[str, Callable[[Path], None]] = {
     "copies outlive tenures": test_ssd_faults.test_copies_of_an_earlier_leader_do_not_land,
     "demotions are not proven": test_ssd.test_a_source_that_changed_makes_no_copy,
-    "pulls outlive tenures": _pull_of_before,
+    "pulls are not proven": partial(
+        _with_two, test_puller.test_what_is_not_what_was_sealed_becomes_no_slot
+    ),
+    "pulls outlive tenures": partial(
+        _with_two, test_puller.test_nothing_of_an_earlier_leader_lands
+    ),
 }
-"""No seed is known that notices these, of the first 29 to 70; a scenario of its own does."""
+"""No seed is known that notices these now, of the first 29 to 70 (as the simulator was an hour
+before, seed 16 noticed pulls that are not proven); a scenario of its own does."""
 
 
 @pytest.mark.parametrize("first", range(0, CLEAN_SEEDS, PER_TEST))
