@@ -36,7 +36,6 @@ MIB = 1 << 20
 BLOCK = 5 * MIB // 2
 BATCH = 64
 SMALL = 64 << 10
-DRAM = 512 * MIB
 FLUSH_BYTES = 32 * MIB
 """As the daemon has it, for the second way fio writes."""
 POLL_S = 0.008
@@ -145,8 +144,8 @@ class Spent:
 
 
 class Bench:
-    def __init__(self, pool: LocalPool, client: Client, path: Path) -> None:
-        self.pool, self.client, self.path = pool, client, path
+    def __init__(self, pool: LocalPool, client: Client, path: Path, dram_bytes: int) -> None:
+        self.pool, self.client, self.path, self.dram_bytes = pool, client, path, dram_bytes
         self.buffer = client.alloc(BATCH * BLOCK)
         self.buffer.array[:] = np.random.default_rng(1).integers(0, 255, BATCH * BLOCK, np.uint8)
         self.rows: dict[str, list[tuple[float, ...]]] = {}
@@ -190,14 +189,16 @@ class Bench:
         keys = [f"{size}-{number}-{i}" for i in range(count)]
         fio = self.fio("randwrite", size, 16)
         with open_admin(self.pool.lane, self.pool.grpc, 10.0) as admin:
-            before = at_first = admin.status().demoted_bytes
+            copied = before = at_first = admin.status().demoted_bytes
             began_s, spent = 0.0, Spent(self.pool)
             per_call = max(1, 16 * MIB // size)
             for first in range(0, count, per_call):
                 self.put(keys[first : first + per_call], size)
-                goal = before + (first + per_call) * size - DRAM * 7 // 10
-                while (copied := admin.status().demoted_bytes) < goal:
-                    time.sleep(POLL_S)
+                goal = before + (first + per_call) * size - self.dram_bytes * 7 // 10
+                while copied < goal:  # as far as is known: to ask is not free either
+                    copied = admin.status().demoted_bytes
+                    if copied < goal:
+                        time.sleep(POLL_S)
                 if not began_s and copied > before:
                     at_first, began_s, spent = copied, time.monotonic(), Spent(self.pool)
             written = admin.status().demoted_bytes - at_first
@@ -209,7 +210,7 @@ class Bench:
     def drain(self, number: int, size: int) -> None:
         """Fill memory at once, then watch how fast what is cold of it is copied, with nobody
         putting meanwhile: what the daemon makes of the device."""
-        count = DRAM * 9 // 10 // size
+        count = self.dram_bytes * 9 // 10 // size
         keys = [f"drain-{size}-{number}-{i}" for i in range(count)]
         per_call = max(1, 16 * MIB // size)
         fio = self.fio("randwrite", size, 16)
@@ -227,12 +228,14 @@ class Bench:
                     cpu = spent.per_gb(last - before)
                 time.sleep(POLL_S)
         written, took_s = last - before, changed_s - began_s
-        assert written > DRAM // 8, f"{written} bytes were left to copy"
+        if written < self.dram_bytes // 8:
+            print(f"  {size >> 10} KiB, alone: nearly all was copied while memory was filled")
+            return
         self.note(f"write-back {size >> 10} KiB, alone", written / took_s / 1e9, fio, cpu)
 
     def evict_memory(self) -> None:
         """Fill memory with something else, so that what was put is on the SSD alone."""
-        for number in range(2 * DRAM // (8 * BLOCK)):
+        for number in range(2 * self.dram_bytes // (8 * BLOCK)):
             self.put([f"filler-{time.monotonic_ns()}-{number}-{i}" for i in range(8)], BLOCK)
             time.sleep(0.03)
 
@@ -267,7 +270,7 @@ def run(options: argparse.Namespace) -> None:
     cases, sizes = options.cases.split(","), options.sizes.split(",")
     plan = PoolPlan(
         nodes=1,
-        dram_bytes=DRAM,
+        dram_bytes=options.dram_mib * MIB,
         ssd_directory=options.directory,
         ssd_bytes=3 << 30,
         ssd_object_bytes=SMALL,
@@ -281,7 +284,7 @@ def run(options: argparse.Namespace) -> None:
         write_all(path.with_name("fio"), 0, 1 << 30)
         for kind in options.transports.split(","):
             with Client(pool.lane, transports=(kind,), deadline_s=60.0) as client:
-                bench = Bench(pool, client, path)
+                bench = Bench(pool, client, path, options.dram_mib * MIB)
                 for number in range(options.rounds):
                     for name, size, count in (
                         ("large", BLOCK, 6 * BATCH),
@@ -315,6 +318,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--transports", default="shm,tcp")
     parser.add_argument("--cases", default="drain,puts,reads", help="reads need puts")
+    parser.add_argument("--dram-mib", type=int, default=512, help="of memory")
     parser.add_argument("--sizes", default="large,small")
     run(parser.parse_args())
 

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from cenote.api.rows import COPIED, COPY
+from cenote.api.rows import COPIED, COPY, EXTENT, CopyStatus
+from cenote.runtime.memory import address_of
 from cenote.store.copier import Copier
-from cenote.store.device import Device, open_device
+from cenote.store.device import BLOCK_BYTES, Device, open_device
 from cenote.store.dram import DramSegment
 from cenote.store.endurance import Endurance
 from cenote.store.node_files import NodeFiles
@@ -30,7 +31,17 @@ from faulty_device import FaultyDevice
 from slot_rows import Sealed, seal_arguments
 from waiting import wait_until
 
-__all__ = ["DRAM_ID", "SSD_ID", "SsdNode", "payload_of"]
+__all__ = [
+    "DRAM_ID",
+    "LONG_KEY",
+    "SIZES",
+    "SSD_ID",
+    "SsdNode",
+    "fill",
+    "payload_of",
+    "read",
+    "rows_of",
+]
 
 MIB = 1 << 20
 DRAM_ID, SSD_ID = 11, 12
@@ -213,3 +224,47 @@ class SsdNode:
     def table_slots(self) -> list[int]:
         """Slots that are sealed on the SSD."""
         return [int(s) for rows in self.ssd.table.inventory(0) for s in rows["slot"]]
+
+
+LONG_KEY = bytes(range(200))
+
+
+def rows_of(*places: tuple[int, int]) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+    rows = np.zeros(len(places), EXTENT)
+    rows["segment"] = SSD_ID
+    for i, (offset, length) in enumerate(places):
+        rows["offset"][i], rows["length"][i] = offset, length
+    return rows
+
+
+def read(node: SsdNode, places: list[tuple[int, int]], *, shm: bool) -> list[bytes]:
+    channel = node.channel(shm=shm)
+    buffers = [bytearray(length) for _, length in places]
+    addresses = np.array([address_of(b) for b in buffers], np.uint64)
+    statuses = channel.read(rows_of(*places), addresses, 10.0)
+    assert not statuses.any()
+    one = bytearray(places[0][1])
+    status, _ = channel.read_one(SSD_ID, *places[0], address_of(one), 10.0, checksum=False)
+    assert status == 0
+    # Of what can't be read, more of a long request is zeros.
+    assert one == buffers[0] or node.ssd.disk.counters.errors
+    return [bytes(buffer) for buffer in buffers]
+
+
+SIZES = [1, 4096, 5000, MIB, MIB + 5, 5 * MIB // 2, 100]
+
+
+def fill(node: SsdNode) -> list[tuple[bytes, int]]:
+    """Objects of all sizes, copied to the SSD: (bytes, offset there)."""
+    at, target, made = 0, 0, []
+    for slot, size in enumerate(SIZES):
+        data = payload_of(slot, size)
+        key = LONG_KEY if slot % 2 else b"key"
+        whole = size + (len(key) if slot % 2 else 0)
+        node.put(slot, data, [(at, whole)], key=key)
+        node.copy([slot], 100 - slot, target, -(-whole // BLOCK_BYTES) * BLOCK_BYTES)
+        made.append((data, target))
+        at += -(-whole // 64) * 64
+        target += -(-whole // BLOCK_BYTES) * BLOCK_BYTES
+    assert set(node.results(len(SIZES)).values()) == {CopyStatus.DONE}
+    return made

@@ -201,6 +201,10 @@ class SimThreading:
     def get_native_id(self) -> int:
         return 0
 
+    def get_ident(self) -> int:
+        """Of no account: nobody spins here."""
+        return 0
+
     def Event(self) -> SimEvent:
         return SimEvent(self._loop)
 

@@ -175,7 +175,7 @@ class Calls:
     def _put(
         self, encoded: list[bytes], pieces: Pieces, options: PutKeywords
     ) -> Planned[PutResults]:
-        made = put_options_of(self.config, options)
+        made = put_options_of(self.config, options) if options else self._put_options
         before = encode_keys(options.get("prefix", []))
         call = self.begin(options.get("deadline_s"), _PUT_BATCH)
         space = self.space

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -82,15 +83,14 @@ def encode_keys(keys: KeySequence) -> list[bytes]:
             keys = list(keys)
         except TypeError:
             raise InvalidKey(f"keys are a sequence, not {type(keys).__name__}") from None
-    kinds = set(map(type, keys))
     encoded: list[bytes]
-    if kinds == {bytes}:
-        encoded = keys  # type: ignore[assignment]
-    elif kinds == {str}:
+    if keys and type(keys[0]) is str:
         try:
-            encoded = [key.encode() for key in keys]  # type: ignore[union-attr]
-        except UnicodeEncodeError:
+            encoded = list(map(str.encode, keys))
+        except (TypeError, UnicodeEncodeError):  # not all are str, or no valid Unicode
             return _encode_each(keys)
+    elif set(map(type, keys)) == {bytes}:
+        encoded = keys  # type: ignore[assignment]
     else:
         return _encode_each(keys)
     lengths = set(map(len, encoded))
@@ -124,8 +124,7 @@ def digest_key(key: bytes, seed: int) -> bytes:
 
 def digest_keys(keys: Sequence[bytes], seed: int) -> bytes:
     """The digests of encoded keys, 16 bytes each, back to back."""
-    digest = xxh3_128_digest
-    return b"".join([digest(key, seed) for key in keys])
+    return b"".join(map(xxh3_128_digest, keys, repeat(seed)))
 
 
 def split_digests(digests: bytes) -> list[bytes]:

@@ -52,6 +52,9 @@ COSTLY_STEP_BYTES: Final = 32 << 20
 SMALL_BYTES: Final = 32 << 10
 OUT_BYTES: Final = 64 << 10
 """Small messages are put together in a buffer of each connection and sent in one call."""
+SEALS_AT_ONCE_MAX: Final = 1024
+"""Whose statuses are received with the head of the answer."""
+_HEAD_BYTES: Final = wire.REPLY_ONE.size
 SPIN_ITEM_S: Final = 2e-6
 SPIN_LONGER_S_MAX: Final = 500e-6
 SPINS_IN_VAIN_MAX: Final = 4
@@ -132,7 +135,7 @@ class DataConnection:
         self._deadline = 0.0
         self._look_at = 0.0
         self._timeout_s = float("inf")
-        reply = (ctypes.c_char * wire.REPLY_ONE.size)()
+        reply = (ctypes.c_char * (_HEAD_BYTES + SEALS_AT_ONCE_MAX))()
         self._reply = memoryview(reply).cast("B")
         self._reply_address = ctypes.addressof(reply)
         self._poll_fd = _PollFd(sock.fileno(), select.POLLIN, 0)
@@ -320,24 +323,29 @@ class DataConnection:
         """
         if self.spin_s:
             self.spin(count)
-        # With the first status, so that one call takes all that a reply to one item has.
+        # With the first status, so that one call takes all that a reply to one item has. Of seals
+        # with all of them: one is asked for at a time, so that nothing can follow its answer.
         reply = self._reply
-        got = held_recv(self._fd, self._reply_address, len(reply), _DONTWAIT)
-        if got != len(reply):
-            self.receive_view(reply[max(0, got) :])
-        got_op, _, code, items, got_id, _, length, status = wire.REPLY_ONE.unpack(reply)
+        more = count - 1 if op == wire.OP_SEAL and count <= SEALS_AT_ONCE_MAX else 0
+        got = held_recv(self._fd, self._reply_address, _HEAD_BYTES + more, _DONTWAIT)
+        if got < _HEAD_BYTES:
+            self.receive_view(reply[max(0, got) : _HEAD_BYTES])
+        rest = reply[_HEAD_BYTES : max(got, _HEAD_BYTES)]
+        got_op, _, code, items, got_id, _, length, status = wire.REPLY_ONE.unpack_from(reply)
         if not 0 < length <= wire.REPLY_BYTES_MAX:
             raise ProtocolError(f"{self.name} answered with something that is no reply")
         if code and got_op in (op, wire.OP_NONE):
-            raise self._refusal(code, length, status)
+            raise self._refusal(code, length, status, rest)
         if code or got_op != op or got_id != call_id:
             raise ProtocolError(f"{self.name} answered another request than was sent")
         if items != count or length < count:
             raise ProtocolError(f"{self.name} answered for {items} items of {count}")
         statuses = bytearray(count)
         statuses[0] = status
-        if count > 1:
-            self.receive_view(memoryview(statuses)[1:])
+        behind = 1 + len(rest)
+        statuses[1:behind] = rest
+        if behind < count:
+            self.receive_view(memoryview(statuses)[behind:])
         return length - count, statuses
 
     def spin(self, count: int = 1) -> None:
@@ -372,12 +380,14 @@ class DataConnection:
             step_aside()
         self._spins_in_vain = 0
 
-    def _refusal(self, code: int, length: int, first: int) -> CenoteError:
-        if length > wire.TEXT_BYTES_MAX:
+    def _refusal(self, code: int, length: int, first: int, rest: memoryview) -> CenoteError:
+        """The error in an answer, of whose text the `first` byte and the `rest` are here."""
+        if not len(rest) < length <= wire.TEXT_BYTES_MAX:
             raise ProtocolError(f"{self.name} sent an error text of {length} bytes")
         text = bytearray(length)
         text[0] = first
-        self.receive_view(memoryview(text)[1:])
+        text[1 : 1 + len(rest)] = rest
+        self.receive_view(memoryview(text)[1 + len(rest) :])
         return wire.decode_error(code, bytes(text))
 
     def explain(self, error: OSError) -> NoReturn:

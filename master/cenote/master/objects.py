@@ -93,7 +93,7 @@ class ObjectTable(ObjectColumns):
     def seqs_match(self, rows: Rows, seqs: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
         """Which rows, that once held objects of these seqs, still do: LIVE, or REMOVED. (A row that
         was freed, or given back behind the last one, has a seq of 0.)"""
-        same: npt.NDArray[np.bool_] = self._seq.take(rows) == seqs
+        same: npt.NDArray[np.bool_] = self._seq[rows] == seqs  # `take` would copy the column
         return same
 
     def records_of(self, rows: Rows) -> Records:

@@ -64,6 +64,7 @@ PUT_SIZE_BYTES_MAX: Final = 1 << 50
 
 _DIGEST: Final = np.dtype(("<u8", (2,)))
 _ONE_KEY: Final = DIGEST_BYTES
+_ONE_INDEX: Final = 4
 _DURABILITIES: Final = frozenset(common_pb2.Durability.values())
 _TIERS: Final = frozenset((common_pb2.TIER_UNSPECIFIED, common_pb2.TIER_DRAM))
 
@@ -321,7 +322,7 @@ class RequestReader:
         return command
 
     def put_commit(self, message: pb.PutCommitRequest, session: bytes) -> PutCommit | CommitSpare:
-        if message.HasField("names"):
+        if len(message.indexes) == _ONE_INDEX and message.HasField("names"):
             one = _one_spare(message, session)
             if one is not None:
                 return one
@@ -415,7 +416,7 @@ def _one_spare(message: pb.PutCommitRequest, session: bytes) -> CommitSpare | No
     size, tail, digest = names.sizes, names.tail_lengths, keys.digests
     session_id = message.session_id or session
     if (
-        (len(position), len(checksum), len(size), len(digest)) != (4, 8, 8, DIGEST_BYTES)
+        (len(position), len(checksum), len(size), len(digest)) != (_ONE_INDEX, 8, 8, DIGEST_BYTES)
         or len(tail) not in (0, 2)
         or int.from_bytes(tail, "little") > KEY_BYTES_MAX
         or len(session_id) != SESSION_ID_BYTES
@@ -449,8 +450,8 @@ def _sizes(data: bytes, count: int) -> NDArray[np.uint64]:
     if len(sizes) != count:
         if len(sizes) != 1:
             raise InvalidArgument(f"there are {len(sizes)} sizes for {count} keys")
-        sizes = np.broadcast_to(sizes, count)
         largest = int(sizes[0])
+        sizes = sizes.repeat(count)
     else:
         largest = int(sizes[0]) if count == 1 else int(sizes.max())
     if largest > PUT_SIZE_BYTES_MAX:

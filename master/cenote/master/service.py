@@ -2,8 +2,9 @@
 
 All of it runs on one thread. A reply leaves only after what was decided for it has been appended to
 the journal: on the lane once for each batch of replies (`flush_urgent` as the server's
-`before_flush`), elsewhere before the call returns. Commits alone are appended right after it: the
-daemons' slots tell of them, too. Removes and `journaled` commits also wait for the disk.
+`before_flush`), elsewhere before the call returns. Commits alone are appended right after it, or
+with the next reply or tick where the disk is just at work: the daemons' slots tell of them, too.
+Removes and `journaled` commits also wait for the disk.
 """
 
 from __future__ import annotations

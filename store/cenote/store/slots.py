@@ -213,7 +213,7 @@ class SlotTable:
         slots = slice(run.slot, stop)
         with self._lock:
             self._check_fence(epoch)
-            if stop > self._slots or self._held or epoch <= self._after[0]:
+            if stop > self._slots or self._held or (epoch, run.seq_min) <= self._after:
                 return False
             held_epoch = int(np.maximum.reduce(self._epochs[slots]))
             if held_epoch > epoch or (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -85,6 +86,31 @@ def test_what_the_master_has_dropped_is_not_sealed() -> None:
     assert seal(target, Sealed(2, seq=9), epoch=1) == [STALE]
     assert seal(target, Sealed(2, seq=1), epoch=3) == [0]
     assert target.sealed == 3
+
+
+def test_alike_rows_of_slots_that_follow_each_other_go_as_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also in the epoch in which the table was last offered to a master."""
+    target, _, _ = table(slots=100)
+    target.hold()
+    target.admit(2, 6)
+    closer_looks: list[int] = []
+
+    def look_closer(rows: np.ndarray, *rest: object) -> np.ndarray:
+        closer_looks.append(len(rows))
+        return np.zeros(len(rows), np.bool_)
+
+    monkeypatch.setattr("cenote.store.slots.malformed_rows", look_closer)
+    rows = [Sealed(10 + i, seq=7 + i, offset=128 * i) for i in range(20)]
+    assert seal(target, *rows, epoch=2) == [0] * 20
+    assert not closer_looks
+    assert seal(target, *rows, epoch=2) == [0] * 20  # once more
+    late = [replace(row, seq=row.seq - 3) for row in rows]
+    assert seal(target, *late, epoch=2) == [STALE] * 20
+    assert seal(target, *rows[::-1], epoch=3) == [0] * 20
+    assert closer_looks == [20] * 3
+    assert target.sealed == 20
 
 
 @pytest.mark.usefixtures("by_rows_or_columns")

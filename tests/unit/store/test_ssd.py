@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -13,63 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cenote.api.errors import InvalidArgument, ResourceUnavailable
-from cenote.api.rows import EXTENT, CopyStatus
+from cenote.api.errors import InvalidArgument
+from cenote.api.rows import CopyStatus
 from cenote.api.slot_sums import add_sums, slot_hashes
 from cenote.runtime.memory import address_of
 from cenote.store import demoter
 from cenote.store.copy_writer import REQUEST_BYTES
-from cenote.store.device import BLOCK_BYTES, open_device
+from cenote.store.device import BLOCK_BYTES
 from cenote.store.disk_io import BUFFER_BYTES
 from cenote.store.disk_reads import plan_groups
-from cenote.store.ssd import DISK_ADDRESS, FAILURES_MAX, SsdFile, plan_ssd
-from faulty_device import FaultyDevice, io_error, no_fault
-from ssd_node import DRAM_ID, EPOCH, SSD_ID, SsdNode, payload_of
+from cenote.store.ssd import DISK_ADDRESS
+from faulty_device import no_fault
+from ssd_node import SIZES, SSD_ID, SsdNode, fill, payload_of, read, rows_of
 from waiting import wait_until
 
 MIB = 1 << 20
-LONG_KEY = bytes(range(200))
-
-
-def rows_of(*places: tuple[int, int]) -> np.ndarray[tuple[int], np.dtype[np.void]]:
-    rows = np.zeros(len(places), EXTENT)
-    rows["segment"] = SSD_ID
-    for i, (offset, length) in enumerate(places):
-        rows["offset"][i], rows["length"][i] = offset, length
-    return rows
-
-
-def read(node: SsdNode, places: list[tuple[int, int]], *, shm: bool) -> list[bytes]:
-    channel = node.channel(shm=shm)
-    buffers = [bytearray(length) for _, length in places]
-    addresses = np.array([address_of(b) for b in buffers], np.uint64)
-    statuses = channel.read(rows_of(*places), addresses, 10.0)
-    assert not statuses.any()
-    one = bytearray(places[0][1])
-    status, _ = channel.read_one(SSD_ID, *places[0], address_of(one), 10.0, checksum=False)
-    assert status == 0
-    # Of what can't be read, more of a long request is zeros.
-    assert one == buffers[0] or node.ssd.disk.counters.errors
-    return [bytes(buffer) for buffer in buffers]
-
-
-SIZES = [1, 4096, 5000, MIB, MIB + 5, 5 * MIB // 2, 100]
-
-
-def fill(node: SsdNode) -> list[tuple[bytes, int]]:
-    """Objects of all sizes, copied to the SSD: (bytes, offset there)."""
-    at, target, made = 0, 0, []
-    for slot, size in enumerate(SIZES):
-        data = payload_of(slot, size)
-        key = LONG_KEY if slot % 2 else b"key"
-        whole = size + (len(key) if slot % 2 else 0)
-        node.put(slot, data, [(at, whole)], key=key)
-        node.copy([slot], 100 - slot, target, -(-whole // BLOCK_BYTES) * BLOCK_BYTES)
-        made.append((data, target))
-        at += -(-whole // 64) * 64
-        target += -(-whole // BLOCK_BYTES) * BLOCK_BYTES
-    assert set(node.results(len(SIZES)).values()) == {CopyStatus.DONE}
-    return made
 
 
 @pytest.mark.parametrize("shm", [False, True])
@@ -149,63 +105,6 @@ def test_a_payload_is_flushed_before_its_slot(tmp_path: Path) -> None:
         assert all(seen)
 
 
-def test_a_slot_whose_flush_fails_does_not_count(tmp_path: Path) -> None:
-    with SsdNode(tmp_path) as node:
-        node.put(0, payload_of(1, MIB), [(0, MIB)])
-        table_end = node.ssd.plan.data_at
-
-        def on_write(offset: int, length: int) -> OSError | None:
-            if offset < table_end:  # the payload is flushed: from now on nothing is
-                node.device.flush_error = OSError(errno.EIO, "injected")
-            return None
-
-        node.device.on_write = on_write
-        first = node.copy([0], 0, 0, MIB)
-        assert node.results(1) == {first: CopyStatus.FAILED}
-        assert not node.table_slots
-        assert node.ssd.table.sealed == 0
-        node.device.on_write, node.device.flush_error = no_fault, None
-        again = node.copy([0], 0, 0, MIB)
-        assert node.results(1) == {again: CopyStatus.DONE}
-        assert node.table_slots == [0]
-
-
-@pytest.mark.parametrize("torn_bytes", [0, 512, 1000])
-def test_a_torn_slot_is_no_slot_and_harms_no_other(tmp_path: Path, torn_bytes: int) -> None:
-    with SsdNode(tmp_path) as node:
-        fill(node)
-        before = node.table_slots
-        node.device.torn_bytes = torn_bytes
-        table_end = node.ssd.plan.data_at
-        node.device.on_write = lambda offset, length: (
-            OSError(errno.EIO, "power cut") if offset < table_end else None
-        )
-        data = payload_of(50, 10_000)
-        node.put(50, data, [(12 * MIB, 10_000)])
-        copy_id = node.copy([50], 93, 12 * MIB, 12_288)  # a page with others around it
-        assert node.results(1) == {copy_id: CopyStatus.FAILED}
-        assert node.table_slots == before
-    with SsdNode(tmp_path) as again:
-        assert set(again.table_slots) - {93} == set(before)
-
-
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
-def test_a_device_that_fails_makes_no_copy(tmp_path: Path, number: int) -> None:
-    with SsdNode(tmp_path) as node:
-        node.put(0, payload_of(1, MIB), [(0, MIB)])
-        node.device.on_write = lambda offset, length: OSError(number, "injected")
-        first = node.copy([0], 0, 0, MIB)
-        assert node.results(1) == {first: CopyStatus.FAILED}
-        node.device.on_write = no_fault
-        node.device.flush_error = OSError(number, "injected")
-        second = node.copy([0], 0, 0, MIB)
-        assert node.results(1) == {second: CopyStatus.FAILED}
-        assert not node.table_slots
-        node.device.flush_error = None
-        third = node.copy([0], 0, 0, MIB)
-        assert node.results(1) == {third: CopyStatus.DONE}
-
-
 def test_a_source_that_changed_makes_no_copy(tmp_path: Path) -> None:
     with SsdNode(tmp_path) as node:
         node.put(0, payload_of(1, 5 * MIB // 2), [(0, 5 * MIB // 2)])
@@ -242,68 +141,6 @@ def test_promotion_brings_the_bytes_back(tmp_path: Path) -> None:
         assert node.dram.table.record(4, 3, 1) is None
 
 
-def test_copies_of_an_earlier_leader_do_not_land(tmp_path: Path) -> None:
-    with SsdNode(tmp_path) as node:
-        node.put(0, payload_of(1, MIB), [(0, MIB)])
-        node.device.hang.clear()
-        node.copy([0], 0, 0, MIB)
-        wait_until(lambda: node.copier.under_way == 1, what="a copy to begin")
-        node.copy([0], 1, MIB, MIB)
-        node.copier.fence(4)
-        node.device.hang.set()
-        last = node.copy([0], 2, 2 * MIB, MIB, epoch=4)
-        assert node.results(1) == {last: CopyStatus.DONE}
-        assert node.table_slots == [2]
-
-
-def test_a_write_of_an_earlier_leader_does_not_land_over_a_later_copy(tmp_path: Path) -> None:
-    """The next leader knows nothing of it, and may give the same place to another."""
-    size = 3 * MIB
-    with SsdNode(tmp_path, start=False) as node:
-        for slot in range(3):
-            node.put(slot, payload_of(slot, size), [(slot * size, size)])
-        begin = node.ssd.address - DISK_ADDRESS
-        begun, go_on, last_of_first = threading.Event(), threading.Event(), threading.Event()
-        written = node.ssd.disk.counters
-
-        def slow(offset: int, length: int) -> None:
-            if offset == begin:
-                begun.wait(30)
-            elif offset + length == begin + 2 * size and not last_of_first.is_set():
-                last_of_first.set()
-                go_on.wait(30)
-
-        node.device.on_write = slow
-        node.copy([0], 0, 0, size)
-        node.copy([1], 1, size, size)
-        node.copier.start()
-        assert last_of_first.wait(10)
-        node.copier.fence(4)
-        before = written.writes
-        last = node.copy([2], 2, size, size, epoch=4)
-        begun.set()
-        # It is not written before the other has ended: this waits in vain, unless it is.
-        with contextlib.suppress(AssertionError):
-            wait_until(lambda: written.writes >= before + 3, 0.3, what="it to be written")
-        go_on.set()
-        assert node.results(1) == {last: CopyStatus.DONE}
-        assert read(node, [(size, size)], shm=False) == [payload_of(2, size)]
-
-
-def test_what_can_not_be_read_comes_as_zeros_and_others_as_they_are(tmp_path: Path) -> None:
-    with SsdNode(tmp_path) as node:
-        made = fill(node)
-        bad = node.ssd.plan.data_at + made[3][1]
-        node.device.on_read = lambda offset, length: (
-            OSError(errno.EIO, "injected") if offset <= bad < offset + length else None
-        )
-        places = [made[3], made[5]]
-        got = read(node, [(at, len(data)) for data, at in places], shm=False)
-        assert got[0] != made[3][0]
-        assert not any(got[0][:4096])
-        assert node.ssd.disk.counters.errors > 0
-
-
 def test_nobody_writes_there_but_the_daemon(tmp_path: Path) -> None:
     with SsdNode(tmp_path) as node:
         channel = node.channel(shm=False)
@@ -315,62 +152,6 @@ def test_nobody_writes_there_but_the_daemon(tmp_path: Path) -> None:
         assert statuses.tolist() == [InvalidArgument.code] * 2
         one = channel.write_one(SSD_ID, 0, 4096, address_of(data), grant_id, 5.0, checksum=False)
         assert one[0] == InvalidArgument.code
-
-
-def test_a_truncated_file_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
-    with SsdNode(tmp_path) as node:
-        made = fill(node)
-        data, at = made[0]
-        with node.path.open("r+b") as file:
-            file.truncate(node.ssd.plan.data_at + at + BLOCK_BYTES)
-        got = read(node, [(at, 1), (made[5][1], 5 * MIB // 2)], shm=True)
-        assert got[0] == data
-        assert not any(got[1])
-
-
-def test_a_dead_device_is_given_up(tmp_path: Path) -> None:
-    with SsdNode(tmp_path) as node:
-        fill(node)
-        node.device.on_read = io_error
-        while node.ssd.disk.failures < FAILURES_MAX:
-            assert not node.segments.give_up_failed()
-            read(node, [(0, 1)], shm=False)
-        assert node.segments.give_up_failed()
-        assert node.segments.ssd() == ()
-        assert node.segments.by_id(SSD_ID) is None
-        assert not node.segments.give_up_failed()
-
-
-def test_what_can_not_be_read_at_the_start_is_not_begun_anew(tmp_path: Path) -> None:
-    """An error that passes costs no contents."""
-    with SsdNode(tmp_path) as node:
-        made = fill(node)
-    device = FaultyDevice(open_device(tmp_path / "ssd", 24 * MIB))
-    device.on_read = io_error
-    with pytest.raises(ResourceUnavailable, match="can't read"):
-        SsdFile(tmp_path / "ssd", 24 * MIB, 8 * MIB, device=device)
-    with SsdNode(tmp_path) as again:
-        assert len(again.table_slots) == len(made)
-
-
-def test_a_disk_without_room_is_an_error_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(ResourceUnavailable, match="are free there"):
-        open_device(tmp_path / "ssd", 1 << 50)
-    assert not (tmp_path / "ssd").exists()
-    with pytest.raises(InvalidArgument):
-        open_device(tmp_path / "other", 0)
-    with pytest.raises(ResourceUnavailable, match="can't open"):
-        open_device(tmp_path / "none" / "ssd", MIB)
-    with pytest.raises(InvalidArgument):
-        plan_ssd(MIB)
-
-
-def test_two_daemons_do_not_share_a_file(tmp_path: Path) -> None:
-    first = open_device(tmp_path / "ssd", MIB)
-    with pytest.raises(ResourceUnavailable, match="another process"):
-        open_device(tmp_path / "ssd", MIB)
-    first.close()
-    open_device(tmp_path / "ssd", MIB).close()
 
 
 PLACES = st.lists(
@@ -486,29 +267,3 @@ def test_a_flush_waits_for_what_is_on_its_way(
         assert set(node.results(2).values()) == {0}
         # Of both payloads, and of both slots.
         assert node.ssd.disk.counters.flushes == flushes + 2
-
-
-def test_a_device_that_hangs_keeps_no_daemon_from_its_next_leader(tmp_path: Path) -> None:
-    """While slots of a copy are being written, and the header after that."""
-    hung, go_on = threading.Event(), threading.Event()
-    with SsdNode(tmp_path) as node:
-        table_end = node.ssd.plan.data_at
-
-        def hang(offset: int, _length: int) -> None:
-            if offset < table_end:
-                hung.set()
-                go_on.wait(20)
-
-        node.device.on_write = hang
-        node.put(0, payload_of(1, 100_000), [(0, 100_032)])
-        node.copy([0], 3, 0, 128 << 10)
-        assert hung.wait(10)
-        began_s = time.monotonic()
-        node.segments.fence(EPOCH + 1)
-        node.copier.fence(EPOCH + 1)
-        node.segments.attached(1, [DRAM_ID, SSD_ID + 5])
-        assert time.monotonic() - began_s < 5
-        assert node.segments.by_id(SSD_ID + 5) is node.ssd
-        go_on.set()
-    with SsdNode(tmp_path) as node:
-        assert node.ssd.header.last_epoch == EPOCH + 1

@@ -16,8 +16,7 @@ from cenote.store.disk_reads import group_bytes_for
 from cenote.transport import wire
 from cenote.transport.base import Channel
 from cenote.v1 import store_pb2
-from ssd_node import MIB, SSD_ID, SsdNode, payload_of
-from unit.store.test_ssd import fill, read, rows_of
+from ssd_node import MIB, SSD_ID, SsdNode, fill, payload_of, read, rows_of
 from waiting import wait_until
 
 NO_STAGING = "bytes went through the socket"
