@@ -17,7 +17,7 @@ from sim.test_sim import BROKEN, MUTATION_SEEDS, told
 from sim.tier_mutations import TIER_MUTATIONS
 from sim.tiers import TIERS
 from sim.world import Options, simulate
-from unit.store import test_puller, test_ssd
+from unit.store import test_puller, test_ssd, test_ssd_faults
 
 WITH_TIERS = ALL_FAULTS | {TIERS}
 CLEAN_SEEDS = 40
@@ -41,7 +41,7 @@ def _pull_of_before(path: Path) -> None:
 
 
 RARE: dict[str, Callable[[Path], None]] = {
-    "copies outlive tenures": test_ssd.test_copies_of_an_earlier_leader_do_not_land,
+    "copies outlive tenures": test_ssd_faults.test_copies_of_an_earlier_leader_do_not_land,
     "demotions are not proven": test_ssd.test_a_source_that_changed_makes_no_copy,
     "pulls outlive tenures": _pull_of_before,
 }
