@@ -22,7 +22,7 @@ __all__ = ["follow_samples", "note", "note_one"]
 
 _REFERENCES_PER_TICK: int = 128
 """At most about 1 ms."""
-_BATCHES_PER_TICK: int = 8
+_BATCHES_PER_TICK: int = 2
 """Likewise: where few objects fit, a batch is one reference, and takes as long as a full one."""
 _USED_SHARE_MIN = 0.1
 """Of the capacity: below it is not known how many objects fit."""
