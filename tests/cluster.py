@@ -79,8 +79,11 @@ class Cluster:
         allow_tracebacks: bool = False,
         ready_timeout_s: float = READY_TIMEOUT_S,
         places: Sequence[Place] = (),
+        admin_token: str = "",
     ) -> None:
-        """`places`: where each master runs; the stores run where the test does."""
+        """`places`: where each master runs; the stores run where the test does. `admin_token`: for
+        commands, and for what is asked here, where the flags have the pool ask for tokens."""
+        self._admin_token = admin_token
         self._places = places
         self._store_count = stores
         self._master_count = masters
@@ -213,12 +216,17 @@ class Cluster:
         """`leader`, `standby`, or empty where it does not answer."""
         import grpc
 
+        from cenote.rpc.grpc_auth import token_metadata
         from cenote.v1 import admin_pb2, admin_pb2_grpc
 
+        metadata = token_metadata(self._admin_token)
         with grpc.insecure_channel(_host_port(master.ready["grpc"])) as channel:
             stub = admin_pb2_grpc.AdminServiceStub(channel)  # type: ignore[no-untyped-call]
             with contextlib.suppress(grpc.RpcError):
-                return str(stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=1.0).role)
+                status = stub.GetStatus(
+                    admin_pb2.GetStatusRequest(), timeout=1.0, metadata=metadata
+                )
+                return str(status.role)
         return ""
 
     @property
@@ -288,7 +296,13 @@ class Cluster:
     @property
     def environment(self) -> dict[str, str]:
         """For a `cenote` command that is to find this cluster."""
-        return {**clean_environment(), "CENOTE_MASTER": self.lane, "CENOTE_GRPC": self.grpc}
+        token = {"CENOTE_CLIENT_TOKEN": self._admin_token} if self._admin_token else {}
+        return {
+            **clean_environment(),
+            "CENOTE_MASTER": self.lane,
+            "CENOTE_GRPC": self.grpc,
+            **token,
+        }
 
     def cli(
         self, *arguments: str, stdin: bytes | None = None, timeout_s: float = CLI_TIMEOUT_S

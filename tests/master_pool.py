@@ -38,6 +38,8 @@ class _Connection:
 
     def __init__(self, session: bytes) -> None:
         self.session = session
+        self.peer = "test"
+        self.principal = None
 
 
 def lane(session: bytes = b"") -> LaneConnection:

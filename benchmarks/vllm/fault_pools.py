@@ -38,8 +38,13 @@ class FaultyPool(Protocol):
     kills: list[tuple[float, str]]
     """When which owner was killed, and was gone; on the monotonic clock."""
 
-    def kill_owners(self) -> None:
-        """All of them, at the same time; returns when they are gone."""
+    def kill_owners(self, together: bool = True) -> None:
+        """All of them, at the same time or each when the one before is gone; returns when all are
+        gone."""
+
+    def hang_owners(self) -> None:
+        """Stop all of them (SIGSTOP): their connections stay, as those of a process do that was
+        killed and is not gone yet."""
 
     def revive(self) -> None:
         """Owners again, with nothing in them."""
@@ -72,17 +77,22 @@ class CenotePool:
             "kv_connector_extra_config": extra,
         }
 
-    def kill_owners(self) -> None:
+    def kill_owners(self, together: bool = True) -> None:
         self.kills.append((time.monotonic(), "owners killed"))
-        for store in self.cluster.stores:
+        for store in self.cluster.stores if together else ():
             store.send_signal(signal.SIGKILL)
         for store in self.cluster.stores:
             store.kill()
             self.kills.append((time.monotonic(), f"{store.name} is gone"))
 
+    def hang_owners(self) -> None:
+        self.kills.append((time.monotonic(), "owners stopped"))
+        for store in self.cluster.stores:
+            store.send_signal(signal.SIGSTOP)
+
     def revive(self) -> None:
         for store in self.cluster.stores:
-            store.restart()
+            store.restart(signal.SIGKILL)
         self.cluster.wait_alive(len(self.cluster.stores))
         self.kills.clear()
 
@@ -138,6 +148,8 @@ class MooncakePool:
         self.revive()
 
     def revive(self) -> None:
+        if self._owners:
+            self.kill_owners()
         self._owners = [self._start_owner() for _ in range(OWNERS)]
         self.kills.clear()
 
@@ -160,15 +172,21 @@ class MooncakePool:
         wait_port(port)
         return name
 
-    def kill_owners(self) -> None:
+    def kill_owners(self, together: bool = True) -> None:
         pids = [self._daemons.pids[name] for name in self._owners]
+        owners = [process for process in self._daemons.processes if process.pid in pids]
         self.kills.append((time.monotonic(), "owners killed"))
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        for process in self._daemons.processes:
-            if process.pid in pids:
-                process.wait(30)
-                self.kills.append((time.monotonic(), f"process {process.pid} is gone"))
+        for process in owners if together else ():
+            process.kill()
+        for process in owners:
+            process.kill()
+            process.wait(30)
+            self.kills.append((time.monotonic(), f"process {process.pid} is gone"))
+
+    def hang_owners(self) -> None:
+        self.kills.append((time.monotonic(), "owners stopped"))
+        for name in self._owners:
+            os.kill(self._daemons.pids[name], signal.SIGSTOP)
 
     def stop_master(self) -> None:
         os.kill(self._daemons.pids["master"], signal.SIGSTOP)

@@ -31,6 +31,7 @@ def main() -> None:
             f" not computed, {time.monotonic() - began_s:.2f} s",
             flush=True,
         )
+    llm.llm_engine.engine_core.shutdown()  # as a service ends: what waits to be saved, is
 
 
 if __name__ == "__main__":

@@ -108,6 +108,8 @@ def test_masters_with_etcd(tmp_path: Path) -> None:
         (member,) = [finding for check, finding in found.items() if check.startswith("etcd ")]
         assert member["verdict"] == "ok", member
         assert "within seconds" in member["found"]
+        assert "its database has" in member["found"]
+        assert " of 2 GiB" in member["found"]  # its default quota
         told = [found[f"master {lane}"]["found"] for lane in cluster.lane.split(",")]
         assert sum(text.startswith("it leads") for text in told) == 1
         assert sum("stands by" in text for text in told) == 1

@@ -133,6 +133,9 @@ def test_etcd_without_room_refuses_writes_and_loses_nothing(tmp_path: Path) -> N
             client.remove(stored[0], deadline_s=1.0)
         assert client.exists_batch(stored).all()
         assert "alarm list" in cluster.cli("status").stdout.decode()
+        judged = cluster.cli("doctor", "--etcd", etcd.url)
+        assert judged.returncode == 1
+        assert b"no alarm" in judged.stdout
         member = etcd.members[0]
         member.kill()
         member.start(f"--quota-backend-bytes={1 << 30}")

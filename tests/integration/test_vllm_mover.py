@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +18,11 @@ import pytest
 
 from cenote.api.errors import DeadlineExceeded, Unavailable
 from cenote.connectors.vllm.mover import Mover
-from cenote.connectors.vllm.moves import Batch
+from cenote.connectors.vllm.moves import Batch, Lane
 from cenote.connectors.vllm.options import make_options
 from cenote.connectors.vllm.orders import SpaceName
 from cluster import Cluster
+from promptness import ends_within
 from waiting import wait_until
 
 SPACE = SpaceName("mover", b"mover")
@@ -121,6 +126,67 @@ def test_without_a_pool_it_says_so_and_finds_it_later() -> None:
             wait_until(lambda: reached(mover), 30, what="the pool to be reached")
         finally:
             mover.close()
+
+
+def test_an_owner_that_is_killed_ends_the_wait_for_its_bytes_at_once() -> None:
+    """It hangs first, so that the read is under way for sure: only its end can tell."""
+    with Cluster(stores=1, dram_bytes=32 << 20) as cluster:
+        mover = made(cluster.lane, "tcp")
+        try:
+            fill(mover)
+            wait_until(lambda: reached(mover), 20, what="the pool to be reached")
+            (store,) = cluster.stores
+            store.pause()
+            killer = threading.Timer(0.2, store.kill)
+            killer.start()
+            began_s = time.monotonic()
+            got = mover.get(Batch("get", SPACE, KEYS, SECOND, LENGTHS, 60.0))
+            took_s = time.monotonic() - began_s
+            killer.join()
+            assert not got.done.any(), "misses, and no error"
+            assert took_s < 30, "nothing like the deadline"
+        finally:
+            mover.close()
+
+
+def test_an_owner_that_hangs_costs_no_more_than_the_deadline() -> None:
+    with Cluster(stores=1, dram_bytes=32 << 20) as cluster:
+        mover = made(cluster.lane, "tcp")
+        try:
+            fill(mover)
+            wait_until(lambda: reached(mover), 20, what="the pool to be reached")
+            pid = mover.pid
+            cluster.stores[0].pause()
+            done = np.zeros(COUNT, np.bool_)
+            with ends_within(0.5, "the read"), contextlib.suppress(DeadlineExceeded):
+                done = mover.get(Batch("get", SPACE, KEYS, SECOND, LENGTHS, 0.5)).done
+            assert not done.any()
+            assert mover.pid == pid, "the call ended by itself, the process is as good as before"
+            cluster.stores[0].resume()
+            wait_until(lambda: reached(mover), 30, what="the owner to be used again")
+        finally:
+            mover.close()
+
+
+def test_messages_come_whole_in_pieces_and_in_one() -> None:
+    left, right = socket.socketpair()
+    mine, theirs = Lane(left), Lane(right)
+    messages = [b"", b"x" * 10, b"y" * 1_000_000, b"z"]
+
+    def send() -> None:
+        for each in messages:
+            mine.send(each)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    assert [theirs.receive(20.0) for _ in messages] == messages
+    sender.join()
+    with pytest.raises(TimeoutError):
+        theirs.receive(0.01)
+    left, right = socket.socketpair()
+    left.close()
+    with pytest.raises(EOFError):
+        Lane(right).receive()
 
 
 ENGINE = """

@@ -202,7 +202,8 @@ class SimThreading:
         return 0
 
     def get_ident(self) -> int:
-        return 0  # no real thread's
+        """Of no account: nobody spins here."""
+        return 0
 
     def Event(self) -> SimEvent:
         return SimEvent(self._loop)

@@ -64,17 +64,12 @@ def test_latent_attention_is_saved_once_for_all_ranks(models: Path) -> None:
         Engine(models / "latent", {"master": cluster.lane, **PATIENT}, llm=llm) as engine,
     ):
         first = engine.generate(prompts, 1)
-        found = engine.generate(prompts, 1)
-        while not found.cached[0]:
-            found = engine.generate(prompts, 1)
-        print(found.cached, found.tokens, first.tokens)
+        # Whatever vLLM keeps itself (on CPUs nothing, with MLA), the pool has all of it then.
         wait_until(
             lambda: engine.generate(prompts, 1).cached == [688], 120, what="all of its blocks"
         )
-        found = engine.generate(prompts, 8)
-        print(engine.metrics())
+        assert engine.generate(prompts, 1).tokens == first.tokens
         assert engine.metrics()["vllm:cenote_saved_blocks"] == 43, "by one of the two ranks each"
-        assert found.tokens[0][:1] == first.tokens[0]
 
 
 @pytest.mark.slow_engine

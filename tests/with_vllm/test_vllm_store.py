@@ -92,7 +92,11 @@ def test_dead_owners_and_a_stopped_master_cost_misses(
 ) -> None:
     """Over TCP, so that a daemon that dies takes its bytes along while they are read."""
     with Cluster(stores=2, dram_bytes=128 << 20) as cluster:
-        extra = {"master": cluster.lane, "transports": ["tcp"], "lookup_deadline_s": "200ms"}
+        # So small a model computes a prompt in the time that a busy machine takes to wake a thread.
+        extra = {
+            "master": cluster.lane, "transports": ["tcp"],
+            "lookup_deadline_s": "200ms", "load_share": 5,
+        }  # fmt: skip
         with Engine(models / "tiny", extra, policy=policy) as engine:
             engine.meet_pool()
             engine.fill_pool()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypedDict, Unpack, cast
 
-from cenote.api.errors import InvalidBuffer, ResourceUnavailable
+from cenote.api.errors import InvalidArgument, InvalidBuffer, ResourceUnavailable
 from cenote.api.master import MasterApi
 from cenote.api.types import ClientStats, PeerPath
 from cenote.runtime.log import get_logger
@@ -21,6 +21,7 @@ from .buffers import AnyBuffer, Buffer, readable_memory
 from .config import ClientConfig, make_config
 from .device_buffers import DeviceMemory
 from .namespace import Namespace
+from .plan.space import Space
 from .reaching import reach_masters
 from .registering import Registration, RegistrationCache, register_everywhere
 from .session import Session
@@ -142,7 +143,10 @@ class Client(Namespace):
         try:
             session.open(max(0.001, until_s - time.monotonic()))
             left_s = max(0.001, until_s - time.monotonic())
-            space = session.open_space(config.namespace, fingerprint, left_s)
+            if config.namespace:
+                space = session.open_space(config.namespace, fingerprint, left_s)
+            else:
+                space = Space.nameless()
             super().__init__(session, space)
             if config.metrics_listen:
                 from .metrics import serve_once  # prometheus_client, for those who want it
@@ -176,6 +180,8 @@ class Client(Namespace):
         FingerprintMismatch where it exists with another one.
         """
         call = self._calls.begin(deadline_s)
+        if not name:
+            raise InvalidArgument("a namespace has a name")
         space = self._session.open_space(name, _as_bytes(fingerprint), call.remaining_s())
         return Namespace(self._session, space)
 

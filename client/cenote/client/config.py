@@ -35,7 +35,10 @@ class ClientConfig:
             "that they are registered in: etcd://host:2379,host:2379/prefix"
         ),
     )
-    namespace: str = field(default="default", metadata=option(help="namespace of Client's methods"))
+    namespace: str = field(
+        default="default",
+        metadata=option(help="namespace of Client's own methods; '': none, and they fail"),
+    )
     fingerprint: str = field(
         default="", metadata=option(help="what the namespace's bytes depend on (model, dtype ...)")
     )

@@ -344,6 +344,7 @@ class Session:
 
     def reopen_space(self, space: Space, deadline_s: float) -> None:
         """Ask the master for the namespace's present id, generation and seed."""
+        space.check_name()
         request = pb.OpenNamespaceRequest(
             name=space.name,
             fingerprint=space.fingerprint,

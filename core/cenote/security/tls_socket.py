@@ -29,6 +29,8 @@ from .tls_errors import tls_failed
 __all__ = ["TlsSocket", "begin_tls", "looks_like_tls"]
 
 RECORD_BYTES: Final = 16 << 10
+WRITE_BYTES: Final = 64 << 10
+"""The library sends as many at once, or says that it sent none."""
 _SLICE_S: Final = 0.05
 _LINGER_S: Final = 0.3
 _LINGER_BYTES_MAX: Final = 1 << 20
@@ -225,7 +227,11 @@ class TlsSocket:
         if self._held:
             held, self._held = self._held, b""
             joined = held + bytes(view[:RECORD_BYTES])
-            sent = self._send_all(memoryview(joined), flags)
+            try:
+                sent = self._send_all(memoryview(joined), flags)
+            except BlockingIOError:
+                self._held = held  # the same again, where the caller tries again
+                raise
             if sent < len(joined):
                 # What a header announced did not leave whole: this connection is of no use.
                 raise TimeoutError("the other side takes nothing")
@@ -257,15 +263,21 @@ class TlsSocket:
                 part.append(view)
                 part_bytes += len(view)
                 continue
-            if part:
-                total += self.send(b"".join(part), _MORE)
-                part, part_bytes = [], 0
-            sent = self.send(view)
+            try:
+                if part:
+                    total += self.send(b"".join(part), _MORE)
+                    part, part_bytes = [], 0
+                sent = self.send(view)
+            except BlockingIOError:
+                return _some(total)
             total += sent
             if sent < len(view):
                 return total
         if part:
-            total += self.send(b"".join(part), flags)
+            try:
+                total += self.send(b"".join(part), flags)
+            except BlockingIOError:
+                return _some(total)
         return total
 
     def _send_all(self, view: memoryview, flags: int) -> int:
@@ -273,7 +285,8 @@ class TlsSocket:
         until_s: float | None = None
         while sent < len(view):
             try:
-                sent += self._write(view[sent:])
+                # What could not be sent has to be tried again with the same bytes, as many of them.
+                sent += self._write(view[sent : sent + WRITE_BYTES])
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as wait:
                 if flags & _DONTWAIT or not self._blocking:
                     return _some(sent)

@@ -17,7 +17,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -37,6 +37,7 @@ _FILE_BYTES_MAX: Final = 8 << 20
 _TOKEN_BYTES_MAX: Final = 256
 _NAME_CHARS_MAX: Final = 64
 _log = get_logger(__name__)
+_audit = get_logger("cenote.audit")
 
 
 class Role(enum.IntEnum):
@@ -159,6 +160,29 @@ def read_token(token: str, token_file: str) -> str:
     return text
 
 
+def _log_changes(before: Mapping[str, TokenEntry], after: Mapping[str, TokenEntry]) -> None:
+    """What a file of tokens says that it did not say before, for the audit log."""
+    for token_id in before.keys() | after.keys():
+        old, new = before.get(token_id), after.get(token_id)
+        if old == new:
+            continue
+        entry = new or old
+        assert entry is not None
+        if new is None:
+            what = "token removed"
+        elif new.revoked_s and not (old and old.revoked_s):
+            what = "token revoked"
+        else:
+            what = "token made" if old is None else "token changed"
+        _audit.info(
+            what,
+            holder=entry.name,
+            token=token_id,
+            role=entry.role.name.lower(),
+            namespaces=",".join(entry.namespaces),
+        )
+
+
 def _iso(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")
 
@@ -245,7 +269,9 @@ class TokenFile:
         try:
             if self._stamp() == self._seen:
                 return False
+            before = self.entries
             self._load()
+            _log_changes(before, self.entries)
         except (ConfigError, OSError) as error:
             stamp = None
             with contextlib.suppress(OSError):

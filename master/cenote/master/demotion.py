@@ -42,6 +42,9 @@ COPIES_PER_TICK = 2_048
 COPIES_AT_ONCE = 256
 ODD_COPIES_AT_ONCE = 128
 """Of those that are not: some 12 us each."""
+DEMOTED_SHARE_MAX = 0.5
+"""Of a node's memory that is on its way to its SSD at once: a copy counts after two flushes, and
+until then the device is to have something to write."""
 CANDIDATES_MAX = 16_384
 CANDIDATES_S_MIN, CANDIDATES_ROW_S = 0.01, 50e-9
 """How often the coldest objects are looked for: that reads whole columns, so it depends on how long
@@ -63,12 +66,12 @@ def memory_of(pool: Pool, node: Node) -> list[Segment]:
     return [s for s in segments if s.tier == DRAM and s.is_usable]
 
 
-def budget_of(pool: Pool, node: Node, now_s: float) -> int:
-    """Units that may be ordered for a node now."""
+def budget_of(pool: Pool, node: Node, now_s: float, share: float = DEMOTED_SHARE_MAX) -> int:
+    """Units that may be ordered for a node now: `share` of its memory may be under way at once."""
     if pool.copies.retry_at_s.get(node.node_id, 0.0) > now_s:
         return 0
     memory = sum(s.capacity_units for s in memory_of(pool, node))
-    most = min(pool.config.copying_bytes_max // UNIT_BYTES, memory >> 2)
+    most = min(pool.config.copying_bytes_max // UNIT_BYTES, int(memory * share))
     return most - pool.copies.units_by_node.get(node.node_id, 0)
 
 
@@ -88,14 +91,15 @@ def note_allowances(pool: Pool, disks: Iterable[int]) -> None:
 # ---- turns ----------------------------------------------------------------------------------
 
 
-def demote(pool: Pool, disks: Disks, budgets: dict[int, int], now_s: float) -> None:
-    """A tick's worth. `budgets`: units that each node may be told to copy."""
-    tiers = pool.tiers
+def demote(pool: Pool, disks: Disks, now_s: float) -> None:
+    """A tick's worth."""
+    tiers, by_id = pool.tiers, pool.nodes.by_id
+    budgets = {node_id: budget_of(pool, by_id[node_id], now_s) for node_id in disks}
     tiers.left, tiers.disk_nodes = COPIES_PER_TICK, tuple(disks)
     if any(budgets[node_id] > 0 and tiers.is_idle(node_id) for node_id in disks):
         _look_if_due(pool, now_s)
     for node_id, segments in disks.items():
-        _demote_of(pool, pool.nodes.by_id[node_id], segments, budgets[node_id])
+        _demote_of(pool, by_id[node_id], segments, budgets[node_id])
 
 
 def demote_more(pool: Pool, node: Node, now_s: float) -> None:

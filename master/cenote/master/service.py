@@ -16,6 +16,7 @@ import dataclasses
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Final, TypeVar, cast, final
 
 from google.protobuf.message import DecodeError, Message
@@ -40,6 +41,7 @@ from .guard import GRPC_CALLER, Guard
 from .longpoll import LongPolls
 from .metadata import MetadataBackend, Opened
 from .operations import Later, Operations, Settings
+from .request_log import SLOW_S, RequestLog, log_lane_drain
 from .requests import RequestReader
 from .state import MasterState
 from .state_config import StateConfig
@@ -80,6 +82,7 @@ class MasterService:
         self.polls = LongPolls()
         """Heartbeats that are held open."""
         self._decider.on_instructions = self.polls.wake
+        self._log = RequestLog(lambda session_id: self.state.client_of(session_id))
         self.guard: Guard | None = None
         """Who may do what; None: all may do all."""
         self.calls = [0] * (max(pb.MasterMethod.values()) + 1)
@@ -238,19 +241,29 @@ class MasterService:
         parse, operation = known
         calls = self.calls
         count = calls[method] = calls[method] + 1
-        began_s = 0.0 if count & _TIMED_MASK else time.perf_counter()
+        began_s = time.perf_counter()
         try:
             request = parse(body)
         except DecodeError:
             raise _no_message(f"the body of method {method}", body) from None
-        if self.guard is not None:
-            reply = self._guarded(operation, request, connection)
-        else:
-            reply = operation(request, connection.session)
-        if began_s:
-            self.seconds[method].observe(time.perf_counter() - began_s)
+        try:
+            if self.guard is not None:
+                reply = self._guarded(operation, request, connection)
+            else:
+                reply = operation(request, connection.session)
+        except CenoteError as error:
+            self._log.failed(connection, method, request, error)
+            raise
+        took_s = time.perf_counter() - began_s
+        if not count & _TIMED_MASK:
+            self.seconds[method].observe(took_s)
+        if took_s > SLOW_S:
+            self._log.slow(connection, method, request, took_s, "the loop")
+        if method == pb.MASTER_METHOD_DRAIN:
+            log_lane_drain(connection, request)
         if type(reply) is Later:
-            return self._serialized_later(reply, deadline_ms / 1000)
+            slow = partial(self._log.slow, connection, method, request)
+            return self._serialized_later(reply, deadline_ms / 1000, slow)
         return reply.SerializeToString()  # type: ignore[union-attr]
 
     def _guarded(
@@ -272,18 +285,24 @@ class MasterService:
             with contextlib.suppress(NotLeader):  # past the tenure: the next leader knows none
                 self._decider.apply(CutSession(session_id))
 
-    def _serialized_later(self, later: Later, deadline_s: float) -> bytes | Awaitable[bytes]:
+    def _serialized_later(
+        self, later: Later, deadline_s: float, slow: Callable[[float, str], None]
+    ) -> bytes | Awaitable[bytes]:
         if later.again is None:
             durable = self._decider.sync_to(later.entry)
             if durable.done():
                 durable.result()
                 return later.reply.SerializeToString()
-            return self._when_durable(durable, later.reply)
+            return self._when_durable(durable, later.reply, slow)
         return self._when_woken(later, deadline_s)
 
     async def _when_durable(
-        self, durable: concurrent.futures.Future[None], reply: Message
+        self,
+        durable: concurrent.futures.Future[None],
+        reply: Message,
+        slow: Callable[[float, str], None],
     ) -> bytes:
+        began_s = time.perf_counter()
         try:
             await asyncio.wrap_future(durable)  # the lane server ends it at the deadline
         except ResourceUnavailable as error:
@@ -293,6 +312,10 @@ class MasterService:
             later = Unavailable(error.message, remedy=error.remedy)
             later.maybe_executed = True
             raise later from error
+        finally:  # cancelled: its deadline was over
+            took_s = time.perf_counter() - began_s
+            if took_s > SLOW_S:
+                slow(took_s, "the journal")
         return reply.SerializeToString()
 
     async def _when_woken(self, later: Later, deadline_s: float) -> bytes:

@@ -270,6 +270,11 @@ class MasterState:
     def has_session(self, session_id: bytes) -> bool:
         return session_id in self._pool.sessions.by_id
 
+    def client_of(self, session_id: bytes) -> str:
+        """What a session's client calls itself; "" where there is none."""
+        session = self._pool.sessions.by_id.get(session_id)
+        return "" if session is None else session.client_name
+
     @property
     def session_count(self) -> int:
         return len(self._pool.sessions.by_id)

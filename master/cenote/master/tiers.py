@@ -41,6 +41,9 @@ __all__ = [
 
 PROMOTIONS_PER_TICK = 32
 """A tick holds requests up for so long: about 100 us each."""
+PROMOTED_SHARE_MAX = 0.25
+"""Of a node's memory that copies may be under way for when promotions, which take some of it, are
+ordered."""
 VICTIMS_MORE = 256
 _PROMOTIONS_MAX = 4_096
 
@@ -112,11 +115,11 @@ def plan_copies(pool: Pool, now_s: float) -> None:
     if not disks:
         pool.tiers.cold, pool.tiers.disk_nodes = {}, ()
         return
-    budgets = {node_id: budget_of(pool, pool.nodes.by_id[node_id], now_s) for node_id in disks}
     note_allowances(pool, disks)
     if pool.tiers.wanted:
-        _promote(pool, budgets)
-    demote(pool, disks, budgets, now_s)
+        nodes = (pool.nodes.by_id[node_id] for node_id in disks)
+        _promote(pool, {n.node_id: budget_of(pool, n, now_s, PROMOTED_SHARE_MAX) for n in nodes})
+    demote(pool, disks, now_s)
 
 
 # ---- promotion ------------------------------------------------------------------------------

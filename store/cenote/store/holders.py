@@ -87,6 +87,8 @@ class Holders:
 
     def _runs(self, rows: NDArray[np.void]) -> Iterator[Numbers]:
         """The units of EXTENT rows; of neighbours in one piece."""
+        if not len(rows):
+            return
         offsets = rows["offset"].astype(np.int64)
         # Each begins a unit of its own, and has the rest of its last one.
         ends = offsets + -(-rows["length"].astype(np.int64) // UNIT_BYTES) * UNIT_BYTES

@@ -22,6 +22,7 @@ from .disk_reads import Group, group_bytes_for, plan_groups, reading_max
 
 __all__ = ["offer_staging", "send_staged"]
 
+SHORT_GROUPS: Final = 5
 LENT_BUFFERS: Final = 8
 """That one connection has beside those that are being read at most."""
 
@@ -65,7 +66,9 @@ def send_staged(
     groups = deque(
         plan_groups(addresses, lengths, disk.threads, group_bytes_for(lengths, disk.threads))
     )
-    alone = len(groups) == 1
+    # Of a short read this thread reads the first part itself, while others have the rest.
+    own = groups[0] if len(groups) <= SHORT_GROUPS else None
+    mine: Request | None = None
     reading: deque[tuple[Group, Request]] = deque()
     lent: deque[int] = deque()
     reading_most = reading_max(disk)
@@ -84,11 +87,14 @@ def send_staged(
                     break
                 group = groups.popleft()
                 request = Request(buffer, group.pieces)
-                if alone:  # no other thread is needed
-                    disk.carry_out(request)
+                if group is own:
+                    mine = request
                 else:
                     disk.start(request)
                 reading.append((group, request))
+            if mine is not None:
+                disk.carry_out(mine)
+                mine = None
             if not reading:
                 _take_back(outlet, disk, lent)
                 continue

@@ -22,7 +22,13 @@ from cenote.cli.doctor.host import (
     judge_kernel,
     judge_memlock,
 )
-from cenote.cli.doctor.pool import judge_etcd, judge_lane, judge_path, judge_status
+from cenote.cli.doctor.pool import (
+    judge_etcd,
+    judge_lane,
+    judge_path,
+    judge_status,
+    quota_in,
+)
 from cenote.cli.doctor.rdma import judge_counters, judge_library, judge_ports, rdma_checks
 from cenote.runtime.memlock import MemlockFacts
 from cenote.transport.nics.filters import DeviceFilter
@@ -332,6 +338,24 @@ def test_status(changes: dict[str, object], verdict: Verdict, parts: list[str]) 
 def test_etcd(answer: object, skew_s: float | None, verdict: Verdict, parts: list[str]) -> None:
     (finding,) = judge_etcd("etcd e:1", answer, skew_s, 0.01)
     assert_says(finding, verdict, *parts)
+
+
+def test_the_room_that_etcd_has_left() -> None:
+    text = """
+# HELP etcd_mvcc_db_total_size_in_bytes Total size of the underlying database.
+# TYPE etcd_mvcc_db_total_size_in_bytes gauge
+etcd_mvcc_db_total_size_in_bytes 1.9e+09
+etcd_mvcc_db_total_size_in_use_in_bytes 1000
+etcd_server_quota_backend_bytes 2.147483648e+09
+"""
+    quota = quota_in(text)
+    assert quota == (1_900_000_000, 2 << 30)
+    (finding,) = judge_etcd("etcd e:1", {"health": "true"}, 0.1, 0.01, quota)
+    assert_says(finding, WARN, "1.77 GiB of 2 GiB", "--quota-backend-bytes")
+    (finding,) = judge_etcd("etcd e:1", {"health": "true"}, 0.1, 0.01, (1 << 20, 2 << 30))
+    assert_says(finding, OK, "1 MiB of 2 GiB")
+    for silent in ("", "etcd_server_quota_backend_bytes x", text.replace("2.147483648e+09", "0")):
+        assert quota_in(silent) is None
 
 
 def test_peers() -> None:

@@ -18,6 +18,7 @@ from cenote.api.errors import (
     ConfigError,
     FingerprintMismatch,
     ForkedClient,
+    InvalidArgument,
     Unavailable,
 )
 from cenote.client import Client
@@ -325,3 +326,23 @@ def test_a_binary_fingerprint_survives(make_client: MakeClient, master: FakeMast
 def test_unknown_transports_are_named() -> None:
     with pytest.raises(ConfigError, match="carrier pigeon"):
         Client("127.0.0.1:1", transports=("carrier pigeon",), deadline_s=0.1)
+
+
+def test_who_names_its_namespaces_needs_none_of_its_own(make_client: MakeClient) -> None:
+    """A tenant's token is not for `default`."""
+    client = make_client(namespace="")
+    assert client.session.spaces == {}
+    space = client.namespace("ann/llama")
+    assert space.put("key", b"value").stored
+    assert space.get("key") == b"value"
+    for use in (
+        lambda: client.get("key"),
+        lambda: client.get_batch(["key", "other"]),
+        lambda: client.put_batch(["key"], [b"value"]).raise_for_errors(),
+        lambda: client.put("key", b"value").raise_for_error(),
+        lambda: client.exists("key"),
+        lambda: client.namespace(""),
+    ):
+        with pytest.raises(InvalidArgument, match="name"):
+            use()
+    client.session.reopen_session(5.0)

@@ -15,10 +15,9 @@ from cenote.connectors.vllm.residency import (
     Change,
     Noted,
     Residency,
-    ResidencyWatch,
     Survey,
-    survey,
 )
+from cenote.connectors.vllm.residency_watch import ResidencyWatch, survey
 
 
 def noted(*numbers: int) -> list[Noted]:

@@ -114,7 +114,7 @@ def test_a_put_never_waits_for_a_copy() -> None:
         kit.heartbeat(kit.nodes[1])
         check(kit.state)
     pool = pool_of(kit.state)
-    assert 0 < pool.copies.units * 64 <= 16 * KIB
+    assert 0 < pool.copies.units * 64 <= 32 * KIB
     assert kit.new(Gone)
     # What they were about is gone by now.
     copy_all(kit, kit.nodes[1])

@@ -132,3 +132,35 @@ def test_refusals_are_all_counted_and_some_logged() -> None:
     now[0] = 1.0
     refusals.note("lane", PermissionDenied("no"), "peer")
     assert log.lines[-1]["unsaid_before"] == 100 - LINES_AT_ONCE
+
+
+def test_a_certificate_stands_for_a_token(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+    file = TokenFile(path, must_exist=False)
+    entry, token = file.create("ann", Role.WRITE, ["ann/*"], certificate="dns:engine.ann")
+    assert token == ""
+    assert "sha256" not in path.read_text()
+    known = TokenFile(path)
+    who = known.authenticate(b"", ("uri:spiffe://x", "dns:engine.ann", "cn:other"))
+    assert (who.name, who.role) == ("ann", Role.WRITE)
+    assert known.still_counts(who)
+    # Its id, which everybody may know, is no token.
+    for secret in (b"", b"_", b"_x"):
+        with pytest.raises(Unauthenticated):
+            known.authenticate(b"cenote_" + entry.token_id.encode() + secret)
+    with pytest.raises(Unauthenticated, match=r"dns:nobody.*no token"):
+        known.authenticate(b"", ("dns:nobody",))
+    file.revoke(entry.token_id)
+    assert known.refresh()
+    assert not known.still_counts(who)
+    with pytest.raises(Unauthenticated, match="is revoked"):
+        known.authenticate(b"", ("dns:engine.ann",))
+    again, _ = file.create("ann", Role.READ, ["ann/*"], certificate="dns:engine.ann")
+    assert known.authenticate(b"", ("dns:engine.ann",)).token_id == again.token_id
+
+
+@pytest.mark.parametrize("identity", ["engine", "ip:10.0.0.1", "dns:", ":x"])
+def test_what_no_certificate_is_for(tmp_path: Path, identity: str) -> None:
+    file = TokenFile(tmp_path / "tokens.json", must_exist=False)
+    with pytest.raises(InvalidArgument, match="no identity of a certificate"):
+        file.create("ann", Role.WRITE, ["a"], certificate=identity)

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cenote.api.errors import GrantRevoked, PermissionDenied, Unauthenticated, Unavailable
+from cenote.api.errors import (
+    GrantRevoked,
+    InvalidArgument,
+    PermissionDenied,
+    Unauthenticated,
+    Unavailable,
+)
 from cenote.api.rows import EXTENT, SEAL
 from cenote.security.tickets import KeyRing, pack_proof, sign_ticket
 from cenote.security.tokens import Role
@@ -174,3 +180,14 @@ def test_before_a_master_was_met_nobody_is_let_in(world: World) -> None:
     gate.learn(b"")  # of a master without tokens
     with pytest.raises(Unavailable):
         gate.admit(b"anything")
+
+
+def test_a_batch_of_nothing_but_addresses_that_are_not_there(world: World) -> None:
+    """Whoever guesses addresses finds the end of the segment, too: that was an IndexError."""
+    ann = world.session("ann")
+    rows = extents((2 << 20, 4096), (3 << 20, 4096))
+    statuses = np.full(len(rows), InvalidArgument.code, np.uint8)  # as the segments say
+    segments = world.gate._segments
+    assert ann.deny_reads(rows, statuses, segments) == 0
+    assert statuses.tolist() == [InvalidArgument.code] * 2
+    assert ann.deny_reads(rows[:0], statuses[:0], segments) == 0

@@ -1,11 +1,10 @@
-"""An SSD that fails, hangs, tears, is full or gone, or is written for a leader of before."""
+"""An SSD that fails, tears, is full or gone, or is written for a leader of before."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from cenote.api.rows import CopyStatus
 from cenote.store.device import BLOCK_BYTES, open_device
 from cenote.store.ssd import DISK_ADDRESS, FAILURES_MAX, SsdFile, plan_ssd
 from faulty_device import FaultyDevice, io_error, no_fault
-from ssd_node import DRAM_ID, EPOCH, SSD_ID, SsdNode, fill, payload_of, read
+from ssd_node import SSD_ID, SsdNode, fill, payload_of, read
 from waiting import wait_until
 
 MIB = 1 << 20
@@ -195,29 +194,3 @@ def test_two_daemons_do_not_share_a_file(tmp_path: Path) -> None:
         open_device(tmp_path / "ssd", MIB)
     first.close()
     open_device(tmp_path / "ssd", MIB).close()
-
-
-def test_a_device_that_hangs_keeps_no_daemon_from_its_next_leader(tmp_path: Path) -> None:
-    """While slots of a copy are being written, and the header after that."""
-    hung, go_on = threading.Event(), threading.Event()
-    with SsdNode(tmp_path) as node:
-        table_end = node.ssd.plan.data_at
-
-        def hang(offset: int, _length: int) -> None:
-            if offset < table_end:
-                hung.set()
-                go_on.wait(20)
-
-        node.device.on_write = hang
-        node.put(0, payload_of(1, 100_000), [(0, 100_032)])
-        node.copy([0], 3, 0, 128 << 10)
-        assert hung.wait(10)
-        began_s = time.monotonic()
-        node.segments.fence(EPOCH + 1)
-        node.copier.fence(EPOCH + 1)
-        node.segments.attached(1, [DRAM_ID, SSD_ID + 5])
-        assert time.monotonic() - began_s < 5
-        assert node.segments.by_id(SSD_ID + 5) is node.ssd
-        go_on.set()
-    with SsdNode(tmp_path) as node:
-        assert node.ssd.header.last_epoch == EPOCH + 1

@@ -20,17 +20,30 @@ from cenote.client.session import boot_id
 from cenote.client.survey import survey_from_here
 from cenote.kv.etcd_options import EtcdOptions
 from cenote.rpc.lane_client import LaneClient
-from cenote.runtime.units import format_duration
+from cenote.runtime.units import format_duration, format_size
 from cenote.v1 import admin_pb2
 from cenote.v1 import master_pb2 as pb
 
 from .clock import judge_skew
 from .findings import Check, Finding, Verdict
 
-__all__ = ["etcd_checks", "judge_etcd", "judge_lane", "judge_path", "judge_status", "pool_checks"]
+__all__ = [
+    "etcd_checks",
+    "judge_etcd",
+    "judge_lane",
+    "judge_path",
+    "judge_status",
+    "pool_checks",
+    "quota_in",
+]
 
 ROUND_TRIP_SLOW_S: Final = 0.005
 BACKLOG_OLD_S: Final = 1.0
+QUOTA_SHARE_HIGH: Final = 0.8
+"""Of etcd's quota, in use."""
+_DB_BYTES: Final = "etcd_mvcc_db_total_size_in_bytes"
+_QUOTA_BYTES: Final = "etcd_server_quota_backend_bytes"
+_METRICS_BYTES_MAX: Final = 4 << 20
 _ROUND_TRIPS: Final = 5
 _ANSWER_BYTES_MAX: Final = 65_536
 _MASTER_REMEDY: Final = "is it running? does a firewall drop its port? does --master name it?"
@@ -214,7 +227,8 @@ def _etcd_look(host: str, port: int, options: EtcdOptions) -> Callable[[float], 
                     "is it running? masters need a majority of etcd's members; for TLS, --etcd-ca",
                 )
             ]
-        return judge_etcd(check, answer, skew_s, took_s)
+        quota = _ask_quota(host, port, options, deadline_s)
+        return judge_etcd(check, answer, skew_s, took_s, quota)
 
     return look
 
@@ -223,16 +237,7 @@ def _ask_etcd(
     host: str, port: int, options: EtcdOptions, deadline_s: float
 ) -> tuple[object, float | None, float]:
     """(what /health says, its time of day less ours, seconds that it took)."""
-    connection: http.client.HTTPConnection
-    if options.ca:
-        import ssl
-
-        context = ssl.create_default_context(cafile=options.ca)
-        if options.cert:
-            context.load_cert_chain(options.cert, options.key)
-        connection = http.client.HTTPSConnection(host, port, timeout=deadline_s, context=context)
-    else:
-        connection = http.client.HTTPConnection(host, port, timeout=deadline_s)
+    connection = _connection_to(host, port, options, deadline_s)
     try:
         began_s = time.monotonic()
         connection.request("GET", "/health")
@@ -248,8 +253,55 @@ def _ask_etcd(
     return json.loads(body), skew_s, took_s
 
 
-def judge_etcd(check: str, answer: object, skew_s: float | None, took_s: float) -> list[Finding]:
-    """What a member says of itself."""
+def _connection_to(
+    host: str, port: int, options: EtcdOptions, deadline_s: float
+) -> http.client.HTTPConnection:
+    if not options.ca:
+        return http.client.HTTPConnection(host, port, timeout=deadline_s)
+    import ssl
+
+    context = ssl.create_default_context(cafile=options.ca)
+    if options.cert:
+        context.load_cert_chain(options.cert, options.key)
+    return http.client.HTTPSConnection(host, port, timeout=deadline_s, context=context)
+
+
+def _ask_quota(
+    host: str, port: int, options: EtcdOptions, deadline_s: float
+) -> tuple[int, int] | None:
+    """(bytes of its database, its quota) of a member's own metrics; None where it shows none."""
+    connection = _connection_to(host, port, options, deadline_s)
+    try:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read(_METRICS_BYTES_MAX).decode("utf-8", "replace")
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+    return quota_in(text)
+
+
+def quota_in(metrics: str) -> tuple[int, int] | None:
+    """(bytes of the database, the quota) in what a member of etcd shows Prometheus."""
+    found = {}
+    for line in metrics.splitlines():
+        name, _, value = line.partition(" ")
+        if name in (_DB_BYTES, _QUOTA_BYTES):
+            with contextlib.suppress(ValueError):
+                found[name] = int(float(value))
+    if len(found) < 2 or found[_QUOTA_BYTES] <= 0:
+        return None
+    return found[_DB_BYTES], found[_QUOTA_BYTES]
+
+
+def judge_etcd(
+    check: str,
+    answer: object,
+    skew_s: float | None,
+    took_s: float,
+    quota: tuple[int, int] | None = None,
+) -> list[Finding]:
+    """What a member says of itself. `quota`: bytes of its database, and how many it may have."""
     health = answer.get("health") if isinstance(answer, dict) else None
     if str(health).lower() != "true":
         reason = answer.get("reason", "") if isinstance(answer, dict) else ""
@@ -263,8 +315,24 @@ def judge_etcd(check: str, answer: object, skew_s: float | None, took_s: float) 
         ]
     if skew_s is not None and (skewed := judge_skew(check, skew_s, took_s)) is not None:
         return [skewed]
+    room = ""
+    if quota is not None:
+        used, most = quota
+        room = f", its database has {format_size(used)} of {format_size(most)}"
+        if used > QUOTA_SHARE_HIGH * most:
+            return [
+                Finding(
+                    check,
+                    Verdict.WARN,
+                    f"healthy{room}: at its quota it takes no more writes",
+                    "defragment the members one by one (etcdctl defrag); start them with a larger"
+                    " --quota-backend-bytes",
+                )
+            ]
     clock = "" if skew_s is None else ", its time of day is this host's within seconds"
-    return [Finding(check, Verdict.OK, f"healthy, answers in {format_duration(took_s)}{clock}")]
+    return [
+        Finding(check, Verdict.OK, f"healthy, answers in {format_duration(took_s)}{room}{clock}")
+    ]
 
 
 # ---- nodes -------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
+from cenote.api.errors import InvalidArgument
 from cenote.api.rows import DIGEST_BYTES
 from cenote.client.locations import LocationCache
 from cenote.v1 import common_pb2, master_pb2
@@ -68,6 +69,21 @@ class Space:
         self.touches: deque[bytes] = deque(maxlen=_TOUCHES_MAX)
         self.chain_touches: deque[tuple[bytes, bool]] = deque(maxlen=64)
         """Each entry: the packed digests of one chain, and whether it was read (else put)."""
+
+    @classmethod
+    def nameless(cls) -> Space:
+        """Of a client that has none of its own: as one that was deleted, and never comes back."""
+        space = cls("", b"", 0)
+        space.opened(master_pb2.OpenNamespaceResponse())
+        return space
+
+    def check_name(self) -> None:
+        """Raises InvalidArgument where it is nobody's."""
+        if not self.name:
+            raise InvalidArgument(
+                "this client has no namespace of its own",
+                remedy="use what its `namespace(NAME)` gives, or Client(namespace=NAME)",
+            )
 
     def opened(self, reply: master_pb2.OpenNamespaceResponse) -> None:
         """Take over what the master answered."""

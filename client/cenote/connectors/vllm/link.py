@@ -127,6 +127,7 @@ class PoolLink:
         return Client(
             addresses if addresses.startswith("etcd://") else addresses.split(","),
             name=self._name,
+            namespace="",  # a tenant's token is for the namespaces of its models alone
             deadline_s=_CONNECT_S,
             transports=self._options.transports,
             replicas=self._options.replicas,

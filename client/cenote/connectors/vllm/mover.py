@@ -27,11 +27,11 @@ from typing import Final, Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
-from cenote.api.errors import BufferInUse, CenoteError, DeadlineExceeded, Unavailable
+from cenote.api.errors import BufferInUse, DeadlineExceeded, Unavailable
 from cenote.runtime.log import get_logger
 from cenote.runtime.memory import address_of
 
-from .moves import LANES, Answer, Batch, Setting
+from .moves import LANES, Answer, Batch, Lane, Setting
 from .options import ConnectorOptions
 
 __all__ = ["Mover"]
@@ -54,12 +54,10 @@ class _Helper:
     def __init__(self, setting: Setting, memory_fd: int) -> None:
         """Raises OSError."""
         self.status, theirs = Pipe()
-        pairs: dict[str, tuple[Connection, Connection]] = {name: Pipe() for name in LANES}
-        self.lanes = {name: pair[0] for name, pair in pairs.items()}
-        for lane in self.lanes.values():
-            with _socket_of(lane) as sock:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _STALL)
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _STALL)
+        pairs = {name: socket.socketpair() for name in LANES}
+        for mine, _ in pairs.values():
+            mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _STALL)
+        self.lanes = {name: Lane(pair[0]) for name, pair in pairs.items()}
         given = [memory_fd, theirs.fileno(), *(pair[1].fileno() for pair in pairs.values())]
         try:
             self.process = subprocess.Popen(
@@ -69,7 +67,8 @@ class _Helper:
                 start_new_session=True,  # Ctrl-C is for the engine, which ends this one
             )
         finally:
-            for end in (theirs, *(pair[1] for pair in pairs.values())):
+            theirs.close()
+            for _, end in pairs.values():
                 end.close()
         self.status.send(setting)
 
@@ -206,19 +205,17 @@ class Mover:
             raise Unavailable("no pool was reached yet", remedy="start one, or check `master`")
         lane = helper.lanes[name]
         try:
-            lane.send(batch)
-            if not lane.poll(batch.deadline_s + _GRACE_S):
-                self._end(helper)
-                raise DeadlineExceeded(
-                    "the process that moves blocks did not answer, and was ended"
-                )
-            answer: Answer | CenoteError = lane.recv()
+            lane.send(batch.packed())
+            answer = lane.receive(batch.deadline_s + _GRACE_S)
+        except TimeoutError:
+            self._end(helper)
+            raise DeadlineExceeded(
+                "the process that moves blocks did not answer, and was ended"
+            ) from None
         except (EOFError, OSError) as error:
             self._end(helper)
             raise Unavailable("the process that moves blocks ended in a transfer") from error
-        if isinstance(answer, CenoteError):
-            raise answer
-        return answer
+        return Answer.unpacked(answer)
 
     def _end(self, helper: _Helper) -> None:
         """Raises BufferInUse where it can't be ended: it may still write."""

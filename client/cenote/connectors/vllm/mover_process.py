@@ -8,6 +8,8 @@ It ends when the other end of STATUS is closed, which the kernel does when the e
 from __future__ import annotations
 
 import mmap
+import pickle
+import socket
 import sys
 import threading
 import time
@@ -23,7 +25,7 @@ from cenote.runtime.log import get_logger, log_if_nobody_listens
 from cenote.runtime.memory import address_of, allocate_file, populate
 
 from .link import PoolLink, remaining_s
-from .moves import LANES, Answer, Batch, Setting
+from .moves import LANES, Answer, Batch, Lane, Setting
 
 __all__ = ["main"]
 
@@ -59,21 +61,20 @@ class _Mover:
         except OSError:  # the engine is gone: the main thread hears it, too
             _log.debug("nobody listens any more")
 
-    def serve(self, lane: Connection) -> None:
+    def serve(self, lane: Lane) -> None:
         """Until the lane is closed."""
         while True:
             try:
-                batch: Batch = lane.recv()
+                message = lane.receive()
             except (EOFError, OSError):
                 return
-            answer: Answer | CenoteError
             try:
-                answer = self._move(batch)
+                answer = self._move(Batch.unpacked(message)).packed()
             except CenoteError as error:
-                answer = error
+                answer = pickle.dumps(error)
             except Exception as error:  # a bug of ours: the worker is to hear of it, not to wait
                 _log.exception("a transfer failed")
-                answer = CenoteError(f"{type(error).__name__}: {error}")
+                answer = pickle.dumps(CenoteError(f"{type(error).__name__}: {error}"))
             try:
                 lane.send(answer)
             except OSError:
@@ -107,7 +108,10 @@ def main(arguments: list[str]) -> None:
     mover = _Mover(setting, memory_fd, status)
     for name, fd in zip(LANES, lane_fds, strict=True):
         threading.Thread(
-            target=mover.serve, args=(Connection(fd),), name=f"cenote-{name}", daemon=True
+            target=mover.serve,
+            args=(Lane(socket.socket(fileno=fd)),),
+            name=f"cenote-{name}",
+            daemon=True,
         ).start()
     mover.start()
     try:

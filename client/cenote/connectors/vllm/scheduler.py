@@ -29,7 +29,8 @@ from .orders import LoadOrder, Orders, Reports, SpaceName, StageOrder, StageRepo
 from .pace import ComputePace
 from .places import NOWHERE, SOURCES, HostView
 from .requests import Known, RequestLike
-from .residency import Change, ResidencyWatch
+from .residency import Change
+from .residency_watch import ResidencyWatch
 from .saves import SaveProgress
 from .variants import Variant, Variants, with_suffix
 

@@ -38,6 +38,7 @@ __all__ = ["StoreWorker"]
 _log: Final = get_logger("cenote.vllm")
 _ORDERS_MAX: Final = 4096
 _CLOSE_S: Final = 3.0
+_NONE: Final[frozenset[Block]] = frozenset()
 Job = Callable[[], None]
 
 
@@ -45,16 +46,15 @@ class _JobThread:
     """Does jobs one after the other; what they raise is logged, for nobody waits for them."""
 
     def __init__(self, name: str) -> None:
-        self._jobs: queue.Queue[Job | None] = queue.Queue(_ORDERS_MAX)
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # in C: no locks in Python
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, job: Job) -> bool:
         """False where too much is waiting."""
-        try:
-            self._jobs.put_nowait(job)
-        except queue.Full:
+        if self._jobs.qsize() >= _ORDERS_MAX:
             return False
+        self._jobs.put(job)
         return True
 
     def _run(self) -> None:
@@ -66,10 +66,7 @@ class _JobThread:
 
     def close(self, timeout_s: float) -> None:
         """End it after the jobs that wait, or at `timeout_s`."""
-        try:
-            self._jobs.put(None, timeout=timeout_s)
-        except queue.Full:
-            return
+        self._jobs.put(None)
         self._thread.join(timeout_s)
 
 
@@ -251,10 +248,10 @@ class StoreWorker:
             self._counters.add("unstaged_blocks", len(order.blocks) - len(slots))
         hits = np.zeros(len(blocks), np.bool_)
         kept: list[int] = []
+        groups = [block[0] for block in blocks]
+        sizes = np.array([self._memory.block_bytes[g] for g in groups], np.uint64)
         try:
             if blocks:
-                groups = [block[0] for block in blocks]
-                sizes = np.array([self._memory.block_bytes[g] for g in groups], np.uint64)
                 batch = Batch(
                     "get",
                     space,
@@ -270,14 +267,20 @@ class StoreWorker:
             self._counters.add("lost_slots", len(slots))
             raise
         finally:
-            with self._lock:
+            whole = bool(hits.all())
+            if not whole and not kept:
                 missed = [s for s, hit in zip(slots, hits.tolist(), strict=True) if not hit]
-                self._slots.give([] if kept else missed)
+                with self._lock:
+                    self._slots.give(missed)
+        if whole:
+            return dict(zip(blocks, slots, strict=True)), int(sizes.sum())
         found = {b: s for b, s, hit in zip(blocks, slots, hits.tolist(), strict=True) if hit}
-        return found, sum(self._memory.block_bytes[block[0]] for block in found)
+        return found, int(sizes[hits].sum())
 
     def _report(self, order: StageOrder, there: dict[Block, int], size_bytes: int) -> None:
-        missing = frozenset(order.blocks) - there.keys()
+        missing = (
+            frozenset(order.blocks) - there.keys() if len(there) < len(order.blocks) else _NONE
+        )
         with self._lock:
             self._under_way.discard(order.ticket)
             if order.ticket in self._dropped:
