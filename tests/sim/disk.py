@@ -40,6 +40,7 @@ _SLOTS_AT: Final = 64 << 10
 QUICK_S: Final = 100e-6
 _STOPS: Final = (0, 0, 1, 2)
 """How often others get on while one write lands."""
+_SLICE_S: Final = 0.25
 _KEPT: Final = (0.0, 0.3, 0.7, 1.0)
 """Of what was not flushed, the share that a power cut leaves."""
 
@@ -125,14 +126,19 @@ class SimDisk:
         """What a read finds."""
         self.durable = bytearray(self.size_bytes)
         """What a power cut leaves, at least."""
-        self._loose: dict[int, None] = {}
-        """Sectors in which the two may differ."""
+        self._loose: dict[int, int] = {}
+        """Sectors in which the two may differ, and the number of the last write to each."""
+        self._kept: dict[int, int] = {}
+        """By sector: the number of the write that is durable. Flushes may overlap."""
+        self._landed = 0
         self._flipped: list[int] = []
         self.weather = DiskWeather()
         self.file: DiskFile | None = None
         self.on_request: Callable[[str], float] = lambda what: 0.0
         """The moment before a request takes effect: faults like it. Tells how much later than
         otherwise that is."""
+        self.is_well = False
+        """All faults have ended: nothing takes long any more, whatever was to."""
         self.crawl_s: dict[str, float] = {}
         """By kind of request: how much longer the next one takes."""
         self.counts = {"read": 0, "write": 0, "flush": 0, "failed": 0, "torn": 0}
@@ -156,7 +162,13 @@ class SimDisk:
         dice = self._loop.dice
         self.counts[what] += 1
         crawl_s = self.on_request(what) + self.crawl_s.pop(what, 0.0)
-        self._loop.sleep(crawl_s + dice.expovariate(1 / self.weather.latency_s))
+        left_s = crawl_s + dice.expovariate(1 / self.weather.latency_s)
+        while left_s > 0 and not self.is_well:
+            step_s = min(left_s, _SLICE_S)
+            self._loop.sleep(step_s)
+            left_s -= step_s
+        if self.is_well:
+            self._loop.sleep(QUICK_S)
         fails = dice.random() < error_share
         self.counts["failed"] += fails
         return fails
@@ -197,21 +209,24 @@ class SimDisk:
         first, last = len(self.content), 0
         for address, offset in pieces:
             self.content[offset : offset + SECTOR_BYTES] = MEMORY[address : address + SECTOR_BYTES]
-            self._loose[offset // SECTOR_BYTES] = None
+            self._landed += 1
+            self._loose[offset // SECTOR_BYTES] = self._landed
             first, last = min(first, offset), max(last, offset + SECTOR_BYTES)
         if first < self.plan.data_at and last > _SLOTS_AT:
             self._check_slots(before)
 
     def flush(self) -> None:
         """What was written before it began is durable when it ends."""
-        held = {sector: self._sector(sector) for sector in self._loose}
+        held = [(sector, number, self._sector(sector)) for sector, number in self._loose.items()]
         if self._begin("flush", self.weather.flush_errors):
             raise self._error("flush")
-        for sector, data in held.items():
-            start = sector * SECTOR_BYTES
-            self.durable[start : start + SECTOR_BYTES] = data
-            if self._sector(sector) == data:
-                self._loose.pop(sector, None)
+        for sector, number, data in held:
+            if number > self._kept.get(sector, 0):
+                start = sector * SECTOR_BYTES
+                self.durable[start : start + SECTOR_BYTES] = data
+                self._kept[sector] = number
+            if self._loose.get(sector) == number:
+                del self._loose[sector]
 
     def _sector(self, number: int) -> bytes:
         return bytes(self.content[number * SECTOR_BYTES : (number + 1) * SECTOR_BYTES])

@@ -49,7 +49,7 @@ class TierFaults:
         """Every SSD works, and no node is to be left any more."""
         for host in self._world.hosts.values():
             if host.disk is not None:
-                host.disk.weather = DiskWeather()
+                host.disk.weather, host.disk.is_well = DiskWeather(), True
         self._undo_drains()
 
     def strike_device(self, host: StoreHost, what: str) -> float:
