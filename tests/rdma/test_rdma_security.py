@@ -5,7 +5,6 @@ and for nobody else; they end with the session. Real devices, real daemons.
 from __future__ import annotations
 
 import os
-import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,7 +156,7 @@ def test_keys_are_told_to_nobody_else(secured: Secured) -> None:
     assert sum(found.length for found in registered) > 40 * MIB
     assert all(key for found in registered for key in found.remote_keys)
 
-    pairs = secured.working_pairs()
+    wait_until(lambda: not secured.working_pairs(), SLOW_S, what="earlier clients to be gone")
     before = secured.refusals("Unauthenticated")
     other_id, other_ticket = secured.ticket("wide")
     for wrong in (b"", b"x" * len(ticket), ticket[:-1] + bytes([ticket[-1] ^ 1]), other_ticket):
@@ -173,14 +172,14 @@ def test_keys_are_told_to_nobody_else(secured: Secured) -> None:
             with pytest.raises(PermissionDenied, match="RDMA"):
                 ask_for_keys(raw)
     assert secured.refusals("PermissionDenied") >= before + 2
-    assert secured.working_pairs() == pairs
+    assert secured.working_pairs() == 0
 
 
 def test_who_only_reads_gets_no_pair_that_writes(secured: Secured) -> None:
     [node] = nodes_of(secured)
     [endpoint] = [e for e in node.endpoints if e.kind == common_pb2.TRANSPORT_KIND_RDMA]
     port = decode_ports(endpoint.device_info)[0]
-    pairs = secured.working_pairs()
+    wait_until(lambda: not secured.working_pairs(), SLOW_S, what="earlier clients to be gone")
     with secured.socket() as raw:
         raw.hello(*secured.ticket("all-reader"))
         assert ask_for_keys(raw).registrations
@@ -188,7 +187,7 @@ def test_who_only_reads_gets_no_pair_that_writes(secured: Secured) -> None:
         wanted.queue_pairs.add(device=port.device, port=port.port, writes=True)
         with pytest.raises(PermissionDenied):
             ask_for_keys(raw, wanted)
-    assert secured.working_pairs() == pairs
+    assert secured.working_pairs() == 0
 
 
 def nodes_of(secured: Secured) -> list[common_pb2.NodeView]:
@@ -207,33 +206,28 @@ def test_a_revoked_token_loses_its_queue_pairs(secured: Secured) -> None:
         wait_until(lambda: is_read(carl, "key", data), SLOW_S, what="a read")
         assert carl.stats().rdma_read_bytes >= MIB
         assert secured.working_pairs() > 0
-        ended: list[CenoteError] = []
+        turns = 0
 
-        def work() -> None:
-            number = 0
-            while not ended:
-                number += 1
-                try:
-                    assert carl.get("key") in (None, data)
-                    carl.put(f"more {number % 8}", data)
-                    carl.remove(f"more {number % 8}")
-                except Unavailable:
-                    continue
-                except CenoteError as error:
-                    ended.append(error)
+        def is_refused() -> bool:
+            """Once more, over RDMA where it still may."""
+            nonlocal turns
+            turns += 1
+            if turns == 5:
+                secured.tokens.revoke("carl")
+            try:
+                assert carl.get("key") in (None, data)
+                carl.put(f"more {turns % 8}", data)
+                carl.remove(f"more {turns % 8}")
+            except Unauthenticated:
+                return True
+            except CenoteError:  # cut off in the middle of something; or too slow a machine
+                return False
+            return False
 
-        thread = threading.Thread(target=work)
-        thread.start()
-        try:
-            secured.tokens.revoke("carl")
-            wait_until(lambda: ended, SLOW_S, what="the client to be refused")
-            wait_until(lambda: not secured.working_pairs(), SLOW_S, what="the pairs to end")
-        finally:
-            ended.append(Unavailable("the test is over"))
-            thread.join(SLOW_S)
+        wait_until(is_refused, SLOW_S, what="the client to be refused")
+        wait_until(lambda: not secured.working_pairs(), SLOW_S, what="the pairs to end")
         with pytest.raises(Unauthenticated):
             carl.put("late", data)
-        assert secured.working_pairs() == 0
 
 
 def test_a_pool_that_trusts_its_tenants(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from cluster import Cluster
 from waiting import wait_until
 from with_vllm.engines import PROMPTS, Engine
 
-PATIENT = {"lookup_deadline_s": "5s", "load_deadline_s": "10s"}
+PATIENT = {"lookup_deadline_s": "5s", "load_deadline_s": "10s", "load_share": 0}
 
 
 @pytest.mark.slow_engine

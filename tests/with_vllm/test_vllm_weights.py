@@ -10,7 +10,7 @@ import pytest
 from cluster import Cluster
 from with_vllm.engines import PROMPTS, Engine
 
-PATIENT = {"lookup_deadline_s": "5s", "load_deadline_s": "10s"}
+PATIENT = {"lookup_deadline_s": "5s", "load_deadline_s": "10s", "load_share": 0}
 FIRST_TIME = [0, 0, 256]
 FROM_POOL = [256, 640, 512]
 

@@ -12,7 +12,7 @@ import stat
 import time
 from collections.abc import Callable
 
-from cenote.api.errors import CenoteError, ResourceUnavailable, TlsFailed, Unavailable
+from cenote.api.errors import CenoteError, ResourceUnavailable, Unavailable
 from cenote.security.tls import Tls
 
 from .address import UNIX_PATH_BYTES_MAX
@@ -69,7 +69,7 @@ class LaneServer:
         self.connections: set[LaneConnection] = set()  # admitted
         self.tasks: set[asyncio.Future[ReplyBody] | asyncio.Future[bytes]] = set()
         self.handshakes: Handshakes | None = None
-        self.on_handshake_failed: Callable[[TlsFailed, str], None] | None = None
+        self.on_handshake_failed: Callable[[Unavailable, str], None] | None = None
         self._refused: set[LaneConnection] = set()
         self._on_connect = on_connect
         self._on_disconnect = on_disconnect
@@ -168,7 +168,7 @@ class LaneServer:
             self._on_connect(connection)
         return None
 
-    def handshake_failed(self, error: TlsFailed, peer: str) -> None:
+    def handshake_failed(self, error: Unavailable, peer: str) -> None:
         """Called by a connection that did not come to be."""
         if self.on_handshake_failed is not None:
             self.on_handshake_failed(error, peer)

@@ -18,7 +18,7 @@ import ssl
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, final
 
-from cenote.api.errors import CenoteError, TlsFailed
+from cenote.api.errors import CenoteError, TlsFailed, Unavailable
 from cenote.security.tls import Tls, identities_of
 from cenote.security.tls_errors import tls_failed, wants_tls
 from cenote.security.tls_socket import looks_like_tls
@@ -191,7 +191,7 @@ class TlsAcceptor(asyncio.Protocol):
         self._server.stats.handshakes_failed += 1
         self.abort()
 
-    def _fail(self, error: TlsFailed, *, plain: bool = False) -> None:
+    def _fail(self, error: Unavailable, *, plain: bool = False) -> None:
         """Say why, and leave the client the time to read it."""
         self._server.stats.handshakes_failed += 1
         peer = peer_name(self._transport)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from typing import Final
 
-from cenote.api.errors import TlsFailed
+from cenote.api.errors import TlsFailed, Unavailable
 
 from .tls import TlsFiles
 
@@ -52,8 +52,9 @@ def no_tls_here(peer: object) -> TlsFailed:
     )
 
 
-def tls_failed(error: BaseException, peer: object, files: TlsFiles | None) -> TlsFailed:
-    """The typed error for a handshake with `peer` that failed on this side, or was refused."""
+def tls_failed(error: BaseException, peer: object, files: TlsFiles | None) -> Unavailable:
+    """The typed error for a handshake with `peer` that failed on this side, or was refused:
+    TlsFailed, or Unavailable where nothing was said."""
     files = files or TlsFiles()
     if isinstance(error, ssl.SSLCertVerificationError):
         return _distrusted(error, peer, files)
@@ -68,10 +69,10 @@ def tls_failed(error: BaseException, peer: object, files: TlsFiles | None) -> Tl
                 remedy=f"give {shown}, signed by a CA in the other side's tls_ca",
             )
     why = reason.lower().replace("_", " ") or str(error) or type(error).__name__
-    if isinstance(error, ssl.SSLEOFError | ConnectionError):
-        why = "it hung up"
-    return TlsFailed(
-        f"no TLS connection to {peer}: {why}",
+    # Who only hangs up has too many handshakes to do, or is at its end: another try may help.
+    hung_up = isinstance(error, ssl.SSLEOFError | ConnectionError)
+    return (Unavailable if hung_up else TlsFailed)(
+        f"no TLS connection to {peer}: {'it hung up' if hung_up else why}",
         remedy="does it speak TLS? its log says what it refused; compare tls_ca on both sides",
     )
 

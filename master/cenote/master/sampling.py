@@ -22,6 +22,8 @@ __all__ = ["follow_samples", "note", "note_one"]
 
 _REFERENCES_PER_TICK: int = 128
 """At most about 1 ms."""
+_BATCHES_PER_TICK: int = 2
+"""Likewise: where few objects fit, a batch is one reference, and takes as long as a full one."""
 _USED_SHARE_MIN = 0.1
 """Of the capacity: below it is not known how many objects fit."""
 
@@ -64,7 +66,7 @@ def follow_samples(pool: Pool, now_s: float) -> None:
         used_bytes = units * UNIT_BYTES
         if used_bytes > _USED_SHARE_MIN * pool.capacity_bytes:
             advisor.resize(pool.capacity_bytes * objects // used_bytes)
-    advisor.work(_REFERENCES_PER_TICK)
+    advisor.work(_REFERENCES_PER_TICK, _BATCHES_PER_TICK)
     pool.sample_mask = advisor.mask
     if pool.config.policy == AUTO and advisor.choice != pool.policy.name:
         rates = advisor.hit_rates()

@@ -18,8 +18,8 @@ from cenote.api.errors import (
     CenoteError,
     NotLeader,
     ResourceUnavailable,
-    TlsFailed,
     Unauthenticated,
+    Unavailable,
 )
 from cenote.rpc.address import is_loopback
 from cenote.rpc.grpc_auth import CredentialsInterceptor
@@ -235,7 +235,7 @@ class MasterServer:
         """Whether somebody who only reaches the ports is refused."""
         return self._guard is not None or (self._tls is not None and self._tls.asks_clients)
 
-    def _note_handshake(self, error: TlsFailed, peer: str) -> None:
+    def _note_handshake(self, error: Unavailable, peer: str) -> None:
         """Somebody could not prove who he is, or spoke no TLS."""
         self._refusals.note("lane", error, peer)
 

@@ -53,7 +53,7 @@ def connect(master: FakeMaster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
     """Clients whose metadata goes over lanes and whose bytes go to the fake nodes."""
     made: list[Client] = []
     monkeypatch.setattr(
-        "cenote.client.client.make_transports", lambda config: [FakeTransport(master.nodes)]
+        "cenote.client.client.make_transports", lambda config, tls: [FakeTransport(master.nodes)]
     )
 
     def connect(*addresses: str, **options: float) -> Client:

@@ -99,6 +99,15 @@ def test_what_comes_too_fast_is_dropped_and_fewer_keys_are_sampled() -> None:
     assert advisor.memory_bytes() < 16 << 20
 
 
+def test_work_is_bounded_by_batches_where_few_objects_fit() -> None:
+    """A batch takes 0.1 ms, also where it is one reference."""
+    advisor = Advisor()
+    advisor.resize(10)
+    advisor.note(spread(np.arange(500)), 0)
+    assert advisor.work(128, 8) == 8
+    assert advisor.work(128) == 128
+
+
 def test_nothing_is_sampled_before_the_capacity_is_known() -> None:
     advisor = Advisor()
     advisor.note(spread(np.arange(100)), 0)
