@@ -290,6 +290,7 @@ class SimDisk:
         else:
             size = max(1, int(records["object_size"][slot]))
             at = self.plan.data_at + int(records["offset"][slot]) + dice.randrange(size)
+            at = min(at, len(self.content) - 1)  # the slot may have been hit itself before
         del records
         self.file.damage(at, 1)
         self._flipped.append(at)

@@ -134,8 +134,10 @@ def _sources_go_first() -> contextlib.AbstractContextManager[None]:
     """What is to move leaves its place when that is ordered."""
     order = moves.Targets.order
 
-    def ordering(targets: Any, row: int, source: Any, place: Any, task: Any, leaves: int) -> None:
-        order(targets, row, source, place, task, leaves)
+    def ordering(
+        targets: Any, row: int, source: Any, place: Any, task: Any, leaves: int, *twin: Any
+    ) -> None:
+        order(targets, row, source, place, task, leaves, *twin)
         if leaves != NO_REPLICA:
             moves.leave(targets._pool, row, leaves)
 

@@ -282,7 +282,9 @@ class Tiers:
 class SimSource:
     """`cenote.transport.replica_source.ReplicaSource`: another daemon, for one that copies."""
 
-    def __init__(self, world: World, address: str, name: str, identity: SessionIdentity) -> None:
+    def __init__(
+        self, world: World, address: str, name: str, identity: SessionIdentity, _tls: object
+    ) -> None:
         node = common_pb2.NodeView(name=address.partition(":")[0])
         party = world.loop.present_party()
         self._world = world

@@ -351,8 +351,11 @@ def _contents(pool: Pool) -> Iterator[Digested]:
 
 def _epochs(pool: Pool) -> Iterator[DurableEffect]:
     last_seqs = dict(pool.adoption.known)
-    epoch = pool.epoch if pool.started else pool.replayed_epoch
-    last_seqs[epoch] = pool.last_seq
+    if pool.started:
+        last_seqs[pool.epoch] = pool.last_seq
+    elif pool.replayed_epoch not in last_seqs:
+        # Where it is known, what was adopted of earlier epochs may have later seqs than it has.
+        last_seqs[pool.replayed_epoch] = pool.last_seq
     for number in sorted(last_seqs):
         yield EpochStarted(number, last_seqs[number])
         digests = b"".join(d for d, e in pool.adoption.tombstones.items() if e == number)

@@ -234,6 +234,26 @@ def test_what_was_adopted_and_evicted_is_not_adopted_again(snapshot: bool) -> No
     check(again.state)
 
 
+def test_who_compacts_takes_no_adopted_seq_for_one_of_the_last_epoch(kit: Kit) -> None:
+    """What was adopted may have later seqs, of an epoch before, than the journal has of this one:
+    what it missed of this one has not become known by that."""
+    journaled = len(kit.durable())
+    kit.put(list(range(10, 30)), 700)
+    fresh = crashed(kit, journaled)
+    attached(kit, fresh)
+    assert all(fresh.exists(*range(10, 30)))
+    durable = fresh.durable()
+    fresh.put([50], 700)
+    assert fresh.state.last_seq < kit.state.last_seq
+    compactor = Kit(epoch=fresh.state.epoch)
+    for effect in durable:
+        compactor.state.replay(effect)
+    again = restarted(fresh, journal=list(compactor.state.snapshot()))
+    attached(kit, again)
+    assert again.exists(50) == [1]
+    check(again.state)
+
+
 @pytest.mark.parametrize("snapshot", [False, True], ids=["journal", "snapshot"])
 def test_what_was_put_since_the_last_attach_is_adopted(snapshot: bool) -> None:
     """That a daemon's slots were gone through before says nothing of those that came later."""
