@@ -129,8 +129,11 @@ class OnDevices(RdmaScenarios):
             other = Traffic(far)
             wait_until(lambda: self._is_read(channel, other, data), SLOW_S, what="a read")
             other.close()
-            for pair in stuck:  # the device comes to its senses
-                pair.pair.close()
+            # The device comes to its senses. What it kept, the pair for writing with it, would
+            # stay until this process ends, and others count what is left.
+            for queue, pair in zip(lane.readers, stuck, strict=True):
+                queue.pair = pair.pair
+            assert lane.close()
             traffic.close()
 
     def pairs_in_use(self, far: RdmaFarEnd) -> list[dict[str, Any]]:
