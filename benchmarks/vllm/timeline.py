@@ -40,7 +40,7 @@ def _wrap(owner: Any, name: str, tell: Callable[..., str | None]) -> None:
         try:
             result = inner(self, *args, **kwargs)
             return result
-        except BaseException as error:
+        except BaseException as error:  # noted, and raised again
             result = error
             raise
         finally:
