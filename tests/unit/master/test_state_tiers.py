@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from cenote.api.errors import InvalidArgument
-from cenote.api.rows import EXTENT, CopyStatus, ObjectStatus, PutStatus
+from cenote.api.rows import EXTENT, OBJECT, CopyStatus, ObjectStatus, PutStatus
 from cenote.master import commands as c
 from cenote.master.effects import Gone, ReplicasChanged, SegmentGone
 from cenote.master.state import StateConfig
 from unit.master.state_checks import check, contents, pool_of
-from unit.master.state_kit import KIB, Kit, new_node, restarted
+from unit.master.state_kit import KIB, Kit, new_node, restarted, session_id
 from unit.master.state_replies import Hit
 from unit.master.tiers_kit import copy_all, ssd_node
 
@@ -92,6 +92,31 @@ def test_what_has_a_copy_leaves_memory_and_is_read_from_the_ssd() -> None:
     assert where(kit, 0) == {SSD_ID}
     assert places(kit, 0) == [SSD_ID]
     assert kit.state.status(kit.now_s).counters.evicted_to_ssd > 0
+
+
+@pytest.mark.parametrize(("bad", "good"), [(DRAM_ID, SSD_ID), (SSD_ID, DRAM_ID)])
+def test_what_a_reader_misread_on_one_tier_stays_on_the_other(bad: int, good: int) -> None:
+    kit = kit_with_ssd(60)
+    settle(kit)
+    assert where(kit, 0) == where(kit, 1) == {DRAM_ID, SSD_ID}
+    stats = kit.state.stat_objects(*kit.place, kit.digests(0), kit.now_s)
+    extents = np.frombuffer(stats.extents, EXTENT)
+    objects = np.frombuffer(kit.acquire(0, lease=False).objects, OBJECT)
+    place = extents[extents["segment"] == bad]
+    elsewhere = place.copy()
+    elsewhere["offset"] += 64
+    for at in (elsewhere, place):
+        assert where(kit, 0) == {DRAM_ID, SSD_ID}
+        report = c.ReportFailure(1, session_id(1), "wrong bytes", kit.digests(0), objects, at)
+        kit.apply(report)
+    assert where(kit, 0) == {good}
+    assert where(kit, 1) == {DRAM_ID, SSD_ID}
+    check(kit.state)
+    kit.apply(c.ReportFailure(1, session_id(1), "of an earlier client", kit.digests(1), objects))
+    assert where(kit, 1) == {DRAM_ID, SSD_ID}  # of another version
+    objects = np.frombuffer(kit.acquire(1, lease=False).objects, OBJECT)
+    kit.apply(c.ReportFailure(1, session_id(1), "of an earlier client", kit.digests(1), objects))
+    assert not where(kit, 1)
 
 
 def test_only_what_is_in_memory_is_leased() -> None:
