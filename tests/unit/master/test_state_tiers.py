@@ -12,6 +12,7 @@ from cenote.api.rows import EXTENT, OBJECT, CopyStatus, ObjectStatus, PutStatus
 from cenote.master import commands as c
 from cenote.master.effects import Gone, ReplicasChanged, SegmentGone
 from cenote.master.state import StateConfig
+from unit.master.dedup_kit import put_bytes
 from unit.master.state_checks import check, contents, pool_of
 from unit.master.state_kit import KIB, Kit, new_node, restarted, session_id
 from unit.master.state_replies import Hit
@@ -300,6 +301,32 @@ def test_a_new_leader_finds_the_copies() -> None:
     assert contents(new.state) == before
     assert places(new, 0) == [SSD_ID]
     settle(new)
+
+
+@pytest.mark.parametrize("same_bytes", [False, True])
+def test_what_a_journal_lost_has_whole_blocks_on_the_ssd(same_bytes: bool) -> None:
+    """Slots have the length of their bytes. What is copied next begins with a block of its own."""
+    kit = kit_with_ssd()
+    journal = kit.durable()
+    put_bytes(kit, list(range(60)), [7] * 10 + list(range(1000, 1050)))
+    if same_bytes:
+        put_bytes(kit, list(range(60, 90)), [1000] * 30)
+    settle(kit)
+    slots = list(kit.segments[SSD_ID].table.values())
+    used = pool_of(kit.state).segments.by_id[SSD_ID].used_units
+    assert {int(slot["length"]) for slot in slots} == {KIB}
+    after = restarted(kit, journal=journal)
+    after.restart_node(kit.nodes[1])
+    after.with_session()
+    check(after.state)
+    segment = pool_of(after.state).segments.by_id[SSD_ID]
+    assert segment.used_units == used == len({int(slot["offset"]) for slot in slots}) * 64
+    for key in range(100, 130):
+        assert after.put([key]) == [GRANTED]
+    settle(after)
+    offsets = [int(slot["offset"]) for slot in kit.segments[SSD_ID].table.values()]
+    assert len(offsets) > len(slots)
+    assert not any(offset % 4096 for offset in offsets)
 
 
 def test_nobody_puts_to_an_ssd() -> None:
