@@ -88,7 +88,6 @@ class Oracle:
         self._commands = 0
         self.reads = self.hits = self.acks = self.lost = self.leaders = 0
         self.references = self.foreign_references = 0
-        """Granted; of these, to another namespace's bytes."""
         self.power_failed = False
         self.journal_lags = False
         """A master's death takes the end of the journal: several share it."""
@@ -487,6 +486,8 @@ class Oracle:
         """Whether it was acknowledged and must be readable now, unless there is a later one."""
         if not put.is_acked(version) or version in self.gone:
             return False
+        if self.has_lost_metadata and self.tiers.is_on and self._is_excused(put, version):
+            return False  # what an SSD was told to forget is on it until its page is written again
         there = bool(self.surviving_replicas(version))
         return there and self._last_removal(put.key) <= self.numbers[version]
 
