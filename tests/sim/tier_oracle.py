@@ -158,7 +158,9 @@ class TierOracle:
         if not is_sealed(file, slot, version):
             raise Violation(f"a copy of version {version} in {file.name} counts, and is not sealed")
         if isinstance(file, DiskFile):
-            if not file.is_durable(slot, version, value, offset):
+            if (file, slot) in self._sharing and file.is_flipped(offset, len(value)):
+                file.damaged.add(version)  # as those who have been there are: readers find out
+            elif not file.is_durable(slot, version, value, offset):
                 raise Violation(f"a copy of version {version} counts in {file.name}, not durable")
         elif file.data[offset : offset + len(value)].tobytes() != value:
             raise Violation(f"a copy of version {version} in {file.name} counts, of other bytes")
