@@ -75,6 +75,21 @@ def test_the_coldest_half_of_memory_gets_copies() -> None:
     assert settle(kit) == 0
 
 
+@pytest.mark.parametrize("small_first", [True, False])
+def test_half_of_memory_is_bytes_whatever_the_sizes_of_objects(small_first: bool) -> None:
+    """The coldest half of the objects has few of the bytes where these are small, and most of them
+    where they are large: what is copied is the coldest half of the bytes."""
+    kit = kit_with_ssd()
+    sizes = dict.fromkeys(range(24), KIB // 4) | dict.fromkeys(range(100, 108), 7 * KIB)
+    for key in sorted(sizes, reverse=not small_first):
+        assert kit.put([key], sizes[key]) == [GRANTED]
+    settle(kit)
+    copied = [key for key in sizes if SSD_ID in where(kit, key)]
+    assert 29 * KIB <= sum(sizes[key] for key in copied) <= 38 * KIB
+    assert set(copied) == set(sorted(sizes, reverse=not small_first)[: len(copied)])
+    assert settle(kit) == 0
+
+
 def test_memory_that_is_half_empty_is_not_copied() -> None:
     kit = kit_with_ssd(30)
     assert settle(kit) == 0
