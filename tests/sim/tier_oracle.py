@@ -158,7 +158,8 @@ class TierOracle:
         if not is_sealed(file, slot, version):
             raise Violation(f"a copy of version {version} in {file.name} counts, and is not sealed")
         if isinstance(file, DiskFile):
-            if (file, slot) in self._sharing and file.is_flipped(offset, len(value)):
+            shares = any(other is file and at == slot for other, at in self._sharing)
+            if shares and file.is_flipped(offset, len(value)):
                 file.damaged.add(version)  # as those who have been there are: readers find out
             elif not file.is_durable(slot, version, value, offset):
                 raise Violation(f"a copy of version {version} counts in {file.name}, not durable")
