@@ -49,6 +49,8 @@ class TierOracle:
         """Slots of copies that take no space, since others have their bytes there."""
         self.bereft: set[Version] = set()
         """Of these a replica was really lost, and does not count any more."""
+        self.forgotten: set[Version] = set()
+        """Where these are is not what a journal says that lost its end."""
 
     @property
     def is_on(self) -> bool:
@@ -71,8 +73,11 @@ class TierOracle:
             if file is not None:
                 found[versions[owner]].append((file, slot, word >> 16 & 0xFF))
         for version, places in found.items():
+            before = self._oracle._placed.get(version, [])
+            if before and {at[:2] for at in before} != {at[:2] for at in places}:
+                self.forgotten.add(version)
             if places:
-                self._place(version, self._oracle._placed.get(version, []), places)
+                self._place(version, before, places)
         unlink = pool.unlink
 
         def watched(gone: Rows, reason: GoneReason, why: int = 0, *, quiet: bool = False) -> int:
