@@ -174,7 +174,7 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
         return tokens, bool(tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        self._planner.allocated(request, blocks.get_block_ids(), num_external_tokens)
+        self._planner.allocated(request, blocks.get_block_ids, num_external_tokens)
 
     def get_external_cache_hit_sources(
         self, request: Any, num_external_tokens: int
