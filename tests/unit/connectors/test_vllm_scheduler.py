@@ -89,7 +89,7 @@ def test_an_error_is_a_miss_and_several_open_the_breaker(made: Half, pool: Space
     request = Request("after")
     made.half.new_request(request)
     assert made.half.matched_tokens(request, 0) == 0, "the pool is left alone for a while"
-    made.half.save("after", 100, lambda: [[1, 2, 3, 4, 5, 6]], ())
+    made.half.save("after", 100, lambda _: [[1, 2, 3, 4, 5, 6]], ())
     assert not made.half.take_orders().saves
 
 
@@ -124,7 +124,7 @@ def test_what_the_pool_has_is_not_saved_again(made: Half, pool: Space) -> None:
     request = Request()
     made.half.new_request(request)
     assert made.ask(request) == 32
-    made.half.save("r", 100, lambda: [[1, 2, 3, 4, 5, 6, 7]], ())
+    made.half.save("r", 100, lambda _: [[1, 2, 3, 4, 5, 6, 7]], ())
     (order,) = made.half.take_orders().saves
     assert order.blocks == ((0, 2), (0, 3), (0, 4), (0, 5))
     made.half.finished("r")
@@ -136,7 +136,7 @@ def test_requests_that_share_nothing_are_left_alone(made: Half, pool: Space) -> 
     made.half.new_request(request, "/nowhere/adapter")
     wait_until(lambda: made.half.matched_tokens(request, 0) is not None, what="its adapter's fate")
     assert made.half.matched_tokens(request, 0) == 0
-    made.half.save("r", 100, lambda: [[1, 2, 3, 4, 5, 6]], ())
+    made.half.save("r", 100, lambda _: [[1, 2, 3, 4, 5, 6]], ())
     assert not made.half.take_orders().saves
     assert made.half.matched_tokens(Request("never announced"), 0) == 0
 
@@ -198,7 +198,7 @@ def test_a_model_that_can_not_be_named_shares_nothing(pool: Space) -> None:
     assert done.wait(30.0), "its thread goes on"
     half.new_request(Request())
     assert half.matched_tokens(Request(), 0) == 0
-    half.save("r", 100, lambda: [[1, 2, 3, 4, 5, 6]], ())
+    half.save("r", 100, lambda _: [[1, 2, 3, 4, 5, 6]], ())
     assert not half.take_orders().saves
     half.close()
 

@@ -271,25 +271,25 @@ class StoreScheduler:
         self,
         request_id: str,
         computed_tokens: int,
-        make_tables: Callable[[], Sequence[Sequence[int]] | None],
+        make_tables: Callable[[str], Sequence[Sequence[int]] | None],
         states: Sequence[tuple[int, int, int]],
     ) -> None:
         """After this step the request has so many tokens computed.
 
-        `make_tables`: its block ids by group, None where it has none any more.
+        `make_tables`: a request's block ids by group, None where it has none any more.
         """
         known = self._known.get(request_id)
-        if known is None or not self._saving or self._stale(known):
+        if known is None or (computed_tokens < known.saves.due_tokens and not states):
             return
         suffix = known.variant.suffix
-        if suffix is None:
+        if suffix is None or not self._saving or self._stale(known):
             return
         if not self._options.save_output:
             computed_tokens = min(computed_tokens, known.request.num_prompt_tokens)
         hashes = known.request.block_hashes
         if not known.saves.due(self._grouping, hashes, computed_tokens, states):
             return
-        tables = make_tables()
+        tables = make_tables(request_id)
         if tables is None:
             return
         order = known.saves.advance(self._grouping, hashes, computed_tokens, tables, states)
