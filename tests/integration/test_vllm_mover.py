@@ -45,6 +45,7 @@ def made(master: str, transport: str = "shm") -> Mover:
 @pytest.fixture(params=["shm", "tcp"])
 def mover(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Mover]:
     mover = made(cluster.lane, request.param)
+    wait_until(lambda: meets_pool(mover), 20, what="the pool to be met")
     yield mover
     mover.close()
 
@@ -67,6 +68,14 @@ def fill(mover: Mover) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     mover.array[: len(data)] = data
     mover.array[len(data) :] = 0
     return data
+
+
+def meets_pool(mover: Mover) -> bool:
+    """Whether it may be asked for something."""
+    try:
+        return not get(mover, SPACE, [b"unknown"], SECOND[:1], LENGTHS[:1], 5.0).done.any()
+    except Unavailable:
+        return False
 
 
 def reached(mover: Mover) -> bool:
