@@ -95,6 +95,7 @@ class Mover:
         self._cuda = cuda
         self.objects: dict[bytes, bytes] = {}
         self.saved = threading.Event()
+        self.starting = False
         self._ended: deque[Callable[[], None]] = deque()
 
     def begin(self, batch: Batch, done: Callable[[Answer | CenoteError], None]) -> None:

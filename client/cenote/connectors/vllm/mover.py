@@ -40,8 +40,9 @@ from .options import ConnectorOptions
 __all__ = ["Mover"]
 
 _log: Final = get_logger("cenote.vllm")
-_GRACE_S: Final = 1.0
-"""Calls in the process end by their deadlines; so much later it is taken for stuck."""
+_GRACE_S: Final = {"get": 1.0, "put": 10.0}
+"""Calls in the process end by their deadlines; so much later it is taken for stuck. Nobody waits
+for a put; on a machine without a core to spare ending it would cost the reads beside it, too."""
 _KILL_S: Final = 5.0
 _PAUSE_MIN_S: Final = 0.5
 _PAUSE_MAX_S: Final = 30.0
@@ -115,7 +116,7 @@ class _Helper:
             if calls and gone:
                 ended += [(call.done, self._why()) for call in calls]
                 calls.clear()
-            elif calls and not self._ending and now_s > calls[0].until_s + _GRACE_S:
+            elif calls and not self._ending and now_s > calls[0].until_s + _GRACE_S[name]:
                 self._ending = self._stuck = True
                 self.process.kill()
         return ended
@@ -151,10 +152,12 @@ class Mover:
         name: str,
         size_bytes: int,
         ready: Callable[[], None] = lambda: None,
+        gives_way: bool = False,
     ) -> None:
         """`size_bytes`: of the staging memory. `ready`: called in a thread of this, once, when a
-        pool was reached and the memory has its pages. Raises OSError."""
-        self._setting = Setting(options, name, size_bytes)
+        pool was reached and the memory has its pages. `gives_way`: the engine computes on this
+        host's cores, so that the process never spins on one of them. Raises OSError."""
+        self._setting = Setting(options, name, size_bytes, gives_way)
         self._fd = os.memfd_create(f"cenote-{name}", os.MFD_CLOEXEC)
         os.ftruncate(self._fd, size_bytes)  # it has no pages before there is a pool
         self._map = mmap.mmap(self._fd, size_bytes)
@@ -164,6 +167,7 @@ class Mover:
         self._told_ready = False
         self._helper: _Helper | None = None
         self._connected = False
+        self._heard = False
         self._lock = threading.Lock()
         """Of lanes and calls."""
         self._asked: list[_Helper] = []
@@ -175,6 +179,11 @@ class Mover:
 
     def start(self) -> None:
         self._thread.start()
+
+    @property
+    def starting(self) -> bool:
+        """Nothing is known yet of a pool: the first attempt to reach one is under way."""
+        return not self._heard
 
     @property
     def pid(self) -> int | None:
@@ -215,6 +224,7 @@ class Mover:
                         "the process that moves blocks ended, and is started anew",
                         exit_code=helper.process.returncode if gone else None,
                     )
+            self._heard = True
             if time.monotonic() - began_s > _HEALTHY_S:
                 pause_s = _PAUSE_MIN_S
             self._ended.wait(pause_s)
@@ -235,6 +245,7 @@ class Mover:
                     _log.exception("the pool can't be used")
                     return
             self._connected = connected
+            self._heard = True
 
     # ---- batches -----------------------------------------------------------------------------
 

@@ -41,7 +41,9 @@ class _Mover:
         self._array = np.frombuffer(self._map, np.uint8)
         self._address = np.uint64(address_of(self._array))
         self._status = status
-        self._link = PoolLink(setting.options, setting.name, self._prepare, self._tell)
+        self._link = PoolLink(
+            setting.options, setting.name, self._prepare, self._tell, setting.gives_way
+        )
 
     def start(self) -> None:
         self._link.start()

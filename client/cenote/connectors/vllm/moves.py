@@ -44,6 +44,8 @@ class Setting:
     name: str
     size_bytes: int
     """Of the staging memory."""
+    gives_way: bool
+    """It does not spin, and copies in one thread: see `Client`."""
 
 
 @dataclass(frozen=True, slots=True)

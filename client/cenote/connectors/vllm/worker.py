@@ -102,6 +102,8 @@ class StoreWorker:
         self._dropped: set[int] = set()
         """Tickets given up while they are being staged."""
         self._under_way: set[int] = set()
+        self._early: list[tuple[StageOrder, SpaceName | None, float]] = []
+        """With their deadlines."""
         self._loaded: set[str] = set()
         self._failed: set[str] = set()
         self._reports = Reports()
@@ -157,7 +159,13 @@ class StoreWorker:
             return
         size_bytes = count * self._slot_bytes
         try:
-            self._mover = Mover(self._options, self._name, size_bytes, self._use_staging)
+            self._mover = Mover(
+                self._options,
+                self._name,
+                size_bytes,
+                self._use_staging,
+                gives_way=self._copies_here,
+            )
         except OSError as error:
             _log.error("nothing is loaded or saved: no memory to stage blocks in", why=error)
             return
@@ -197,7 +205,7 @@ class StoreWorker:
         for ticket in orders.drops:
             self._drop(ticket)
         for stage in orders.stages:
-            self._stage(stage, orders.space)
+            self._stage(stage, orders.space, time.monotonic() + stage.deadline_s)
         if orders.loads and self._memory is not None:
             self._memory.order_loads()
         for load in orders.loads:
@@ -219,6 +227,8 @@ class StoreWorker:
         have ended since the last time are seen to."""
         if self._mover is not None:
             self._mover.poll()
+            if self._early:
+                self._stage_early(self._mover)
         with self._lock:
             loaded, self._loaded = self._loaded, set()
             failed, self._failed = self._failed, set()
@@ -232,9 +242,13 @@ class StoreWorker:
 
     # ---- from the pool -----------------------------------------------------------------------
 
-    def _stage(self, order: StageOrder, space: SpaceName | None) -> None:
+    def _stage(self, order: StageOrder, space: SpaceName | None, until_s: float) -> None:
         """Have the blocks fetched; `_fetched` reports."""
-        until_s = time.monotonic() + order.deadline_s
+        mover = self._mover
+        if mover is not None and mover.starting:
+            self._under_way.add(order.ticket)
+            self._early.append((order, space, until_s))
+            return
         with self._lock:
             slots = self._slots.take(len(order.blocks))
         if len(slots) < len(order.blocks) and self._rows is not None:
@@ -243,7 +257,7 @@ class StoreWorker:
             self._drop_slots(slots)
             self._report(order, {}, 0)
             return
-        assert self._mover is not None, "there are no slots without it"
+        assert mover is not None, "there are no slots without it"
         blocks = order.blocks[: len(slots)]
         groups = [block[0] for block in blocks]
         sizes = self._sizes_of(groups)
@@ -253,9 +267,23 @@ class StoreWorker:
         self._under_way.add(order.ticket)
         done = partial(self._fetched, order, slots, sizes)
         try:
-            self._mover.begin(batch, done)
+            mover.begin(batch, done)
         except CenoteError as error:
             done(error)
+
+    def _stage_early(self, mover: Mover) -> None:
+        """Orders that came before it was known whether there is a pool: an engine's first prompts,
+        which are worth a moment where another engine has them."""
+        if not mover.starting:
+            orders, self._early = self._early, []
+            for each in orders:
+                self._stage(*each)
+            return
+        now_s = time.monotonic()
+        for order, _, until_s in self._early:
+            if now_s > until_s:
+                self._report(order, {}, 0)
+        self._early = [each for each in self._early if now_s <= each[2]]
 
     def _fetched(
         self,
