@@ -196,6 +196,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=12, help="prompts of batch; 0: left out")
     parser.add_argument("--batch-tokens", type=int, default=500)
     parser.add_argument("--batch-output", type=int, default=32)
+    parser.add_argument(
+        "--apart", action="store_true", help="the engine has one core, everything else another one"
+    )
     parser.add_argument("--calls", action="store_true", help="what each call costs in a batch")
     parser.add_argument("--json", type=Path, help="all that was measured")
     options = parser.parse_args()
@@ -212,7 +215,7 @@ def main() -> None:
         contenders = []
         for kind in kinds:
             began_s = time.monotonic()
-            made = contender(kind, model, scratch, llm, peer_bin)
+            made = contender(kind, model, scratch, llm, peer_bin, options.apart)
             contenders.append(stack.enter_context(made))
             meet_pool(contenders[-1])
             print(f"{kind}: ready after {time.monotonic() - began_s:.1f} s", flush=True)
