@@ -83,14 +83,14 @@ def make_room_in(pool: Pool, segment: Segment, units: int, wanted: int) -> bool:
     """Evict until this segment, where it is one of those low on space, has `units` free.
 
     The coldest of all low segments go first, so that age decides and not the place; hence as much
-    may go as they all would need. `wanted`: what is needed in a moment, these units included; where
-    it is the only one that is low it has to come from there, and is evicted together. False where
-    it has plenty, or nothing could be evicted.
+    may go as they all would need. `wanted`: what is needed in a moment, these units included; what
+    there is nowhere room for has to come from them, and is evicted together. False where it has
+    plenty, or nothing could be evicted.
     """
     low, column = _low_segments(pool, units)
     if (column is None and len(low) == 1) or segment not in low:
         return False  # the only one is as good as any, and `make_room` knows how much it needs
-    step = max(units, wanted - segment.free_units) if len(low) == 1 else units
+    step = max(units, wanted - sum(entry.segment.free_units for entry in pool.placement.entries))
     left = units * len(low) * 2 + step - units
     gone = pool.counters.evicted
     while segment.free_units < units and left > 0:
