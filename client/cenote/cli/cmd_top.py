@@ -129,8 +129,10 @@ def _document(before: Sample | None, now: Sample) -> dict[str, Any]:
         "nodes": [
             {
                 "name": node.view.name,
-                "used_bytes": node.used_bytes,
-                "capacity_bytes": node.capacity_bytes,
+                "used_bytes": node.used_bytes - node.ssd_used_bytes,
+                "capacity_bytes": node.capacity_bytes - node.ssd_capacity_bytes,
+                "ssd_used_bytes": node.ssd_used_bytes,
+                "ssd_capacity_bytes": node.ssd_capacity_bytes,
                 "read_bytes_per_s": None if (t := traffic[node.view.node_id]) is None else t[0],
                 "written_bytes_per_s": None if t is None else t[1],
             }
@@ -182,11 +184,24 @@ def _print(before: Sample | None, now: Sample) -> None:
     print_pairs(pairs)
     traffic = _node_rates(before, now)
     print_table(
-        ["node", "memory", "tcp out", "tcp in", "sessions", "seen"],
+        [
+            *("node", "memory"),
+            *(["ssd"] if status.ssd_capacity_bytes else []),
+            *("tcp out", "tcp in", "sessions", "seen"),
+        ],
         (
             (
                 node.view.name,
-                _gauge(node.used_bytes, node.capacity_bytes, width=12),
+                _gauge(
+                    node.used_bytes - node.ssd_used_bytes,
+                    node.capacity_bytes - node.ssd_capacity_bytes,
+                    width=12,
+                ),
+                *(
+                    [_gauge(node.ssd_used_bytes, node.ssd_capacity_bytes, width=12)]
+                    if status.ssd_capacity_bytes
+                    else []
+                ),
                 *map(size_per_s, traffic[node.view.node_id] or (None, None)),
                 node.sessions,
                 f"{node.heartbeat_age_s:.1f} s ago",
