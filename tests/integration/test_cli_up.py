@@ -131,6 +131,10 @@ def test_up_in_the_background_keeps_its_contents_and_down_ends_it(tmp_path: Path
             status = json.loads(run_cenote("status", "--json", environment=found).stdout)
             assert status["ssd_capacity_bytes"] > 0.9 * (64 << 20)
             assert status["eviction_policy_wanted"] == "auto"
+            assert "ssd used" in run_cenote("nodes", environment=found).stdout.decode()
+            (node,) = json.loads(run_cenote("nodes", "--json", environment=found).stdout)
+            for name in ("capacity_bytes", "ssd_capacity_bytes"):
+                assert node[name] == status[name]
             got = run_cenote("get", "k", environment=found)
             assert got.stdout == Path(__file__).read_bytes()
             down = run_cenote("down", "--port", str(port), environment=environment)
