@@ -142,7 +142,7 @@ def _document(before: Sample | None, now: Sample) -> dict[str, Any]:
             {
                 "name": n.name,
                 "objects": n.objects,
-                "used_bytes": n.used_bytes,
+                "used_bytes": n.used_bytes - n.ssd_used_bytes,
                 "ssd_used_bytes": n.ssd_used_bytes,
             }
             for n in now.namespaces
@@ -171,10 +171,11 @@ def _print(before: Sample | None, now: Sample) -> None:
         *([("ssd", _gauge(status.ssd_used_bytes, status.ssd_capacity_bytes))]
             if status.ssd_capacity_bytes else []),
         ("objects", f"{status.objects:,}; {held}"),
-        ("reads", f"{per_s('acquired_keys')} keys, "
+        ("reads", f"{per_s('acquired_keys', ' keys/s')}, "
             + ("no reads" if hit_rate is None else f"{100 * hit_rate:.1f} % hits")),
         ("puts", per_s("last_seq")),
-        ("evicted", f"{per_s('evicted_objects')} objects, {_size_per_s(found['evicted_bytes'])}"),
+        ("evicted", f"{per_s('evicted_objects', ' objects/s')},"
+            f" {_size_per_s(found['evicted_bytes'])}"),
     ]  # fmt: skip
     if status.ssd_capacity_bytes:
         down, up = _size_per_s(found["demoted_bytes"]), _size_per_s(found["promoted_bytes"])
@@ -235,7 +236,7 @@ def _print_namespaces(now: Sample) -> None:
     from .output import print_table
 
     status = now.status
-    ranked = sorted(now.namespaces, key=lambda n: -(n.used_bytes + n.ssd_used_bytes))
+    ranked = sorted(now.namespaces, key=lambda n: -n.used_bytes)
     has_ssd = bool(status.ssd_capacity_bytes)
     print_table(
         ["namespace", "objects", "memory", "of all", *(["ssd"] if has_ssd else [])],
@@ -243,8 +244,8 @@ def _print_namespaces(now: Sample) -> None:
             (
                 n.name,
                 f"{n.objects:,}",
-                format_size(n.used_bytes),
-                f"{100 * n.used_bytes / max(1, status.used_bytes):.1f} %",
+                format_size(n.used_bytes - n.ssd_used_bytes),
+                f"{100 * (n.used_bytes - n.ssd_used_bytes) / max(1, status.used_bytes):.1f} %",
                 *([format_size(n.ssd_used_bytes)] if has_ssd else []),
             )
             for n in ranked[:_NAMESPACES_SHOWN]
