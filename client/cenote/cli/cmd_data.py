@@ -179,7 +179,7 @@ def _is_text(data: bytes) -> bool:
 def _not_found(key: str, namespace: str) -> int:
     from .output import note
 
-    note(f"cenote: there is no {key} in namespace {namespace} (cenote ls -n {namespace})")
+    note(f"cenote: there is no {key} in namespace {namespace} (why: cenote explain -n {namespace})")
     return EXIT_NOT_FOUND
 
 
