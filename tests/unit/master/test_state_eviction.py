@@ -172,9 +172,9 @@ def test_room_for_a_batch_of_large_objects_is_made_in_few_steps_and_no_more_than
 def test_room_for_the_runs_of_a_batch_is_made_together_wherever_it_is_short(nodes: int) -> None:
     """One step for each run took a pool of several full nodes four times as long as one of one."""
     kit = Kit(StateConfig(session_granted_share_max=1.0))
-    kit.with_nodes(*(new_node(i, 64 * MIB // nodes, slots=4096) for i in range(1, nodes + 1)))
+    kit.with_nodes(*(new_node(i, 256 * MIB // nodes, slots=8192) for i in range(1, nodes + 1)))
     kit.with_session()
-    for start in range(0, 1024, 64):
+    for start in range(0, 4096, 64):
         kit.put(list(range(start, start + 64)), 64 * KIB)
     wanted = 256
     assert kit.put(list(range(5000, 5000 + wanted)), 64 * KIB) == [GRANTED] * wanted
