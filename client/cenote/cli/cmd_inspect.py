@@ -51,7 +51,7 @@ def show_status(admin: Admin, *, as_json: bool) -> None:
             | {"hit_rate": _hit_rate(reply), "masters": [_master(m) for m in reply.masters]}
         )
         return
-    print_pairs(_status_pairs(reply))
+    print_pairs((name, value) for name, value in _status_pairs(reply) if value is not None)
 
 
 def _damage(reply: admin_pb2.GetStatusResponse) -> str:
