@@ -51,7 +51,9 @@ def test_seeds_are_clean(faults: frozenset[str]) -> None:
             pytest.fail(told(report), pytrace=False)
         references += report.counts["references"]
         foreign += report.counts["foreign"]
-    assert references > foreign > 0
+    assert references
+    if faults is ALL_FAULTS:  # there are few seeds of the others
+        assert foreign
 
 
 @pytest.mark.parametrize("name", RARE)
