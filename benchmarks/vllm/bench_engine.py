@@ -39,11 +39,26 @@ OF_WORKER = (
 )
 
 
+OF_CONNECTOR = (
+    "on_new_request",
+    "get_num_new_matched_tokens",
+    "update_state_after_alloc",
+    "build_connector_meta",
+    "update_connector_output",
+    "get_kv_connector_stats",
+    "take_events",
+    "request_finished_all_groups",
+)
+"""What the scheduler asks of a connector: within what scheduling takes."""
+
+
 class Watch:
     """Adds up what calls take, by the owner's name."""
 
     def __init__(self) -> None:
         self.spent_s = {"scheduler": 0.0, "worker": 0.0}
+        self.calls: dict[str, tuple[int, float]] = {}
+        """How often each was called, and what that took, in seconds."""
         self.steps = 0
         self.empty_steps = 0
         self.loads: Counter[str] = Counter()
@@ -62,9 +77,12 @@ class Watch:
             try:
                 return inner(*args, **kwargs)
             finally:
+                took_s = time.perf_counter() - began_s
                 self._depth -= 1
                 if not self._depth:  # a call that is made in another one counts once
-                    self.spent_s[whose] += time.perf_counter() - began_s
+                    self.spent_s[whose] += took_s
+                count, spent_s = self.calls.get(f"{whose}.{name}", (0, 0.0))
+                self.calls[f"{whose}.{name}"] = count + 1, spent_s + took_s
 
         setattr(owner, name, timed)
 
@@ -90,9 +108,10 @@ class Watch:
 
         core.step_fn = step
 
-    def take(self) -> dict[str, float]:
-        found: dict[str, float] = {f"{name}_s": spent for name, spent in self.spent_s.items()}
-        found |= {"steps": self.steps, "empty_steps": self.empty_steps}
+    def take(self) -> dict[str, Any]:
+        found: dict[str, Any] = {f"{name}_s": spent for name, spent in self.spent_s.items()}
+        found |= {"steps": self.steps, "empty_steps": self.empty_steps, "calls": self.calls}
+        self.calls = {}
         self.spent_s = dict.fromkeys(self.spent_s, 0.0)
         self.steps = self.empty_steps = 0
         return found
@@ -113,6 +132,8 @@ def watch_of(llm: Any) -> Watch:
         watch.wrap(core.scheduler, name, "scheduler")
     if core.scheduler.connector is not None:
         watch.count_loads(core.scheduler.connector)
+        for name in OF_CONNECTOR:
+            watch.wrap(core.scheduler.connector, name, "scheduler")
     if has_kv_transfer_group():
         for name in OF_WORKER:
             watch.wrap(get_kv_transfer_group(), name, "worker")

@@ -155,6 +155,19 @@ def batch_table(results: dict[str, list[dict[str, Result]]]) -> None:
         )
 
 
+def calls_table(results: dict[str, list[dict[str, Result]]]) -> None:
+    """What the calls of a batch cost, of all that the connector is asked, and in how many steps."""
+    for name, rounds in results.items():
+        found = rows(rounds, "batch")
+        steps, empty = (median(each[key] for each in found) for key in ("steps", "empty_steps"))
+        print(f"\n{name}, batch: {steps:.0f} steps, {empty:.0f} that computed nothing")
+        called = sorted({call for each in found for call in each["calls"]})
+        for call in called:
+            seen = [each["calls"].get(call, (0, 0.0)) for each in found]
+            count, spent_s = median(c for c, _ in seen), median(s for _, s in seen)
+            print(f"  {call}: {count:.0f} calls, {1e6 * spent_s / max(1, steps):.1f} us/step")
+
+
 def check_tokens(results: dict[str, list[dict[str, Result]]]) -> None:
     """One prompt alone says the same everywhere. (In a batch the last bits differ.)"""
     plain = next(iter(results.values()))
@@ -183,6 +196,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=12, help="prompts of batch; 0: left out")
     parser.add_argument("--batch-tokens", type=int, default=500)
     parser.add_argument("--batch-output", type=int, default=32)
+    parser.add_argument(
+        "--apart", action="store_true", help="the engine has one core, everything else another one"
+    )
+    parser.add_argument("--calls", action="store_true", help="what each call costs in a batch")
     parser.add_argument("--json", type=Path, help="all that was measured")
     options = parser.parse_args()
     kinds = options.engines.split(",")
@@ -198,7 +215,7 @@ def main() -> None:
         contenders = []
         for kind in kinds:
             began_s = time.monotonic()
-            made = contender(kind, model, scratch, llm, peer_bin)
+            made = contender(kind, model, scratch, llm, peer_bin, options.apart)
             contenders.append(stack.enter_context(made))
             meet_pool(contenders[-1])
             print(f"{kind}: ready after {time.monotonic() - began_s:.1f} s", flush=True)
@@ -221,6 +238,8 @@ def main() -> None:
         table(results, case)
     if options.batch:
         batch_table(results)
+        if options.calls:
+            calls_table(results)
     check_tokens(results)
 
 

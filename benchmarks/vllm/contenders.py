@@ -48,10 +48,20 @@ class Contender:
 
 @contextlib.contextmanager
 def contender(
-    kind: str, model: Path, scratch: Path, llm: Mapping[str, object], peer_bin: Path
+    kind: str,
+    model: Path,
+    scratch: Path,
+    llm: Mapping[str, object],
+    peer_bin: Path,
+    apart: bool = False,
 ) -> Iterator[Contender]:
-    """`kind`: of KINDS. `peer_bin`: where `mooncake_master` is."""
+    """`kind`: of KINDS. `peer_bin`: where `mooncake_master` is. `apart`: the engine has one core,
+    everything else another one."""
+    cores = sorted(os.sched_getaffinity(0))
     with ExitStack() as stack:
+        if apart:
+            stack.callback(os.sched_setaffinity, 0, cores)
+            os.sched_setaffinity(0, cores[1:])
         cluster: Cluster | None = None
         pids: list[int] = []
         transfer: dict[str, object] | None = None
@@ -65,6 +75,9 @@ def contender(
             directory.mkdir(parents=True)
             pids, environment = stack.enter_context(peer_pool(kind, directory, peer_bin))
             transfer = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
+        if apart:
+            os.sched_setaffinity(0, cores[:1])
+            environment = {**environment, "OMP_NUM_THREADS": "1"}
         engine = Engine(
             model,
             transfer=transfer,
@@ -73,7 +86,17 @@ def contender(
             environment=environment,
         )
         stack.enter_context(engine)
+        if apart:
+            os.sched_setaffinity(0, cores)
+            for pid in children_of(engine.pid):
+                for task in os.listdir(f"/proc/{pid}/task"):
+                    os.sched_setaffinity(int(task), cores[1:])
         yield Contender(kind, engine, pids, cluster)
+
+
+def children_of(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 def our_transfer(cluster: Cluster, transport: str) -> dict[str, object]:

@@ -4,18 +4,19 @@
         .venv/bin/python benchmarks/vllm/gil.py [--rounds 7]
 
 Without an engine: the connector's worker half (`gil_worker.py`) over a KV cache in host memory, and
-a pool of real processes. While its threads work, the main thread does nothing but spin
-in Python, as an engine that needs the GIL all the time would. It has a core of its own (all else
-shares the others), so that it runs whenever it has the GIL:
+a pool of real processes. Meanwhile the main thread does nothing but spin in Python, as an engine
+that needs the GIL all the time would, and asks the connector what it does in a step, every 2 ms. It
+has a core of its own (all else shares the others), so that it runs whenever it has the GIL:
 
-    worked = processor time of the process's other threads
+    threads = processor time of the process's other threads
+    worked  = threads + processor time of the connector's calls in the main thread, less the copies
 
-bounds what they held the GIL for: what they do without it, such as waiting, is in there, too, but
-nothing that the machine's other work does. And
+bounds what the connector held the GIL for: what it does without it, such as waiting, is in there,
+too, but nothing that the machine's other work does. And
 
-    lost = wall time - the spinning thread's processor time
+    lost = wall time - the spinning thread's processor time for itself
 
-is what the spinning thread went without: others held the GIL, were being woken to take it, or the
+is what the spinning went without: others held the GIL, were being woken to take it, or the
 core was somebody else's (`alone`: the same spin with the connector idle). Both are told by block.
 (How long a thread was runnable can't be told from the kernel: since Linux 6.6 sleeping threads may
 stay in the run queue.) `copy` is what the engine's own thread takes to copy a block out at the end
@@ -48,8 +49,8 @@ def main() -> None:
     options = parser.parse_args()
     if vllm_python() is None:
         parser.error("set CENOTE_TEST_VLLM_PYTHON: make test-vllm makes .venv-vllm/bin/python")
-    print("| | blocks | | worked us/block | worst | lost us/block | least | ms |")
-    print("|---|---|---|---|---|---|---|---|", flush=True)
+    print("| | blocks | | threads us/block | worked | worst | lost us/block | least | ms |")
+    print("|---|---|---|---|---|---|---|---|---|", flush=True)
     for transport in options.transports.split(","):
         for kib in map(int, options.block_kib.split(",")):
             for batch in map(int, options.batches.split(",")):

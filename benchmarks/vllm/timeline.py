@@ -67,12 +67,24 @@ def watch_fetches() -> None:
 
 
 def watch_worker() -> None:
-    def moved(_mover: Any, result: Any, took_s: float, name: str, batch: Any) -> str:
-        done = getattr(result, "done", None)
-        came = f"{int(done.sum())} of {len(done)}" if done is not None else repr(result)
-        return f"{name}: {came} blocks in {1e3 * took_s:.0f} of {1e3 * batch.deadline_s:.0f} ms"
+    inner = Mover.begin
 
-    _wrap(Mover, "_call", moved)
+    def begin(mover: Any, batch: Any, done: Callable[[Any], None]) -> None:
+        began_s = time.monotonic()
+        limit_s = batch.until_s - began_s
+
+        def ended(answer: Any) -> None:
+            hits = getattr(answer, "done", None)
+            came = repr(answer)
+            if hits is not None:
+                came = f"{int(hits.sum())} of {len(hits)}, taking {1e3 * answer.took_s:.0f} ms"
+            took_s = time.monotonic() - began_s
+            note(f"{batch.what}: {came}; seen after {1e3 * took_s:.0f} of {1e3 * limit_s:.0f} ms")
+            done(answer)
+
+        inner(mover, batch, ended)
+
+    Mover.begin = begin  # type: ignore[method-assign]
     _wrap(StoreWorker, "_load", lambda _w, _r, took_s, o: f"load {o.ticket}: {1e3 * took_s:.0f} ms")
 
 

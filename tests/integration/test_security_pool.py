@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import mover_calls
 from cenote.api.errors import CenoteError, PermissionDenied, Unauthenticated, Unavailable
 from cenote.api.rows import EXTENT
 from cenote.cli.connect import Admin
 from cenote.connectors.vllm.mover import Mover
-from cenote.connectors.vllm.moves import Batch
 from cenote.connectors.vllm.options import make_options
 from cenote.connectors.vllm.orders import SpaceName
 from cenote.transport import wire
@@ -194,9 +194,9 @@ OFFSETS = np.arange(COUNT, dtype=np.uint64) * np.uint64(BLOCK)
 
 def moved(mover: Mover, space: SpaceName, what: str) -> bool:
     """Whether all blocks were; False where no pool is reached yet. Raises what the pool says."""
-    batch = Batch(what, space, KEYS, OFFSETS, LENGTHS, 20.0)  # type: ignore[arg-type]
+    move = mover_calls.put if what == "put" else mover_calls.get
     try:
-        return bool((mover.put if what == "put" else mover.get)(batch).done.all())
+        return bool(move(mover, space, KEYS, OFFSETS, LENGTHS, 20.0).done.all())
     except Unavailable:
         return False
 

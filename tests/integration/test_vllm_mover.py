@@ -18,10 +18,11 @@ import pytest
 
 from cenote.api.errors import DeadlineExceeded, Unavailable
 from cenote.connectors.vllm.mover import Mover
-from cenote.connectors.vllm.moves import Batch, Lane
+from cenote.connectors.vllm.moves import Batch, Lane, NowaitLane
 from cenote.connectors.vllm.options import make_options
 from cenote.connectors.vllm.orders import SpaceName
 from cluster import Cluster
+from mover_calls import get, put
 from promptness import ends_within
 from waiting import wait_until
 
@@ -44,6 +45,7 @@ def made(master: str, transport: str = "shm") -> Mover:
 @pytest.fixture(params=["shm", "tcp"])
 def mover(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Mover]:
     mover = made(cluster.lane, request.param)
+    wait_until(lambda: meets_pool(mover), 20, what="the pool to be met")
     yield mover
     mover.close()
 
@@ -68,23 +70,31 @@ def fill(mover: Mover) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     return data
 
 
+def meets_pool(mover: Mover) -> bool:
+    """Whether it may be asked for something."""
+    try:
+        return not get(mover, SPACE, [b"unknown"], SECOND[:1], LENGTHS[:1], 5.0).done.any()
+    except Unavailable:
+        return False
+
+
 def reached(mover: Mover) -> bool:
     """Whether a put succeeds: the pool is there."""
     try:
-        return bool(mover.put(Batch("put", SPACE, KEYS, FIRST, LENGTHS, 5.0)).done.all())
+        return bool(put(mover, SPACE, KEYS, FIRST, LENGTHS, 5.0).done.all())
     except Unavailable:
         return False
 
 
 def test_blocks_go_to_the_pool_and_come_back(mover: Mover) -> None:
     data = fill(mover)
-    put = mover.put(Batch("put", SPACE, KEYS, FIRST, LENGTHS, 20.0, chain=True))
-    assert put.stored.all()
-    again = mover.put(Batch("put", SPACE, KEYS, FIRST, LENGTHS, 20.0))
+    saved = put(mover, SPACE, KEYS, FIRST, LENGTHS, 20.0, chain=True)
+    assert saved.stored.all()
+    again = put(mover, SPACE, KEYS, FIRST, LENGTHS, 20.0)
     assert (again.existed_count, again.failed_count) == (COUNT, 0)
     assert again.done.all()
     assert not again.stored.any()
-    got = mover.get(Batch("get", SPACE, [*KEYS[:-1], b"unknown"], SECOND, LENGTHS, 20.0))
+    got = get(mover, SPACE, [*KEYS[:-1], b"unknown"], SECOND, LENGTHS, 20.0)
     assert got.done.tolist() == [True] * (COUNT - 1) + [False]
     there = mover.array[len(data) : 2 * len(data) - BLOCK]
     assert there.tobytes() == data[:-BLOCK].tobytes()
@@ -97,7 +107,7 @@ def test_one_that_died_is_replaced_and_its_batch_fails(mover: Mover) -> None:
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(Unavailable):
-        mover.get(Batch("get", SPACE, KEYS, SECOND, LENGTHS, 5.0))
+        get(mover, SPACE, KEYS, SECOND, LENGTHS, 5.0)
     wait_until(lambda: reached(mover), 30, what="another process to reach the pool")
     assert mover.pid != pid
 
@@ -109,7 +119,7 @@ def test_one_that_is_stopped_is_ended_so_that_nothing_is_written_late(mover: Mov
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(DeadlineExceeded):
-        mover.get(Batch("get", SPACE, KEYS, SECOND, LENGTHS, 0.1))
+        get(mover, SPACE, KEYS, SECOND, LENGTHS, 0.1)
     assert not Path(f"/proc/{pid}").exists() or mover.pid != pid
     wait_until(lambda: reached(mover), 30, what="another process to reach the pool")
 
@@ -120,7 +130,7 @@ def test_without_a_pool_it_says_so_and_finds_it_later() -> None:
         mover = made(cluster.lane)
         try:
             with pytest.raises(Unavailable):
-                mover.put(Batch("put", SPACE, KEYS, FIRST, LENGTHS, 20.0))
+                put(mover, SPACE, KEYS, FIRST, LENGTHS, 20.0)
             cluster.master.restart()
             cluster.wait_alive(1)
             wait_until(lambda: reached(mover), 30, what="the pool to be reached")
@@ -140,7 +150,7 @@ def test_an_owner_that_is_killed_ends_the_wait_for_its_bytes_at_once() -> None:
             killer = threading.Timer(0.2, store.kill)
             killer.start()
             began_s = time.monotonic()
-            got = mover.get(Batch("get", SPACE, KEYS, SECOND, LENGTHS, 60.0))
+            got = get(mover, SPACE, KEYS, SECOND, LENGTHS, 60.0)
             took_s = time.monotonic() - began_s
             killer.join()
             assert not got.done.any(), "misses, and no error"
@@ -159,13 +169,64 @@ def test_an_owner_that_hangs_costs_no_more_than_the_deadline() -> None:
             cluster.stores[0].pause()
             done = np.zeros(COUNT, np.bool_)
             with ends_within(0.5, "the read"), contextlib.suppress(DeadlineExceeded):
-                done = mover.get(Batch("get", SPACE, KEYS, SECOND, LENGTHS, 0.5)).done
+                done = get(mover, SPACE, KEYS, SECOND, LENGTHS, 0.5).done
             assert not done.any()
             assert mover.pid == pid, "the call ended by itself, the process is as good as before"
             cluster.stores[0].resume()
             wait_until(lambda: reached(mover), 30, what="the owner to be used again")
         finally:
             mover.close()
+
+
+def test_no_transfer_waits_for_another_and_all_end_in_order(mover: Mover) -> None:
+    fill(mover)
+    wait_until(lambda: reached(mover), 20, what="the pool to be reached")
+    ended: list[int] = []
+    until_s = time.monotonic() + 20.0
+    for number in range(20):
+        batch = Batch("get", SPACE, KEYS, SECOND, LENGTHS, until_s)
+        mover.begin(batch, lambda answer, number=number: ended.append(number))  # type: ignore[misc]
+    assert not ended, "what came of them is told in a poll"
+    mover.drain(20.0)
+    assert ended == list(range(20))
+    mover.drain(20.0)  # nothing is under way: at once
+
+
+def test_one_that_takes_no_message_makes_nobody_wait(mover: Mover) -> None:
+    """More than a connection holds; all of them end when it is ended."""
+    fill(mover)
+    wait_until(lambda: reached(mover), 20, what="the pool to be reached")
+    pid = mover.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    came: list[object] = []
+    keys = [b"%04000d" % number for number in range(COUNT)]
+    until_s = time.monotonic() + 0.1
+    with ends_within(5, "sending"):
+        for _ in range(100):
+            mover.begin(Batch("put", SPACE, keys, FIRST, LENGTHS, until_s), came.append)
+
+    def ended() -> bool:
+        mover.poll()
+        return len(came) == 100
+
+    wait_until(ended, 30, what="all of them to end")
+    assert all(isinstance(each, DeadlineExceeded) for each in came)
+
+
+def test_more_than_a_bound_is_refused(mover: Mover) -> None:
+    fill(mover)
+    wait_until(lambda: reached(mover), 20, what="the pool to be reached")
+    until_s = time.monotonic() + 60.0
+    batch = Batch("get", SPACE, KEYS, SECOND, LENGTHS, until_s)
+
+    def begin_many() -> None:
+        for _ in range(5000):
+            mover.begin(batch, lambda answer: None)
+
+    with pytest.raises(Unavailable, match="under way"):
+        begin_many()
+    mover.drain(60.0)
 
 
 def test_messages_come_whole_in_pieces_and_in_one() -> None:
@@ -179,14 +240,31 @@ def test_messages_come_whole_in_pieces_and_in_one() -> None:
 
     sender = threading.Thread(target=send)
     sender.start()
-    assert [theirs.receive(20.0) for _ in messages] == messages
+    assert [theirs.receive() for _ in messages] == messages
     sender.join()
-    with pytest.raises(TimeoutError):
-        theirs.receive(0.01)
     left, right = socket.socketpair()
     left.close()
     with pytest.raises(EOFError):
         Lane(right).receive()
+
+
+def test_who_never_waits_sends_and_has_the_same_messages() -> None:
+    left, right = socket.socketpair()
+    mine, theirs = NowaitLane(left), NowaitLane(right)
+    messages = [b"", b"x" * 10, b"y" * 1_000_000, b"z"]
+    assert theirs.receive() is None
+    for each in messages:
+        mine.send(each)
+    found: list[bytes] = []
+
+    def arrived() -> bool:
+        mine.flush()
+        while (message := theirs.receive()) is not None:
+            found.append(message)
+        return len(found) == len(messages)
+
+    wait_until(arrived, 20, what="the messages")
+    assert found == messages
 
 
 ENGINE = """

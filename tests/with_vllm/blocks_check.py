@@ -86,6 +86,19 @@ def check_loads_are_of_the_engines_thread() -> None:
     assert seen == [threading.current_thread().name], seen
 
 
+def check_copies_are_of_one_thread() -> None:
+    """A team of threads waits for the last of them, which may have no core for itself."""
+    layers = {f"layer{i}": torch.zeros(64, 1 << 16, dtype=torch.uint8) for i in range(4)}
+    memory = BlockMemory(layers, {0: list(layers)}, 64)
+    rows = torch.zeros(32, 4 << 16, dtype=torch.uint8)
+    ids = list(range(32))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        memory.gather(0, ids, rows)
+        memory.scatter(0, ids, rows)
+    called = {event.key for event in seen.key_averages()}
+    assert not called & {"aten::index_select", "aten::index_copy_", "aten::copy_"}, called
+
+
 def main() -> None:
     pieces = {layout: check_layout(layout) for layout in LAYOUTS}
     assert pieces["BLHNC"] == 1, pieces
@@ -93,6 +106,7 @@ def main() -> None:
     check_small_kernel_blocks()
     check_states()
     check_loads_are_of_the_engines_thread()
+    check_copies_are_of_one_thread()
     print("checked", *itertools.chain(pieces.items()))
 
 

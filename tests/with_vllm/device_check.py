@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import mmap
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from cenote.api.errors import CenoteError
 from cenote.connectors.vllm.blocks import BlockMemory
 from cenote.connectors.vllm.counters import Counters
 from cenote.connectors.vllm.device import StreamDevice
@@ -93,6 +95,19 @@ class Mover:
         self._cuda = cuda
         self.objects: dict[bytes, bytes] = {}
         self.saved = threading.Event()
+        self.starting = False
+        self._ended: deque[Callable[[], None]] = deque()
+
+    def begin(self, batch: Batch, done: Callable[[Answer | CenoteError], None]) -> None:
+        answer = self.get(batch) if batch.what == "get" else self.put(batch)
+        self._ended.append(lambda: done(answer))
+
+    def poll(self) -> None:
+        while self._ended:
+            self._ended.popleft()()
+
+    def drain(self, timeout_s: float) -> None:
+        self.poll()
 
     def get(self, batch: Batch) -> Answer:
         rows = zip(batch.keys, batch.offsets.tolist(), batch.lengths.tolist(), strict=True)
@@ -185,6 +200,7 @@ def load(
     """Stage and load the blocks for a request of that name; the requests that failed."""
     ticket = len(name)
     worker.begin(Orders(space, stages=[StageOrder(ticket, WANTED, HASHES, None, TIMEOUT_S)]))
+    worker.take_loaded()
     report = until(worker.take_reports, "report").staged[ticket]
     assert not report.missing
     cuda.calls.clear()

@@ -21,7 +21,7 @@ def test_a_prefix_is_found_staged_and_loaded(made: Half, pool: Space) -> None:
     request = Request()
     made.half.new_request(request)
     assert made.ask(request, have_tokens=16) == 48
-    made.half.allocated(request, [[10, 11, 12, 13, 14]], 48)
+    made.half.allocated(request, lambda: [[10, 11, 12, 13, 14]], 48)
     (load,) = made.half.take_orders().loads
     assert load.blocks == ((0, 1), (0, 2), (0, 3))
     assert load.block_ids == (11, 12, 13)
@@ -43,6 +43,22 @@ def test_it_answers_at_once_while_the_pool_does_not(made: Half, pool: Space) -> 
     wait_until(lambda: made.half.take_orders() and not pool.leases, what="its lease's release")
 
 
+def test_no_request_overtakes_one_before_it_by_when_its_answer_comes(
+    made: Half, pool: Space
+) -> None:
+    """The answers come while the engine plans a step, after the first request was asked about."""
+    first, second = Request("first"), Request("second")
+    for request in (first, second):
+        made.half.new_request(request)
+    assert made.half.matched_tokens(first, 0) is None
+    pool.gate.set()
+    wait_until(lambda: len(made.half._lookups.answers) == 2, what="both answers")
+    assert made.half.matched_tokens(second, 0) is None
+    made.half.take_orders()
+    assert made.half.matched_tokens(first, 0) == 0
+    assert made.half.matched_tokens(second, 0) == 0
+
+
 def test_a_block_that_did_not_arrive_ends_the_prefix(made: Half, pool: Space) -> None:
     store(pool, 4)
     request = Request()
@@ -50,6 +66,7 @@ def test_a_block_that_did_not_arrive_ends_the_prefix(made: Half, pool: Space) ->
     wait_until(lambda: made.half.matched_tokens(request, 0) is None and pool.asked, what="an ask")
 
     def staged() -> bool:
+        made.half.take_orders()
         made.half.matched_tokens(request, 0)
         return bool(made.half._orders.stages)
 
@@ -72,7 +89,7 @@ def test_an_error_is_a_miss_and_several_open_the_breaker(made: Half, pool: Space
     request = Request("after")
     made.half.new_request(request)
     assert made.half.matched_tokens(request, 0) == 0, "the pool is left alone for a while"
-    made.half.save("after", 100, lambda: [[1, 2, 3, 4, 5, 6]], ())
+    made.half.save("after", 100, lambda _: [[1, 2, 3, 4, 5, 6]], ())
     assert not made.half.take_orders().saves
 
 
@@ -94,7 +111,7 @@ def test_a_preempted_request_is_looked_up_anew(made: Half, pool: Space) -> None:
     request = Request()
     made.half.new_request(request)
     assert made.ask(request) == 64
-    made.half.allocated(request, [[10, 11, 12, 13]], 64)
+    made.half.allocated(request, lambda: [[10, 11, 12, 13]], 64)
     made.half.loaded(["r"])
     assert made.ask(request) == 0
     request.num_preemptions = 1
@@ -107,7 +124,7 @@ def test_what_the_pool_has_is_not_saved_again(made: Half, pool: Space) -> None:
     request = Request()
     made.half.new_request(request)
     assert made.ask(request) == 32
-    made.half.save("r", 100, lambda: [[1, 2, 3, 4, 5, 6, 7]], ())
+    made.half.save("r", 100, lambda _: [[1, 2, 3, 4, 5, 6, 7]], ())
     (order,) = made.half.take_orders().saves
     assert order.blocks == ((0, 2), (0, 3), (0, 4), (0, 5))
     made.half.finished("r")
@@ -119,7 +136,7 @@ def test_requests_that_share_nothing_are_left_alone(made: Half, pool: Space) -> 
     made.half.new_request(request, "/nowhere/adapter")
     wait_until(lambda: made.half.matched_tokens(request, 0) is not None, what="its adapter's fate")
     assert made.half.matched_tokens(request, 0) == 0
-    made.half.save("r", 100, lambda: [[1, 2, 3, 4, 5, 6]], ())
+    made.half.save("r", 100, lambda _: [[1, 2, 3, 4, 5, 6]], ())
     assert not made.half.take_orders().saves
     assert made.half.matched_tokens(Request("never announced"), 0) == 0
 
@@ -130,6 +147,7 @@ def test_an_order_that_was_not_sent_is_taken_back(made: Half, pool: Space) -> No
     made.half.new_request(request)
 
     def staged() -> bool:
+        made.half.take_orders()
         made.half.matched_tokens(request, 0)
         return bool(made.half._orders.stages)
 
@@ -159,7 +177,7 @@ def test_a_hybrid_leases_only_what_it_loads(pool: Space) -> None:
     request = Request()
     made.half.new_request(request)
     assert made.ask(request) == 64
-    made.half.allocated(request, [[1, 2, 3, 4], [0, 9]], 64)
+    made.half.allocated(request, lambda: [[1, 2, 3, 4], [0, 9]], 64)
     (load,) = made.half.take_orders().loads
     assert dict(zip(load.blocks, load.block_ids, strict=True))[1, 1] == 9
     made.half.finished("r")
@@ -180,7 +198,7 @@ def test_a_model_that_can_not_be_named_shares_nothing(pool: Space) -> None:
     assert done.wait(30.0), "its thread goes on"
     half.new_request(Request())
     assert half.matched_tokens(Request(), 0) == 0
-    half.save("r", 100, lambda: [[1, 2, 3, 4, 5, 6]], ())
+    half.save("r", 100, lambda _: [[1, 2, 3, 4, 5, 6]], ())
     assert not half.take_orders().saves
     half.close()
 

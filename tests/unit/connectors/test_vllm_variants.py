@@ -16,7 +16,7 @@ def test_tokens_are_counted_by_where_their_blocks_were(made: Half, pool: Space) 
     request = Request()
     made.half.new_request(request)
     assert made.ask(request, have_tokens=16) == 80
-    made.half.allocated(request, [[10, 11, 12, 13, 14, 15]], 80)
+    made.half.allocated(request, lambda: [[10, 11, 12, 13, 14, 15]], 80)
     assert made.half.sources(request) == {"memory": 0, "peer": 48, "disk": 32}
     made.half.loaded(["r"])
     counted = made.counters.take()
@@ -35,7 +35,7 @@ def adapter(directory: Path, weights: bytes, alpha: int = 8) -> str:
 
 def saved_keys(made: Half, request: Request) -> set[bytes]:
     """What the step saves that completes the request's prompt."""
-    made.half.save(request.request_id, 100, lambda: [[1, 2, 3, 4, 5, 6, 7]], ())
+    made.half.save(request.request_id, 100, lambda _: [[1, 2, 3, 4, 5, 6, 7]], ())
     return {block_hash for order in made.half.take_orders().saves for block_hash in order.hashes}
 
 
@@ -123,7 +123,7 @@ def test_what_is_being_loaded_at_a_reset_is_not_saved(made: Half, pool: Space) -
     request = Request()
     made.half.new_request(request)
     assert made.ask(request) == 64
-    made.half.allocated(request, [[10, 11, 12, 13]], 64)
+    made.half.allocated(request, lambda: [[10, 11, 12, 13]], 64)
     made.half.reset()
     made.half.loaded(["r"])
     assert not saved_keys(made, request)

@@ -6,11 +6,13 @@ for each layer, or a single one where the engine's layout has them side by side.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from .device import Device, device_of
 
@@ -115,6 +117,10 @@ class BlockMemory:
             ]
         self._place: torch.device = next(iter(self._storages.values())).device
         self.device = device_of(self._place) if device is None else device
+        self._arrays: dict[int, list[NDArray[np.uint8]]] = {}
+        """The views, where they are in this host's memory."""
+        if self.device.is_host:
+            self._arrays = {n: [view.numpy() for view in of] for n, of in self._views.items()}
 
     def _pieces_of(self, name: str, tensor: torch.Tensor, num_blocks: int) -> list[Piece]:
         shape = tuple(tensor.shape)
@@ -143,18 +149,31 @@ class BlockMemory:
 
         On a GPU in order with what the engine computes on this thread's stream: see `copied`.
         """
+        if self.device.is_host:
+            for array, parts in self._host_parts(group, rows):
+                for block_id, part in zip(block_ids, parts, strict=True):
+                    part[...] = array[block_id]
+            return
         ids = torch.tensor(block_ids, dtype=torch.long, device=self._place)
         views = self._views[group]
-        if not self.device.is_host:
-            blocks = torch.cat([view.index_select(0, ids).flatten(1) for view in views], dim=1)
-            for row, block in zip(rows, blocks, strict=True):
-                row[: blocks.shape[1]].copy_(block, non_blocking=True)
-            return
-        at = 0
-        for view in views:
-            part = _part_of(rows, at, view)
-            torch.index_select(view, 0, ids, out=part)
-            at += part.shape[1] * part.shape[2]
+        blocks = torch.cat([view.index_select(0, ids).flatten(1) for view in views], dim=1)
+        for row, block in zip(rows, blocks, strict=True):
+            row[: blocks.shape[1]].copy_(block, non_blocking=True)
+
+    def _host_parts(
+        self, group: int, rows: torch.Tensor
+    ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
+        """Each view of the group's blocks with the parts of `rows` that are theirs.
+
+        NumPy copies them, since torch would have all threads of its team do so: they are as fast,
+        but where one of their cores has other work, all of them wait for it, many times as long as
+        the copy takes.
+        """
+        given, at = rows.numpy(), 0
+        for array in self._arrays[group]:
+            count, length = array.shape[1:]
+            yield array, given[:, at : at + count * length].reshape(len(given), count, length)
+            at += count * length
 
     def copied(self) -> Callable[[], None]:
         """What waits, in any thread, until all that was gathered so far has arrived."""
@@ -171,16 +190,19 @@ class BlockMemory:
             self._scatter(group, block_ids, rows)
 
     def _scatter(self, group: int, block_ids: Sequence[int], rows: torch.Tensor) -> None:
+        if self.device.is_host:
+            for array, parts in self._host_parts(group, rows):
+                for block_id, part in zip(block_ids, parts, strict=True):
+                    array[block_id] = part
+            return
         ids = torch.tensor(block_ids, dtype=torch.long, device=self._place)
-        if not self.device.is_host:
-            length = self.block_bytes[group]
-            blocks = torch.empty(len(rows), length, dtype=torch.uint8, device=self._place)
-            for block, row in zip(blocks, rows, strict=True):
-                block.copy_(row[:length], non_blocking=True)
-            rows = blocks
+        length = self.block_bytes[group]
+        blocks = torch.empty(len(rows), length, dtype=torch.uint8, device=self._place)
+        for block, row in zip(blocks, rows, strict=True):
+            block.copy_(row[:length], non_blocking=True)
         at = 0
         for view in self._views[group]:
-            part = _part_of(rows, at, view)
+            part = _part_of(blocks, at, view)
             view.index_copy_(0, ids, part)
             at += part.shape[1] * part.shape[2]
 

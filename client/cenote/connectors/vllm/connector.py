@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -174,7 +173,7 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
         return tokens, bool(tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        self._planner.allocated(request, blocks.get_block_ids(), num_external_tokens)
+        self._planner.allocated(request, blocks.get_block_ids, num_external_tokens)
 
     def get_external_cache_hit_sources(
         self, request: Any, num_external_tokens: int
@@ -191,16 +190,16 @@ class CenoteStoreConnector(KVConnectorBase_V1, SupportsHMA):
         return StepOrders(self._planner.take_orders(scheduler_output.total_num_scheduled_tokens))
 
     def _plan_saves(self, step: Any) -> None:
-        computed = {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}
-        cached = step.scheduled_cached_reqs
-        computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        tables = step.kv_connector_block_state
-        states = tables.boundary_state_offloads
-        for request_id, tokens in computed.items():
-            self._planner.save(
+        new, cached = step.scheduled_new_reqs, step.scheduled_cached_reqs
+        computed = [(each.req_id, each.num_computed_tokens) for each in new]
+        computed += zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+        tables, scheduled = step.kv_connector_block_state, step.num_scheduled_tokens
+        states, save = tables.boundary_state_offloads, self._planner.save
+        for request_id, tokens in computed:
+            save(
                 request_id,
-                tokens + step.num_scheduled_tokens[request_id],
-                partial(tables.get_block_ids, request_id),
+                tokens + scheduled[request_id],
+                tables.get_block_ids,
                 states.get(request_id, ()),
             )
 

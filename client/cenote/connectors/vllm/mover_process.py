@@ -41,7 +41,9 @@ class _Mover:
         self._array = np.frombuffer(self._map, np.uint8)
         self._address = np.uint64(address_of(self._array))
         self._status = status
-        self._link = PoolLink(setting.options, setting.name, self._prepare, self._tell)
+        self._link = PoolLink(
+            setting.options, setting.name, self._prepare, self._tell, setting.gives_way
+        )
 
     def start(self) -> None:
         self._link.start()
@@ -68,8 +70,9 @@ class _Mover:
                 message = lane.receive()
             except (EOFError, OSError):
                 return
+            began_s = time.monotonic()
             try:
-                answer = self._move(Batch.unpacked(message)).packed()
+                answer = self._move(Batch.unpacked(message)).packed(time.monotonic() - began_s)
             except CenoteError as error:
                 answer = pickle.dumps(error)
             except Exception as error:  # a bug of ours: the worker is to hear of it, not to wait
@@ -81,7 +84,7 @@ class _Mover:
                 return
 
     def _move(self, batch: Batch) -> Answer:
-        until_s = time.monotonic() + batch.deadline_s
+        until_s = batch.until_s
         space = self._link.space(batch.space, remaining_s(until_s))
         addresses = batch.offsets + self._address
         places: dict[str, Any] = {"addresses": addresses, "lengths": batch.lengths}

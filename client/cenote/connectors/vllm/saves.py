@@ -13,6 +13,7 @@ __all__ = ["SaveProgress"]
 
 NULL_BLOCK: Final = 0
 """vLLM's block 0 stands for "none": outside of a window, or not allocated."""
+_NEVER: Final = 1 << 62
 
 
 @dataclass(slots=True)
@@ -20,12 +21,25 @@ class SaveProgress:
     """How far one request has been saved: per group, the index of the next block."""
 
     next_index: dict[int, int] = field(default_factory=dict)
+    due_tokens: int = 0
+    """With fewer computed than that, `advance` has nothing to save but states. 0: not known yet."""
 
     def skip(self, grouping: Grouping, tokens: int) -> None:
         """What lies before `tokens` is in the pool already."""
         for group in grouping.groups:
             index = tokens // group.block_tokens
             self.next_index[group.number] = max(self.next_index.get(group.number, 0), index)
+        self._look_ahead(grouping)
+
+    def _look_ahead(self, grouping: Grouping) -> None:
+        self.due_tokens = min(
+            (
+                (self.next_index.get(group.number, 0) + 1) * group.block_tokens
+                for group in grouping.groups
+                if group.kind != "state"
+            ),
+            default=_NEVER,
+        )
 
     def due(
         self,
@@ -36,14 +50,10 @@ class SaveProgress:
     ) -> bool:
         """Whether `advance` may have something to save: in most steps not, and then nobody need
         make the tables, which are as long as the prompts."""
-        if states:
-            return True
+        if not self.due_tokens:
+            self._look_ahead(grouping)
         tokens = min(computed_tokens, len(hashes) * grouping.hash_tokens)
-        return any(
-            tokens // group.block_tokens > self.next_index.get(group.number, 0)
-            for group in grouping.groups
-            if group.kind != "state"
-        )
+        return bool(states) or tokens >= self.due_tokens
 
     def advance(
         self,
@@ -77,6 +87,7 @@ class SaveProgress:
                     blocks.append((group.number, index))
                     ids.append(table[index])
             self.next_index[group.number] = max(first, last)
+        self._look_ahead(grouping)
         if not blocks:
             return None
         found = tuple(grouping.hash_of(block, hashes) for block in blocks)

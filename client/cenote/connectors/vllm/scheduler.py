@@ -92,6 +92,8 @@ class StoreScheduler:
         self._watch: ResidencyWatch | None = None
         self._orders = Orders()
         self._refused = False
+        self._collected = False
+        """Answers were taken in the step that is being planned."""
 
     # ---- life --------------------------------------------------------------------------------
 
@@ -191,7 +193,11 @@ class StoreScheduler:
         known = self._known.get(request.request_id)
         if known is None or not self._options.load or self._stale(known):
             return 0
-        self._collect()
+        if not self._collected:
+            # Once while the engine plans a step: an answer that came in between would have a
+            # request overtake those before it, which were asked about a moment earlier.
+            self._collect()
+            self._collected = True
         if known.fetch is None or (
             known.fetch.over and known.preemptions != request.num_preemptions
         ):
@@ -206,9 +212,15 @@ class StoreScheduler:
         return tokens
 
     def allocated(
-        self, request: RequestLike, tables: Sequence[Sequence[int]], external_tokens: int
+        self,
+        request: RequestLike,
+        make_tables: Callable[[], Sequence[Sequence[int]]],
+        external_tokens: int,
     ) -> None:
-        """The engine gave the request blocks, of which so many tokens are to be loaded."""
+        """The engine gave the request blocks, of which so many tokens are to be loaded.
+
+        `make_tables`: its block ids by group, which are as long as the prompt.
+        """
         known = self._known.get(request.request_id)
         if known is None or known.fetch is None:
             return
@@ -216,6 +228,7 @@ class StoreScheduler:
         have_tokens = fetch.tokens - external_tokens
         if fetch.allocated(external_tokens):
             blocks = self._grouping.needed(fetch.tokens, have_tokens)
+            tables = make_tables()
             placed = [(block, tables[block[0]][block[1]]) for block in blocks]
             self._orders.loads.append(
                 LoadOrder(
@@ -258,25 +271,25 @@ class StoreScheduler:
         self,
         request_id: str,
         computed_tokens: int,
-        make_tables: Callable[[], Sequence[Sequence[int]] | None],
+        make_tables: Callable[[str], Sequence[Sequence[int]] | None],
         states: Sequence[tuple[int, int, int]],
     ) -> None:
         """After this step the request has so many tokens computed.
 
-        `make_tables`: its block ids by group, None where it has none any more.
+        `make_tables`: a request's block ids by group, None where it has none any more.
         """
         known = self._known.get(request_id)
-        if known is None or not self._saving or self._stale(known):
+        if known is None or (computed_tokens < known.saves.due_tokens and not states):
             return
         suffix = known.variant.suffix
-        if suffix is None:
+        if suffix is None or not self._saving or self._stale(known):
             return
         if not self._options.save_output:
             computed_tokens = min(computed_tokens, known.request.num_prompt_tokens)
         hashes = known.request.block_hashes
         if not known.saves.due(self._grouping, hashes, computed_tokens, states):
             return
-        tables = make_tables()
+        tables = make_tables(request_id)
         if tables is None:
             return
         order = known.saves.advance(self._grouping, hashes, computed_tokens, tables, states)
@@ -308,6 +321,7 @@ class StoreScheduler:
     def take_orders(self, tokens: int = 0) -> Orders:
         """What the workers are to do with this step, which computes so many tokens."""
         self._collect()
+        self._collected = False
         now_s = time.monotonic()
         for request_id, fetch in list(self._fetches.values()):
             fetch.expire(now_s)

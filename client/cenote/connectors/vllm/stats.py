@@ -23,7 +23,6 @@ _COUNTERS: Final = {
     "saved_bytes": "Bytes that were saved to the pool.",
     "existing_blocks": "Blocks that were not saved because the pool has them.",
     "unsaved_blocks": "Blocks that could not be saved.",
-    "lost_slots": "Staging slots given up because a transfer could not be ended.",
 }
 _DURATIONS: Final = {
     "lookup": "Time to ask the pool for a prompt.",

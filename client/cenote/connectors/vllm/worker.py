@@ -1,9 +1,12 @@
 """The half that lives in each of vLLM's workers: moves bytes between the pool and the KV cache.
 
 Bytes rest in staging memory on their way: a process of its own moves them between it and the pool
-(`mover.py`), threads of this one between it and the KV cache. Reads from the pool end there, so
-that a transfer that is given up, or late, never touches a block of the engine; writes to the pool
-begin there, so that the engine has its blocks back as soon as they are copied.
+(`mover.py`), this one between it and the KV cache. Reads from the pool end there, so that a
+transfer that is given up, or late, never touches a block of the engine; writes to the pool begin
+there, so that the engine has its blocks back as soon as they are copied.
+
+A transfer is begun in one of the engine's steps, and its end is seen in a later one: no thread is
+woken for it. Threads are for what waits: on GPUs, until bytes are copied.
 """
 
 from __future__ import annotations
@@ -12,12 +15,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final, final
+from functools import partial
+from typing import Final, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from cenote.api.errors import BufferInUse, CenoteError
+from cenote.api.errors import CenoteError
 from cenote.runtime.log import get_logger
 from cenote.runtime.memory import populate
 
@@ -85,6 +90,8 @@ class StoreWorker:
         self._memory: BlockMemory | None = None
         self._rows: torch.Tensor | None = None
         self._slot_bytes = 0
+        self._offsets = np.zeros(0, np.uint64)
+        """Of each slot in staging memory."""
         self._copies_here = False
         self._suspended = False
         self._slots = Slots(0)
@@ -95,13 +102,16 @@ class StoreWorker:
         self._dropped: set[int] = set()
         """Tickets given up while they are being staged."""
         self._under_way: set[int] = set()
+        self._early: list[tuple[StageOrder, SpaceName | None, float]] = []
+        """With their deadlines."""
         self._loaded: set[str] = set()
         self._failed: set[str] = set()
         self._reports = Reports()
         self._step = 0
         """Of the step under way, the number that is to be reported."""
         self._breaker = CircuitBreaker()
-        self._threads: list[_JobThread] = []
+        self._loader: _JobThread | None = None
+        self._saver: _JobThread | None = None
 
     # ---- life --------------------------------------------------------------------------------
 
@@ -111,23 +121,26 @@ class StoreWorker:
         self._copies_here = memory.device.is_host
         self._slot_bytes = -(-max(memory.block_bytes.values()) // 4096) * 4096
         self._start_mover()
-        self._stager = _JobThread("cenote-stage")
-        self._loader = _JobThread("cenote-load")
-        self._saver = _JobThread("cenote-save")
-        self._threads = [self._stager, self._loader, self._saver]
+        if not self._copies_here:
+            self._loader = _JobThread("cenote-load")
+            self._saver = _JobThread("cenote-save")
 
     def close(self) -> None:
         """Save what waits to be saved, for some seconds; then end."""
         until_s = time.monotonic() + _CLOSE_S
-        for thread in reversed(self._threads):
-            thread.close(remaining_s(until_s))
+        for thread in (self._saver, self._loader):
+            if thread is not None:
+                thread.close(remaining_s(until_s))
         if self._mover is not None:
+            self._mover.drain(remaining_s(until_s))
             self._mover.close()
 
     def suspend(self) -> None:
         """The KV cache's memory is about to go: nothing touches it from when this returns until
         `resume`. Blocks that wait to be saved are in staging memory, and go on."""
         self._suspended = True
+        if self._loader is None:
+            return
         idle = threading.Event()
         if not self._loader.submit(idle.set) or not idle.wait(_CLOSE_S):
             _log.error("a load did not end before the engine went to sleep")
@@ -146,7 +159,13 @@ class StoreWorker:
             return
         size_bytes = count * self._slot_bytes
         try:
-            self._mover = Mover(self._options, self._name, size_bytes, self._use_staging)
+            self._mover = Mover(
+                self._options,
+                self._name,
+                size_bytes,
+                self._use_staging,
+                gives_way=self._copies_here,
+            )
         except OSError as error:
             _log.error("nothing is loaded or saved: no memory to stage blocks in", why=error)
             return
@@ -163,10 +182,20 @@ class StoreWorker:
         if not memory.pin(mover.address, len(mover.array)):
             _log.warning("staging memory can't be pinned: copies to and from the GPU take longer")
         with self._lock:
+            self._offsets = np.arange(count, dtype=np.uint64) * np.uint64(self._slot_bytes)
             self._rows, self._slots = rows, Slots(count)
 
-    def _offsets(self, slots: list[int]) -> Any:
-        return np.array(slots, np.uint64) * np.uint64(self._slot_bytes)
+    def _offsets_of(self, slots: list[int]) -> NDArray[np.uint64]:
+        if is_run(slots):
+            return self._offsets[slots[0] : slots[0] + len(slots)]
+        return self._offsets[slots]
+
+    def _sizes_of(self, groups: list[int]) -> NDArray[np.uint64]:
+        assert self._memory is not None
+        of = self._memory.block_bytes
+        if len(of) == 1:
+            return np.full(len(groups), of[groups[0]], np.uint64)
+        return np.array([of[group] for group in groups], np.uint64)
 
     # ---- a step ------------------------------------------------------------------------------
 
@@ -176,24 +205,14 @@ class StoreWorker:
         for ticket in orders.drops:
             self._drop(ticket)
         for stage in orders.stages:
-            self._under_way.add(stage.ticket)
-            until_s = time.monotonic() + stage.deadline_s
-            space = orders.space
-            if space is None or not self._stager.submit(
-                lambda stage=stage, space=space, until_s=until_s: self._stage(  # type: ignore[misc]
-                    stage, space, until_s
-                )
-            ):
-                self._report(stage, {}, 0)
+            self._stage(stage, orders.space, time.monotonic() + stage.deadline_s)
         if orders.loads and self._memory is not None:
             self._memory.order_loads()
         for load in orders.loads:
             # On CPUs in this thread: a thread of ours that called torch would have a team of OpenMP
             # threads of its own, and with more threads than cores nobody's team spins any more,
             # which made the engine's steps four times as long.
-            if self._copies_here or not self._loader.submit(
-                lambda load=load: self._load(load)  # type: ignore[misc]
-            ):
+            if self._loader is None or not self._loader.submit(partial(self._load, load)):
                 self._load(load)
 
     def save(self, orders: Orders) -> None:
@@ -204,7 +223,12 @@ class StoreWorker:
                 self._save(order, space)
 
     def take_loaded(self) -> tuple[set[str], set[str]]:
-        """Requests whose loads have ended, and those of them that were not loaded."""
+        """Requests whose loads have ended, and those of them that were not loaded. Transfers that
+        have ended since the last time are seen to."""
+        if self._mover is not None:
+            self._mover.poll()
+            if self._early:
+                self._stage_early(self._mover)
         with self._lock:
             loaded, self._loaded = self._loaded, set()
             failed, self._failed = self._failed, set()
@@ -216,66 +240,77 @@ class StoreWorker:
         reports.step, self._step = self._step, 0
         return reports if reports.staged or reports.step else None
 
-    def _moves(self, batch: Batch) -> Answer:
-        """Raises what `Mover` does."""
-        mover = self._mover
-        assert mover is not None, "there are no slots without it"
-        return mover.get(batch) if batch.what == "get" else mover.put(batch)
-
     # ---- from the pool -----------------------------------------------------------------------
 
-    def _stage(self, order: StageOrder, space: SpaceName, until_s: float) -> None:
-        began_s = time.monotonic()
-        there: dict[Block, int] = {}
-        size_bytes = 0
-        try:
-            if self._rows is not None:
-                there, size_bytes = self._fetch(order, space, until_s)
-        except CenoteError as error:
-            _log.warning("a prefix was not fetched", why=error)
-        finally:
-            self._counters.observe("stage", time.monotonic() - began_s)
-            self._report(order, there, size_bytes)
-
-    def _fetch(
-        self, order: StageOrder, space: SpaceName, until_s: float
-    ) -> tuple[dict[Block, int], int]:
-        assert self._memory is not None
+    def _stage(self, order: StageOrder, space: SpaceName | None, until_s: float) -> None:
+        """Have the blocks fetched; `_fetched` reports."""
+        mover = self._mover
+        if mover is not None and mover.starting:
+            self._under_way.add(order.ticket)
+            self._early.append((order, space, until_s))
+            return
         with self._lock:
             slots = self._slots.take(len(order.blocks))
-        blocks = order.blocks[: len(slots)]
-        if len(slots) < len(order.blocks):
+        if len(slots) < len(order.blocks) and self._rows is not None:
             self._counters.add("unstaged_blocks", len(order.blocks) - len(slots))
-        hits = np.zeros(len(blocks), np.bool_)
-        kept: list[int] = []
+        if space is None or not slots:
+            self._drop_slots(slots)
+            self._report(order, {}, 0)
+            return
+        assert mover is not None, "there are no slots without it"
+        blocks = order.blocks[: len(slots)]
         groups = [block[0] for block in blocks]
-        sizes = np.array([self._memory.block_bytes[g] for g in groups], np.uint64)
+        sizes = self._sizes_of(groups)
+        keys = object_keys(order.hashes[: len(blocks)], groups, [self._rank.shard])
+        offsets = self._offsets_of(slots)
+        batch = Batch("get", space, keys, offsets, sizes, until_s, lease=order.lease)
+        self._under_way.add(order.ticket)
+        done = partial(self._fetched, order, slots, sizes)
         try:
-            if blocks:
-                batch = Batch(
-                    "get",
-                    space,
-                    object_keys(order.hashes[: len(blocks)], groups, [self._rank.shard]),
-                    self._offsets(slots),
-                    sizes,
-                    remaining_s(until_s),
-                    lease=order.lease,
-                )
-                hits = self._moves(batch).done
-        except BufferInUse:
-            kept = slots  # something may still write into them: they are never used again
-            self._counters.add("lost_slots", len(slots))
-            raise
-        finally:
-            whole = bool(hits.all())
-            if not whole and not kept:
-                missed = [s for s, hit in zip(slots, hits.tolist(), strict=True) if not hit]
-                with self._lock:
-                    self._slots.give(missed)
-        if whole:
-            return dict(zip(blocks, slots, strict=True)), int(sizes.sum())
-        found = {b: s for b, s, hit in zip(blocks, slots, hits.tolist(), strict=True) if hit}
-        return found, int(sizes[hits].sum())
+            mover.begin(batch, done)
+        except CenoteError as error:
+            done(error)
+
+    def _stage_early(self, mover: Mover) -> None:
+        """Orders that came before it was known whether there is a pool: an engine's first prompts,
+        which are worth a moment where another engine has them."""
+        if not mover.starting:
+            orders, self._early = self._early, []
+            for each in orders:
+                self._stage(*each)
+            return
+        now_s = time.monotonic()
+        for order, _, until_s in self._early:
+            if now_s > until_s:
+                self._report(order, {}, 0)
+        self._early = [each for each in self._early if now_s <= each[2]]
+
+    def _fetched(
+        self,
+        order: StageOrder,
+        slots: list[int],
+        sizes: NDArray[np.uint64],
+        answer: Answer | CenoteError,
+    ) -> None:
+        blocks = order.blocks[: len(slots)]
+        if isinstance(answer, CenoteError):
+            _log.warning("a prefix was not fetched", why=answer)
+            self._drop_slots(slots)
+            self._report(order, {}, 0)
+            return
+        self._counters.observe("stage", answer.took_s)
+        hits = answer.done
+        if hits.all():
+            self._report(order, dict(zip(blocks, slots, strict=True)), int(sizes.sum()))
+            return
+        rows = list(zip(blocks, slots, hits.tolist(), strict=True))
+        self._drop_slots([slot for _, slot, hit in rows if not hit])
+        there = {block: slot for block, slot, hit in rows if hit}
+        self._report(order, there, int(sizes[hits].sum()))
+
+    def _drop_slots(self, slots: list[int]) -> None:
+        with self._lock:
+            self._slots.give(slots)
 
     def _report(self, order: StageOrder, there: dict[Block, int], size_bytes: int) -> None:
         missing = (
@@ -326,7 +361,11 @@ class StoreWorker:
             ids.append(block_id)
             slots.append(there[block])
         for group, (ids, slots) in by_group.items():
-            memory.scatter(group, ids, _rows_at(rows, slots))
+            if is_run(slots):
+                memory.scatter(group, ids, rows[slots[0] : slots[0] + len(slots)])
+                continue
+            for block_id, slot in zip(ids, slots, strict=True):
+                memory.scatter(group, [block_id], rows[slot : slot + 1])
         memory.finish_loads()
 
     # ---- to the pool -------------------------------------------------------------------------
@@ -347,11 +386,11 @@ class StoreWorker:
         began_s = time.monotonic()
         copied = self._copy_out(order, mine, slots, rows)
         self._counters.observe("copy", time.monotonic() - began_s)
-        job = self._put_job(order, mine, slots, space, copied)
-        if not self._saver.submit(job):
-            self._counters.add("unsaved_blocks", len(mine))
-            with self._lock:
-                self._slots.give_from_save(slots)
+        put = partial(self._put, order, mine, slots, space)
+        if self._saver is None:
+            put()
+        elif not self._saver.submit(lambda: put(copied)):
+            self._unsaved(slots)
 
     def _copy_out(
         self, order: SaveOrder, mine: list[int], slots: list[int], rows: torch.Tensor
@@ -372,52 +411,50 @@ class StoreWorker:
                 memory.gather(group, [block_id], rows[place : place + 1])
         return memory.copied()
 
-    def _put_job(
-        self, order: SaveOrder, mine: list[int], slots: list[int], space: SpaceName, copied: Job
-    ) -> Job:
-        assert self._memory is not None
+    def _put(
+        self,
+        order: SaveOrder,
+        mine: list[int],
+        slots: list[int],
+        space: SpaceName,
+        copied: Job | None = None,
+    ) -> None:
+        """Have the blocks saved, once they are `copied`, which is waited for; `_saved` sees to what
+        came of it."""
+        assert self._mover is not None, "there are no slots without it"
+        until_s = time.monotonic() + self._options.save_deadline_s
         groups = [order.blocks[i][0] for i in mine]
-        sizes = np.array([self._memory.block_bytes[group] for group in groups], np.uint64)
+        sizes = self._sizes_of(groups)
         keys = object_keys([order.hashes[i] for i in mine], groups, [self._rank.shard])
-
-        def put() -> None:
-            began_s = time.monotonic()
-            kept = False
-            try:
+        offsets = self._offsets_of(slots)
+        chain = len(set(groups)) == 1
+        batch = Batch("put", space, keys, offsets, sizes, until_s, chain=chain)
+        done = partial(self._saved, slots, sizes)
+        try:
+            if copied is not None:
                 copied()
-                until_s = began_s + self._options.save_deadline_s
-                batch = Batch(
-                    "put",
-                    space,
-                    keys,
-                    self._offsets(slots),
-                    sizes,
-                    remaining_s(until_s),
-                    chain=len(set(groups)) == 1,
-                )
-                answer = self._moves(batch)
-            except CenoteError as error:
-                kept = isinstance(error, BufferInUse)  # somebody may still read from the slots
-                self._breaker.failed(time.monotonic())
-                self._counters.add("unsaved_blocks", len(keys))
-                _log.warning("blocks were not saved", blocks=len(keys), why=error)
-            else:
-                self._breaker.succeeded()
-                self._counters.add("saved_blocks", int(answer.stored.sum()))
-                self._counters.add("saved_bytes", int(sizes[answer.stored].sum()))
-                self._counters.add("existing_blocks", answer.existed_count)
-                self._counters.add("unsaved_blocks", answer.failed_count)
-            finally:
-                if not kept:
-                    with self._lock:
-                        self._slots.give_from_save(slots)
-                self._counters.observe("save", time.monotonic() - began_s)
+            self._mover.begin(batch, done)
+        except CenoteError as error:
+            done(error)
 
-        return put
+    def _saved(
+        self, slots: list[int], sizes: NDArray[np.uint64], answer: Answer | CenoteError
+    ) -> None:
+        if isinstance(answer, CenoteError):
+            self._breaker.failed(time.monotonic())
+            self._unsaved(slots)
+            _log.warning("blocks were not saved", blocks=len(slots), why=answer)
+            return
+        self._breaker.succeeded()
+        with self._lock:
+            self._slots.give_from_save(slots)
+        self._counters.observe("save", answer.took_s)
+        self._counters.add("saved_blocks", int(answer.stored.sum()))
+        self._counters.add("saved_bytes", int(sizes[answer.stored].sum()))
+        self._counters.add("existing_blocks", answer.existed_count)
+        self._counters.add("unsaved_blocks", answer.failed_count)
 
-
-def _rows_at(rows: torch.Tensor, slots: list[int]) -> torch.Tensor:
-    """These rows: the memory itself where they follow each other, else a copy."""
-    if is_run(slots):
-        return rows[slots[0] : slots[0] + len(slots)]
-    return rows[torch.tensor(slots)]
+    def _unsaved(self, slots: list[int]) -> None:
+        self._counters.add("unsaved_blocks", len(slots))
+        with self._lock:
+            self._slots.give_from_save(slots)
