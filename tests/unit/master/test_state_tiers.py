@@ -509,3 +509,18 @@ def test_the_capacity_that_samples_are_of_is_that_of_memory() -> None:
         settle(kit)
     assert kit.state.status(kit.now_s).ssd_used_bytes > 200 * KIB
     assert objects_that_fit(kit) == pytest.approx(before, rel=0.1)
+
+
+def test_what_will_be_read_soon_waits_while_enough_is_under_way() -> None:
+    """A quarter of memory may be, when promotions are ordered: the others come after it."""
+    kit = kit_with_ssd(60)
+    settle(kit)
+    for key in range(100, 160):
+        kit.put([key])
+        settle(kit)
+    cold = [key for key in range(60) if where(kit, key) == {SSD_ID}][:24]
+    assert len(cold) == 24  # of 1 KiB, with 64 KiB of memory
+    kit.state.prefetch(c.Exists(*kit.place, kit.digests(*cold)))
+    settle(kit)
+    assert [key for key in cold if DRAM_ID not in where(kit, key)] == []
+    assert not pool_of(kit.state).tiers.wanted
