@@ -56,3 +56,18 @@ def test_what_ssds_may_be_written_a_day_is_kept(tmp_path: Path) -> None:
     assert 0 < report["ssd_charged_bytes"] <= report["ssd_budget_bytes"]
     assert report["demoted_objects"] * BLOCK <= report["ssd_charged_bytes"]
     assert report["demoted_share"] < 0.9
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (["--ssd-objects", "100"], "give --pool"),
+        (["--policy", "arc"], "give --pool"),
+        (["--pool", "--ssd-daily-writes", "1GiB"], "give --ssd-objects"),
+        (["--pool", "--policy", "belady"], "none of the choices"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(options: list[str], what: str) -> None:
+    result = run_cenote("replay", str(SAMPLE), *options, timeout_s=60)
+    assert result.returncode == 2
+    assert what in result.stderr.decode()

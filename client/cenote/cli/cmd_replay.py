@@ -94,6 +94,7 @@ def replay(
     from .replay.trace import load_trace
     from .replay_report import print_report
 
+    _check_options(pool, ssd_objects, ssd_daily_writes, policy)
     interrupts = current_interrupts()
     interrupts.last_words = "nothing was played"
     block_bytes = parse_size_bytes(block_size)
@@ -118,6 +119,20 @@ def replay(
     with _where(plan, master, grpc, deadline, interrupts) as (lane, admin):
         report = play_trace(loaded, lane, admin, interrupts, show, **settings)
     return interrupts.exit_code if report["interrupted"] else verdict(report)
+
+
+def _check_options(pool: bool, ssd_objects: int, ssd_daily_writes: str, policy: str) -> None:
+    """Raises InvalidArgument for what would be ignored."""
+    from cenote.api.errors import InvalidArgument
+
+    given = {"ssd-objects": ssd_objects, "ssd-daily-writes": ssd_daily_writes, "policy": policy}
+    for name, value in given.items():
+        if value and not pool:
+            raise InvalidArgument(
+                f"--{name} is for a pool that is started for this replay", remedy="give --pool, too"
+            )
+    if ssd_daily_writes and not ssd_objects:
+        raise InvalidArgument("--ssd-daily-writes without SSDs", remedy="give --ssd-objects, too")
 
 
 def verdict(report: dict[str, Any]) -> int:

@@ -38,7 +38,7 @@ def scratch_directory(parent: Path | None = None) -> Iterator[Path]:
     except OSError as error:
         raise ResourceUnavailable(
             f"can't make a directory in {where}: {error.strerror}",
-            remedy="make it writable, or name another one (--dir, TMPDIR)",
+            remedy="make it writable, or name another one (--dir, --ssd-dir, TMPDIR)",
         ) from error
     lock = os.open(made / _LOCK_NAME, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)

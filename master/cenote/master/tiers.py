@@ -150,7 +150,10 @@ def _promote_one(pool: Pool, row: int, budgets: dict[int, int]) -> tuple[int, li
     node = pool.segments.by_id[int(segments_of(spans)[0])].node
     record = pool.record_of(row)
     units = -(-(record[0] + record[6]) // UNIT_BYTES)
-    if budgets.get(node.node_id, 0) <= 0:
+    if node.node_id not in budgets:
+        return None
+    if budgets[node.node_id] <= 0:
+        want(pool, np.array([row]))  # once more, when some of what is under way has ended
         return None
     source, memory = pool.objects.extents_of_one(row), memory_of(pool, node)
     twin = find_twin(pool, row, source, memory.__contains__)

@@ -22,6 +22,8 @@ from cenote.runtime.memory import address_of
 from cenote.runtime.units import format_size
 from cenote.transport.memory_access import MEMORY
 
+from .slot_format import HEADER_COPY_BYTES, HEADER_MAGIC
+
 __all__ = ["BLOCK_BYTES", "PARTS_MAX", "Device", "FileDevice", "Part", "open_device"]
 
 BLOCK_BYTES: Final = 4096
@@ -30,6 +32,9 @@ PARTS_MAX: Final = 1024
 """IOV_MAX."""
 SECTOR_BYTES: Final = 512
 """Many devices ask of addresses no more than this."""
+_LOOKED_AT_BYTES: Final = 256 << 10
+"""From the beginning: every partition table, file system and volume manager has left something in
+there, and most files have."""
 
 Part = tuple[int, int]
 """(address, length) in memory."""
@@ -102,11 +107,17 @@ def open_device(path: Path, size_bytes: int) -> FileDevice:
 
     `size_bytes` of it are used, of a block device all of it where that is 0. A file gets its space
     now: a full disk is an error here and not when something is written. Raises ResourceUnavailable
-    (no space, no such place, another daemon has it), InvalidArgument (a file without a size).
+    (no space, no such place, another daemon has it, or a mounted file system), InvalidArgument (a
+    file without a size; what holds something else than objects of ours, which would be lost).
     """
     try:
         fd = _open_direct(path)
     except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise ResourceUnavailable(
+                f"{path} is in use: a file system on it is mounted, or another process has it",
+                remedy="unmount it, stop that process, or name another device (--ssd)",
+            ) from error
         raise ResourceUnavailable(
             f"can't open {path}: {error.strerror}",
             remedy="name a file in an existing directory, or a block device, that this user may"
@@ -114,6 +125,7 @@ def open_device(path: Path, size_bytes: int) -> FileDevice:
         ) from error
     try:
         _lock(fd, path)
+        _check_contents(fd, path)
         return FileDevice(path, fd, _sized(fd, path, size_bytes))
     except BaseException:
         os.close(fd)
@@ -123,7 +135,8 @@ def open_device(path: Path, size_bytes: int) -> FileDevice:
 def _open_direct(path: Path) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     if path.is_block_device():
-        flags = os.O_RDWR | os.O_CLOEXEC
+        # Exclusively: refused while a file system on it is mounted.
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_EXCL
     try:
         return os.open(path, flags | os.O_DIRECT, 0o600)
     except OSError as error:
@@ -155,6 +168,25 @@ def _lock(fd: int, path: Path) -> None:
             f"another process has {path}",
             remedy="stop that store daemon, or give this one another file (--ssd)",
         ) from error
+
+
+def _check_contents(fd: int, path: Path) -> None:
+    """Raises InvalidArgument where there is something else than what a store daemon left."""
+    begin = mmap.mmap(-1, _LOOKED_AT_BYTES)
+    start = address_of(begin)
+    try:
+        got = os.preadv(fd, [MEMORY[start : start + _LOOKED_AT_BYTES]], 0)
+    except OSError:  # whoever reads the headers says so
+        return
+    data = begin[:got]
+    ours = (data[at : at + len(HEADER_MAGIC)] == HEADER_MAGIC for at in (0, HEADER_COPY_BYTES))
+    if not data.strip(b"\0") or any(ours):
+        return
+    wipe = f"dd if=/dev/zero of={path} bs=1M count=1" if path.is_block_device() else f"rm {path}"
+    raise InvalidArgument(
+        f"{path} holds something that no store daemon wrote, and that would be lost",
+        remedy=f"name another file or device (--ssd), or, if it may go: {wipe}",
+    )
 
 
 def _sized(fd: int, path: Path, size_bytes: int) -> int:

@@ -145,7 +145,7 @@ HEADER_COPY_BYTES: Final = 4096
 HEADER_BYTES: Final = 2 * HEADER_COPY_BYTES
 HEADER_FORMAT: Final = 2
 """A table of another format is void, and with it what its segment holds."""
-_HEADER_MAGIC: Final = b"CENOTESG"
+HEADER_MAGIC: Final = b"CENOTESG"
 _HEADER: Final = Struct("<8sIIQ16s16s16sIIQQQQIIIIQ")
 _CRC: Final = Struct("<Q")
 
@@ -198,7 +198,7 @@ class TableHeader:
     def pack(self) -> bytes:
         """One header copy of HEADER_COPY_BYTES."""
         body = _HEADER.pack(
-            _HEADER_MAGIC,
+            HEADER_MAGIC,
             HEADER_FORMAT,
             SLOT_BYTES,
             self.sequence,
@@ -245,7 +245,7 @@ def _unpack_copy(copy: bytes) -> TableHeader | None:
     magic, format_, slot_bytes, sequence, incarnation, boot_id, node_uuid, *rest = (
         _HEADER.unpack_from(copy)
     )
-    if (magic, format_, slot_bytes) != (_HEADER_MAGIC, HEADER_FORMAT, SLOT_BYTES):
+    if (magic, format_, slot_bytes) != (HEADER_MAGIC, HEADER_FORMAT, SLOT_BYTES):
         return None
     index, unit_bytes, data_bytes, inode, ready_bytes, slots, last_epoch, *rest = rest
     node_id, segment_id, retired_count, start_number = rest

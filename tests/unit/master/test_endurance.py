@@ -6,8 +6,8 @@ from cenote.master import commands as c
 from cenote.master.node_counters import NodeCounters
 from cenote.policy.endurance import BURST_SHARE, is_admitted, is_spared
 from unit.master.state_kit import KIB, Kit
-from unit.master.test_state_tiers import GRANTED, SSD_ID, kit_with_ssd, settle
-from unit.master.tiers_kit import copy_all
+from unit.master.test_state_tiers import GRANTED
+from unit.master.tiers_kit import SSD_ID, copy_all, kit_with_ssd, settle
 
 COPY_BYTES = 2 * 4 * KIB
 """Of an object of 1 KiB: a block, and a page of slots."""

@@ -17,8 +17,7 @@ from cenote.master.task_commands import Drain
 from unit.master.moves_kit import drain, nodes_of, pass_time, pull_all, settle, used_on
 from unit.master.state_checks import check, contents, pool_of
 from unit.master.state_kit import KIB, FakeNode, Kit, new_node, restarted
-from unit.master.test_state_tiers import where
-from unit.master.tiers_kit import copy_all, ssd_node
+from unit.master.tiers_kit import copy_all, ssd_node, where
 
 GRANTED = PutStatus.GRANTED
 

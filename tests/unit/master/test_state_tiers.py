@@ -15,47 +15,23 @@ from cenote.master.state import StateConfig
 from unit.master.state_checks import check, contents, pool_of
 from unit.master.state_kit import KIB, Kit, new_node, restarted
 from unit.master.state_replies import Hit
-from unit.master.tiers_kit import copy_all, ssd_node
+from unit.master.tiers_kit import (
+    DRAM_ID,
+    SSD_ID,
+    copy_all,
+    kit_with_ssd,
+    settle,
+    ssd_node,
+    where,
+)
 
 GRANTED = PutStatus.GRANTED
-DRAM_ID, SSD_ID = 1, 2
-
-
-def kit_with_ssd(keys: int = 0, *, ssd_bytes: int = 1 << 20, **config: float) -> Kit:
-    """64 KiB of memory, as many objects of 1 KiB as said."""
-    config.setdefault("session_granted_share_max", 1.0)
-    kit = Kit(StateConfig(**config))  # type: ignore[arg-type]
-    kit.with_nodes(ssd_node(1, ssd_bytes=ssd_bytes)).with_session()
-    for key in range(keys):
-        assert kit.put([key]) == [GRANTED]
-    return kit
-
-
-def settle(kit: Kit, status: int = CopyStatus.DONE) -> int:
-    """Plan, carry out and report copies until none is left; how many there were."""
-    node, count = kit.nodes[1], 0
-    for _ in range(100):
-        kit.tick(0.1)
-        kit.heartbeat(node)
-        done = copy_all(kit, node, status)
-        kit.heartbeat(node)
-        check(kit.state)
-        count += done
-        if not done:
-            return count
-    raise AssertionError("copies go on for ever")
 
 
 def places(kit: Kit, key: int) -> list[int]:
     """Segments that a reader is told of."""
     (hit,) = kit.get(key)
     return [] if hit is None else [extent[0] for extent in hit.extents]
-
-
-def where(kit: Kit, key: int) -> set[int]:
-    """Segments that it lies in, without a touch."""
-    stats = kit.state.stat_objects(*kit.place, kit.digests(key), kit.now_s)
-    return set(np.frombuffer(stats.extents, EXTENT)["segment"].tolist())
 
 
 def hit_of(kit: Kit, key: int, **options: bool) -> Hit:
@@ -368,30 +344,6 @@ def test_whatever_comes_space_adds_up_and_readers_find_what_was_sealed(number: i
                 found = [s for s in slots if s["offset"] == offset and s["seq"] == hit.seq]
                 assert found
                 assert all(int(s["length"]) >= length for s in found)
-
-
-def test_what_will_be_read_soon_is_brought_back_before_it_is_read() -> None:
-    kit = kit_with_ssd(50)
-    for key in range(50, 100):
-        settle(kit)
-        kit.put([key])
-    cold = [key for key in range(100) if where(kit, key) == {SSD_ID}][:8]
-    assert len(cold) == 8
-    kit.state.prefetch(c.Exists(*kit.place, kit.digests(*cold, 99, 12345)))
-    settle(kit)
-    assert all(DRAM_ID in where(kit, key) for key in cold)
-    assert kit.exists(*cold) == [1] * 8
-
-
-def test_a_hint_is_bounded_and_costs_nothing_without_an_ssd() -> None:
-    kit = kit_with_ssd(20)
-    for _ in range(300):
-        kit.state.prefetch(c.Exists(*kit.place, kit.digests(*range(20))))
-    assert not pool_of(kit.state).tiers.wanted
-    bare = Kit().with_nodes(new_node(1)).with_session()
-    bare.put([1])
-    bare.state.prefetch(c.Exists(*bare.place, bare.digests(1)))
-    check(bare.state)
 
 
 def test_what_has_no_copy_yet_goes_after_what_has_one() -> None:

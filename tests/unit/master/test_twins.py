@@ -14,8 +14,7 @@ from unit.master.dedup_kit import put_bytes
 from unit.master.state_checks import check, contents, pool_of
 from unit.master.state_kit import KIB, Kit, new_node, restarted, session_id
 from unit.master.test_state_drain import pool as pool_with
-from unit.master.test_state_tiers import DRAM_ID, SSD_ID, kit_with_ssd, settle, where
-from unit.master.tiers_kit import copy_all, ssd_node
+from unit.master.tiers_kit import DRAM_ID, SSD_ID, copy_all, kit_with_ssd, settle, ssd_node, where
 
 SAME = list(range(10))
 BLOCK_UNITS = 64

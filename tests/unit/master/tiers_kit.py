@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from cenote.api.rows import CopyStatus
+import numpy as np
+
+from cenote.api.rows import EXTENT, CopyStatus, PutStatus
+from cenote.master.state import StateConfig
+from unit.master.state_checks import check
 from unit.master.state_kit import KIB, MIB, FakeNode, FakeSegment, Kit, new_node
 
-__all__ = ["copy_all", "ssd_node"]
+__all__ = ["DRAM_ID", "SSD_ID", "copy_all", "kit_with_ssd", "settle", "ssd_node", "where"]
+
+DRAM_ID, SSD_ID = 1, 2
+"""Of the segments of `kit_with_ssd`."""
 
 
 def ssd_node(
@@ -68,3 +75,34 @@ def _is_there(kit: Kit, twin: Any, source: Any) -> bool:
         and slot["offset"] == twin["target_offset"]
         and slot["checksum"] == source["checksum"]
     )
+
+
+def kit_with_ssd(keys: int = 0, *, ssd_bytes: int = 1 << 20, **config: float) -> Kit:
+    """64 KiB of memory, as many objects of 1 KiB as said."""
+    config.setdefault("session_granted_share_max", 1.0)
+    kit = Kit(StateConfig(**config))  # type: ignore[arg-type]
+    kit.with_nodes(ssd_node(1, ssd_bytes=ssd_bytes)).with_session()
+    for key in range(keys):
+        assert kit.put([key]) == [PutStatus.GRANTED]
+    return kit
+
+
+def settle(kit: Kit, status: int = CopyStatus.DONE) -> int:
+    """Plan, carry out and report copies until none is left; how many there were."""
+    node, count = kit.nodes[1], 0
+    for _ in range(100):
+        kit.tick(0.1)
+        kit.heartbeat(node)
+        done = copy_all(kit, node, status)
+        kit.heartbeat(node)
+        check(kit.state)
+        count += done
+        if not done:
+            return count
+    raise AssertionError("copies go on for ever")
+
+
+def where(kit: Kit, key: int) -> set[int]:
+    """Segments that it lies in, without a touch."""
+    stats = kit.state.stat_objects(*kit.place, kit.digests(key), kit.now_s)
+    return set(np.frombuffer(stats.extents, EXTENT)["segment"].tolist())

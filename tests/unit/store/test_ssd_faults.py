@@ -194,3 +194,25 @@ def test_two_daemons_do_not_share_a_file(tmp_path: Path) -> None:
         open_device(tmp_path / "ssd", MIB)
     first.close()
     open_device(tmp_path / "ssd", MIB).close()
+
+
+@pytest.mark.parametrize("size", [100, 8192, MIB])
+def test_a_file_with_other_contents_is_refused_and_left_as_it_is(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "precious.tar"
+    contents = bytes(size - 1) + b"x" if size < MIB else bytes(70_000) + b"btrfs" * 1000
+    path.write_bytes(contents)
+    with pytest.raises(InvalidArgument, match="no store daemon wrote"):
+        open_device(path, 24 * MIB)
+    assert path.read_bytes() == contents
+
+
+def test_a_file_of_zeros_and_one_whose_headers_are_damaged_are_begun_anew(tmp_path: Path) -> None:
+    (tmp_path / "ssd").write_bytes(bytes(24 * MIB))
+    with SsdNode(tmp_path) as node:
+        fill(node)
+    with (tmp_path / "ssd").open("r+b") as file:
+        for page in (0, 4096):
+            file.seek(page + 20)
+            file.write(b"\xff" * 40)
+    with SsdNode(tmp_path) as again:
+        assert not again.table_slots
