@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 
 from cenote.api.errors import InvalidArgument
-from cenote.api.rows import EXTENT, CopyStatus, ObjectStatus, PutStatus
+from cenote.api.rows import CopyStatus, ObjectStatus, PutStatus
 from cenote.master import commands as c
 from cenote.master.effects import Gone, ReplicasChanged, SegmentGone
 from cenote.master.state import StateConfig

@@ -10,7 +10,7 @@ from cenote.master import commands as c
 from unit.master.dedup_kit import put_bytes
 from unit.master.state_checks import check, pool_of
 from unit.master.state_kit import KIB, restarted, session_id
-from unit.master.test_state_tiers import DRAM_ID, SSD_ID, kit_with_ssd, settle, where
+from unit.master.tiers_kit import DRAM_ID, SSD_ID, kit_with_ssd, settle, where
 
 GRANTED = PutStatus.GRANTED
 
