@@ -230,7 +230,8 @@ def _move(pool: Pool, task: Task, node: Node, row: int, targets: Targets) -> _Ou
     number = in_memory[0] if in_memory else going[0]
     kept_in_memory = [n for n in kept if not on_ssd[replicas[n][0][0]]]
     if kept_in_memory and not in_memory:
-        return _drop(pool, task, row, number)  # one in memory elsewhere is worth more
+        # One in memory elsewhere is worth more.
+        return _drop(pool, task, row, number, is_copy=True)
     if source is None:
         return _Outcome.SETTLED
     owners = [by_id[e[0]].node for n in kept for e in replicas[n]]
@@ -292,10 +293,10 @@ def _sort_out(
     return going, kept, min(sources)[2] if sources else None
 
 
-def _drop(pool: Pool, task: Task, row: int, number: int) -> _Outcome:
+def _drop(pool: Pool, task: Task, row: int, number: int, *, is_copy: bool = False) -> _Outcome:
     """There are others. Its writer may be sealing it, and have this one alone sealed in the end, so
-    it stays for as long as that may go on."""
-    if int(pool.state[row]) & UNSEALED:
+    it stays for as long as that may go on; but for a copy, of which a daemon has made sure."""
+    if int(pool.state[row]) & UNSEALED and not is_copy:
         low, high = pool.digests_of(np.array([row]))[0].tolist()
         known = pool.moves.failures_of((low, high), int(pool.record_of(row)[2]), pool.now_s)
         if pool.now_s - known.first_s <= NEVER_SEALED_S:
