@@ -5,7 +5,9 @@
 A pool of its own: one daemon with little memory, so that what is put ends on its SSD. Each object
 is read once, from the SSD; the page cache has nothing of it (direct I/O). Rounds are interleaved,
 and medians are printed with the ratio to fio (or to raw preadv where there is no fio), which runs
-before and after each case: what a shared device gives changes from one second to the next.
+before and after each case: what a shared device gives changes from one second to the next. It also
+changes from one file to the other (here from 1.2 to 1.8 GB/s), so fio reads the file of the pool,
+what of it is data, and writes to its end, which the daemon was not told of.
 Processor time for each GB is that of the store daemon, of the master, and of this process.
 """
 
@@ -23,10 +25,11 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from cenote.cli.connect import open_admin
+from cenote.cli.connect import Admin, open_admin
 from cenote.cli.interrupts import Interrupts
 from cenote.cli.local_pool import LocalPool, PoolPlan, running_pool
 from cenote.client import Client
@@ -38,18 +41,30 @@ BATCH = 64
 SMALL = 64 << 10
 FLUSH_BYTES = 32 * MIB
 """As the daemon has it, for the second way fio writes."""
+DATA_START = 64 * MIB
+"""Of the file's parts behind this none is the table's."""
+FIO_BYTES = 1 << 30
+"""What fio writes to, behind what the daemon was told of."""
 POLL_S = 0.008
 """How often the master is asked what was copied; the two cores pay for that, too."""
+
+
+class Part(NamedTuple):
+    """Of a file."""
+
+    path: Path
+    start: int
+    size_bytes: int
 
 
 class Fio:
     """What the device gives to random direct I/O of one kind, and what that costs."""
 
     def __init__(
-        self, path: Path, mode: str, block: int, depth: int, *, flush_bytes: int = 0
+        self, part: Part, mode: str, block: int, depth: int, *, flush_bytes: int = 0
     ) -> None:
         """`flush_bytes`: what was written is flushed after each so many."""
-        self._path, self._mode, self._block, self._depth = path, mode, block, depth
+        self._part, self._mode, self._block, self._depth = part, mode, block, depth
         self._flush_every = flush_bytes // block
         self._rates: list[float] = []
         self._cpu_s_per_gb: list[float] = []
@@ -57,14 +72,17 @@ class Fio:
     def run(self, seconds: float = 1.0) -> None:
         if shutil.which("fio") is None:
             is_read = "read" in self._mode
-            there = raw_read(self._path, self._block, self._depth, seconds) if is_read else math.nan
+            there = raw_read(self._part, self._block, self._depth, seconds) if is_read else math.nan
             self._rates.append(there)
             return
         command = [
-            "fio", "--name=x", f"--filename={self._path}", f"--rw={self._mode}",
+            "fio", "--name=x", f"--filename={self._part.path}", f"--rw={self._mode}",
             f"--bs={self._block}", "--direct=1", "--ioengine=libaio", f"--iodepth={self._depth}",
-            f"--runtime={seconds}", "--time_based", f"--size={1 << 30}", "--output-format=terse",
+            f"--runtime={seconds}", "--time_based", f"--offset={self._part.start}",
+            f"--size={self._part.size_bytes}", "--output-format=terse",
         ]  # fmt: skip
+        if "read" in self._mode:
+            command.append("--readonly")
         if self._flush_every:
             command.append(f"--fdatasync={self._flush_every}")
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -85,16 +103,17 @@ class Fio:
         return statistics.mean(self._cpu_s_per_gb) if self._cpu_s_per_gb else math.nan
 
 
-def raw_read(path: Path, block: int, depth: int, seconds: float) -> float:
+def raw_read(part: Part, block: int, depth: int, seconds: float) -> float:
     """GB/s of `depth` threads with preadv."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    fd = os.open(part.path, os.O_RDONLY | os.O_DIRECT)
     end, counts = time.monotonic() + seconds, [0] * depth
-    blocks = path.stat().st_size // block
+    blocks = part.size_bytes // block
 
     def work(number: int) -> None:
         buffer, dice = mmap.mmap(-1, block), random.Random(number)
         while time.monotonic() < end:
-            os.preadv(fd, [buffer], dice.randrange(blocks) * block // 4096 * 4096)
+            at = part.start + dice.randrange(blocks) * block
+            os.preadv(fd, [buffer], at // 4096 * 4096)
             counts[number] += 1
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(depth)]
@@ -145,7 +164,10 @@ class Spent:
 
 class Bench:
     def __init__(self, pool: LocalPool, client: Client, path: Path, dram_bytes: int) -> None:
-        self.pool, self.client, self.path, self.dram_bytes = pool, client, path, dram_bytes
+        self.pool, self.client, self.dram_bytes = pool, client, dram_bytes
+        ssd_bytes = pool.plan.ssd_bytes
+        self.read_from = Part(path, DATA_START, ssd_bytes - DATA_START)
+        self.written = Part(path, ssd_bytes, FIO_BYTES)
         self.buffer = client.alloc(BATCH * BLOCK)
         self.buffer.array[:] = np.random.default_rng(1).integers(0, 255, BATCH * BLOCK, np.uint8)
         self.rows: dict[str, list[tuple[float, ...]]] = {}
@@ -154,11 +176,11 @@ class Bench:
 
     def fio(self, mode: str, block: int, depth: int) -> Fio:
         """Run once; to be run again after the case."""
-        path = self.path.with_name("fio")
-        fio = Fio(path, mode, block, depth)
+        part = self.written if "write" in mode else self.read_from
+        fio = Fio(part, mode, block, depth)
         fio.run()
         if "write" in mode:  # as a copy is: it counts when it survives a power cut
-            flushed = Fio(path, mode, block, depth, flush_bytes=FLUSH_BYTES)
+            flushed = Fio(part, mode, block, depth, flush_bytes=FLUSH_BYTES)
             flushed.run()
             self.flushed.setdefault(f"fio {block >> 10} KiB, flushed", []).append(flushed)
         return fio
@@ -199,7 +221,7 @@ class Bench:
                     copied = admin.status().demoted_bytes
                     if copied < goal:
                         time.sleep(POLL_S)
-                if not began_s and copied > before:
+                if not began_s and copied:
                     at_first, began_s, spent = copied, time.monotonic(), Spent(self.pool)
             written = admin.status().demoted_bytes - at_first
             took_s, cpu = time.monotonic() - began_s, spent.per_gb(written)
@@ -208,30 +230,41 @@ class Bench:
         return keys
 
     def drain(self, number: int, size: int) -> None:
-        """Fill memory at once, then watch how fast what is cold of it is copied, with nobody
-        putting meanwhile: what the daemon makes of the device."""
-        count = self.dram_bytes * 9 // 10 // size
-        keys = [f"drain-{size}-{number}-{i}" for i in range(count)]
-        per_call = max(1, 16 * MIB // size)
+        """Fill memory while the daemon has no SSD, then start it again with one: how fast what is
+        cold is copied with nobody putting meanwhile, so what the daemon makes of the device."""
+        store = self.pool.stores[0]
+        ssd = {name: store.spec.flags.pop(name) for name in ("ssd", "ssd-size", "ssd-object-size")}
         fio = self.fio("randwrite", size, 16)
         with open_admin(self.pool.lane, self.pool.grpc, 10.0) as admin:
+            self.restart(admin)
+            count = self.dram_bytes * 19 // 20 // size
+            keys = [f"drain-{size}-{number}-{i}" for i in range(count)]
+            per_call = max(1, 16 * MIB // size)
             for first in range(0, count, per_call):
                 self.put(keys[first : first + per_call], size)
-            began_s = changed_s = time.monotonic()
-            before = last = admin.status().demoted_bytes
-            spent = Spent(self.pool)
-            cpu = (0.0,)
-            while time.monotonic() < changed_s + 0.5:
+            store.spec.flags |= ssd
+            self.restart(admin)  # which counts from nought again, as its node does without SSD
+            changed_s = end_s = time.monotonic() + 10.0
+            began_s, at_first, last, spent, cpu = 0.0, 0, 0, Spent(self.pool), (0.0,)
+            while time.monotonic() < min(end_s, changed_s + 0.5):
                 copied = admin.status().demoted_bytes
+                if not began_s and copied:
+                    began_s, at_first, spent = time.monotonic(), copied, Spent(self.pool)
                 if copied != last:
                     changed_s, last = time.monotonic(), copied
-                    cpu = spent.per_gb(last - before)
+                    cpu = spent.per_gb(max(1, last - at_first))
                 time.sleep(POLL_S)
-        written, took_s = last - before, changed_s - began_s
-        if written < self.dram_bytes // 8:
-            print(f"  {size >> 10} KiB, alone: nearly all was copied while memory was filled")
-            return
+        written, took_s = last - at_first, changed_s - began_s
+        assert written > self.dram_bytes // 4, f"no more than {written} bytes were copied"
         self.note(f"write-back {size >> 10} KiB, alone", written / took_s / 1e9, fio, cpu)
+
+    def restart(self, admin: Admin) -> None:
+        """The daemon, with its flags as they are now; what is in its memory stays."""
+        store = self.pool.stores[0]
+        store.stop()
+        store.start()
+        store.wait_ready()
+        self.pool.wait_for_memory(admin)
 
     def evict_memory(self) -> None:
         """Fill memory with something else, so that what was put is on the SSD alone."""
@@ -272,7 +305,7 @@ def run(options: argparse.Namespace) -> None:
         nodes=1,
         dram_bytes=options.dram_mib * MIB,
         ssd_directory=options.directory,
-        ssd_bytes=3 << 30,
+        ssd_bytes=5 * options.dram_mib * MIB,
         ssd_object_bytes=SMALL,
     )
     with running_pool(plan, Interrupts()) as pool:
@@ -280,15 +313,15 @@ def run(options: argparse.Namespace) -> None:
         path = pool.ssd_directory / "node0.ssd"
         # Written once, both: what was only allocated is read without the device, and its first
         # write costs the file system more than the later ones.
-        write_all(path, 64 * MIB, path.stat().st_size)
-        write_all(path.with_name("fio"), 0, 1 << 30)
+        write_all(path, DATA_START, plan.ssd_bytes + FIO_BYTES)
         for kind in options.transports.split(","):
             with Client(pool.lane, transports=(kind,), deadline_s=60.0) as client:
                 bench = Bench(pool, client, path, options.dram_mib * MIB)
+                put_bytes = options.dram_mib * MIB * 15 // 8
                 for number in range(options.rounds):
                     for name, size, count in (
-                        ("large", BLOCK, 6 * BATCH),
-                        ("small", SMALL, 12_288),
+                        ("large", BLOCK, put_bytes // BLOCK),
+                        ("small", SMALL, put_bytes // SMALL // 512 * 512),
                     ):
                         if name not in sizes:
                             continue
@@ -318,7 +351,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--transports", default="shm,tcp")
     parser.add_argument("--cases", default="drain,puts,reads", help="reads need puts")
-    parser.add_argument("--dram-mib", type=int, default=512, help="of memory")
+    parser.add_argument("--dram-mib", type=int, default=2048, help="of memory")
     parser.add_argument("--sizes", default="large,small")
     run(parser.parse_args())
 

@@ -115,8 +115,8 @@ def test_up_in_the_background_keeps_its_contents_and_down_ends_it(tmp_path: Path
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    arguments = ["up", "--nodes", "1", "--dram", "16MiB", "--dir", str(directory)]
-    arguments += ["--port", str(port), "--detach"]
+    arguments = ["up", "--nodes", "1", "--dram", "16MiB", "--ssd", "64MiB", "--policy", "auto"]
+    arguments += ["--dir", str(directory), "--port", str(port), "--detach"]
     found = environment | {"CENOTE_MASTER": f"127.0.0.1:{port}"}
     try:
         for round_number in range(2):
@@ -128,19 +128,54 @@ def test_up_in_the_background_keeps_its_contents_and_down_ends_it(tmp_path: Path
                 again = run_cenote(*arguments, environment=environment)
                 assert again.returncode == 1
                 assert b"already" in again.stderr
+            status = json.loads(run_cenote("status", "--json", environment=found).stdout)
+            assert status["ssd_capacity_bytes"] > 0.9 * (64 << 20)
+            assert status["eviction_policy_wanted"] == "auto"
+            assert "ssd used" in run_cenote("nodes", environment=found).stdout.decode()
+            (node,) = json.loads(run_cenote("nodes", "--json", environment=found).stdout)
+            for name in ("capacity_bytes", "ssd_capacity_bytes"):
+                assert node[name] == status[name]
             got = run_cenote("get", "k", environment=found)
             assert got.stdout == Path(__file__).read_bytes()
             down = run_cenote("down", "--port", str(port), environment=environment)
             assert down.returncode == 0, down.stderr
             kept = down.stderr.decode()
             assert f"of memory in {_kept_memory(directory)}, " in kept
-            command = f"cenote up --nodes 1 --dram 16MiB --dir {directory} --port {port}\n"
-            assert command in kept
+            command = "cenote up --nodes 1 --dram 16MiB --ssd 64MiB --policy auto"
+            assert f"{command} --dir {directory} --port {port}\n" in kept
+            assert (directory / "ssd" / "node0.ssd").stat().st_size == 64 << 20
             assert f"rm -r {directory} {_kept_memory(directory)}" in kept
         assert run_cenote("down", "--port", str(port), environment=environment).returncode == 3
     finally:
         run_cenote("down", "--port", str(port), environment=environment)
         shutil.rmtree(_kept_memory(directory))
+    assert not daemons_in(tmp_path)
+
+
+def test_up_with_ssds_leaves_nothing_where_nothing_is_to_be_kept(tmp_path: Path) -> None:
+    environment = clean_environment() | {"TMPDIR": str(tmp_path)}
+    arguments = ["--nodes", "1", "--dram", "16MiB", "--ssd", "64MiB", "--port", "0", "--ready-line"]
+    with start_cenote("up", *arguments, environment=environment) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"ready")
+        files = [name for pid in daemons_in(tmp_path) for name in open_files(pid)]
+        (path,) = (Path(name) for name in set(files) if name.endswith("/node0.ssd"))
+        assert path.exists()
+        end_by(process, signal.SIGTERM)
+    assert not path.parent.exists()
+
+
+def open_files(pid: int) -> list[str]:
+    return [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+
+
+def test_up_without_room_for_its_ssds_says_so(tmp_path: Path) -> None:
+    environment = clean_environment() | {"TMPDIR": str(tmp_path)}
+    arguments = ["--nodes", "1", "--dram", "16MiB", "--ssd", "500TiB", "--port", "0"]
+    result = run_cenote("up", *arguments, environment=environment)
+    assert result.returncode == 1
+    assert b"are free there" in result.stderr
+    assert b"Traceback" not in result.stderr
     assert not daemons_in(tmp_path)
 
 

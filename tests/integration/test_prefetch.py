@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,17 @@ def test_what_will_be_read_soon_is_in_memory_by_then(tmp_path: Path) -> None:
             assert [bytes(v or b"") for v in values] == [payload_of(key, SIZE) for key in cold]
             after = admin.status()
             assert after.acquired_hits_ssd == before.acquired_hits_ssd
+            # The same by the command.
+            some = [key for key in KEYS if not in_memory(cluster, key)][:4]
+            asked = cluster.cli("prefetch", *some, "--json")
+            assert asked.returncode == 0, asked.stderr
+            assert json.loads(asked.stdout) == {"asked_for": len(some), "missing": []}
+            wait_until(
+                lambda: all(in_memory(cluster, key) for key in some), 30.0, what="them in memory"
+            )
+            assert cluster.cli("prefetch", some[0], "nobody").returncode == 3
+
+
+def in_memory(cluster: Cluster, key: str) -> bool:
+    found = json.loads(cluster.cli("stat", key, "--json").stdout)
+    return "dram" in {extent["tier"] for extent in found["extents"]}

@@ -16,7 +16,7 @@ from cenote.client.client import Client
 from cenote.client.config import ClientConfig, make_config
 from cenote.client.master_stub import LaneMaster
 from cenote.master.effects import GoneReason
-from sim.contents import DEDUP
+from sim.contents import DEDUP, KEYS_EACH
 from sim.lanes import SimMaster
 from sim.loop import Party, Violation
 from sim.one_sided import SimOneSided
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ClientProcess", "flood", "key_bytes", "put_anew", "read_evicted", "read_leased"]
 
-NAMESPACE: Final = "a"
 FINGERPRINT: Final = b"f"
 SIZES: Final = (16, 40, 200, 900, 1024, 4096, 5000, 9000, 30_000)
 CALLS_OF: Final = {
@@ -46,9 +45,9 @@ def key_bytes(key: int) -> bytes:
 
 
 @cache
-def config_of(deadline_s: float, *, dedup: bool = False) -> ClientConfig:
+def config_of(namespace: str, deadline_s: float, *, dedup: bool = False) -> ClientConfig:
     overrides: dict[str, object] = {
-        "namespace": NAMESPACE,
+        "namespace": namespace,
         "deadline_s": deadline_s,
         "dedup": dedup,
     }
@@ -78,6 +77,9 @@ class ClientProcess:
         self.leases: list[Hold] = []
         self.pauses = 0
         self.boot_id = world.boot_id_of(host)
+        several = len(world.namespaces) > 1
+        self.space = world.loop.dice.randrange(len(world.namespaces)) if several else 0
+        """Which namespace it uses; so are its keys."""
 
     # ---- life -----------------------------------------------------------------------------------
 
@@ -95,7 +97,8 @@ class ClientProcess:
     def _connect(self) -> Client:
         world, party = self.world, self.party
         dedup = DEDUP in world.options.faults
-        config = config_of(world.loop.dice.choice((0.4, 1.0, 3.0)), dedup=dedup)
+        deadline_s = world.loop.dice.choice((0.4, 1.0, 3.0))
+        config = config_of(world.namespaces[self.space], deadline_s, dedup=dedup)
         far = SimOneSided if world.loop.dice.random() < 0.4 else SimTcp
         transports: list[SimTransport] = [far(world, party, self._boot)]
         if world.loop.dice.random() < 0.8:
@@ -178,12 +181,16 @@ class ClientProcess:
         assert self.client is not None
         return self.client
 
+    @property
+    def first_key(self) -> int:
+        return self.space * KEYS_EACH
+
     def some_keys(self, most: int) -> list[int]:
-        dice = self.world.loop.dice
-        first = dice.randrange(self.world.keys)
+        dice, count, start = self.world.loop.dice, self.world.keys, self.first_key
+        first = dice.randrange(count)
         if dice.random() < 0.5:  # a chain
-            return [(first + i) % self.world.keys for i in range(dice.randint(1, most))]
-        return dice.sample(range(self.world.keys), dice.randint(1, min(most, self.world.keys)))
+            return [start + (first + i) % count for i in range(dice.randint(1, most))]
+        return dice.sample(range(start, start + count), dice.randint(1, min(most, count)))
 
     def new_put(self, key: int, min_replicas: int) -> PutRecord:
         dice, oracle = self.world.loop.dice, self.world.oracle
@@ -370,6 +377,7 @@ def _some_copied(me: ClientProcess, most: int, *, in_memory: bool) -> list[int]:
     """Keys of which there are copies on SSDs, mostly; or some keys."""
     dice, tiers = me.world.loop.dice, me.world.tiers
     known = [] if tiers is None else tiers.copied(in_memory=in_memory)
+    known = [key for key in known if key // KEYS_EACH == me.space]
     if not known or dice.random() < 0.3:
         return me.some_keys(most)
     return dice.sample(known, min(len(known), dice.randint(1, most)))
@@ -387,15 +395,16 @@ def read_leased(key: int, me: ClientProcess) -> None:
 def read_evicted(world: World) -> None:
     """Somebody wants what was evicted last."""
     gone = [v for v, why in world.oracle.gone.items() if why == GoneReason.EVICTED]
-    clients = world.living_clients()
-    for version in gone[-6:] if clients else ():
+    for version in gone[-6:]:
         put = world.oracle.put_of[version]
-        world.loop.dice.choice(clients).begin(partial(read_leased, put.key))
+        clients = world.living_clients(put.key)
+        if clients:
+            world.loop.dice.choice(clients).begin(partial(read_leased, put.key))
 
 
 def flood(me: ClientProcess) -> None:
     """More than memory has room for, under keys of its own."""
-    keys = range(me.world.keys, me.world.keys + 8)
+    keys = range(me.first_key + me.world.keys, me.first_key + me.world.keys + 8)
     me.note(f"floods with keys {keys.start} to {keys.stop - 1}")
     began_s = me.world.loop.now_s
     me.sdk.remove_batch([key_bytes(k) for k in keys])

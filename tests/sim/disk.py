@@ -89,6 +89,11 @@ class DiskFile:
         sealed &= (int(record["epoch"]), int(record["seq"])) == version
         return bool(sealed) and bytes(disk.durable[start : start + len(value)]) == value
 
+    def is_flipped(self, offset: int, length: int) -> bool:
+        """Whether a bit of what lies there was flipped."""
+        start = self.disk.plan.data_at + offset
+        return any(start <= at < start + length for at in self.disk._flipped)
+
     def damage(self, offset: int, length: int) -> None:
         """These bytes of the device are no good: nor is what any slot has there."""
         plan = self.disk.plan

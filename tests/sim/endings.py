@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from cenote.api.errors import CenoteError
 from sim.clients import ClientProcess, key_bytes
+from sim.contents import KEYS_EACH
 from sim.loop import Violation
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ def check_contents(world: World) -> None:
 
         def look(client: ClientProcess = client) -> None:
             for key in list(expected(world.oracle)):
-                _look(world, client, key)
+                if key // KEYS_EACH == client.space:
+                    _look(world, client, key)
 
         _in_task(world, client, look, 60.0)
 
@@ -77,7 +79,7 @@ def check_liveness(world: World) -> None:
     for client in world.living_clients():
 
         def prove(client: ClientProcess = client) -> None:
-            key = world.keys + client.number % 40
+            key = client.first_key + world.keys + client.number % 40
             last: object = None
             for _ in range(4):
                 record = world.oracle.new_put(key, client.number, 3000, 1)

@@ -25,16 +25,16 @@ from cenote.master.effects import (
     Stored,
 )
 from cenote.master.pool import Pool
-from sim.contents import Contents
+from sim.contents import KEYS_EACH, Contents
 from sim.existing import asked, check_answer
 from sim.facts import is_intact, is_sealed, known_versions
 from sim.fingerprint import fingerprint
 from sim.following import Following
 from sim.loop import Violation
+from sim.places import check
 from sim.readings import Readings
 from sim.tier_oracle import TierOracle
 from sim.values import PutRecord, Removal
-from unit.master.state_checks import check
 
 if TYPE_CHECKING:
     from sim.data_connection import Write
@@ -73,7 +73,7 @@ class Oracle:
         """Decided by a master that died before it wrote them down, sealed nowhere by then: the
         next one does not know of them, and decides a put that comes again anew."""
         self._removed_at: dict[bytes, list[tuple[int, float]]] = {}
-        self._resets: list[tuple[int, float]] = []
+        self._resets: list[tuple[int, float, str]] = []
         self._metadata_lost_s = 0.0
         self._revenants: set[Version] = set()
         """Gone before metadata were lost: they may come back then, and go again."""
@@ -86,7 +86,8 @@ class Oracle:
         self.readings = Readings(self)
         self._writes: dict[Write, None] = {}
         self._commands = 0
-        self.reads = self.hits = self.acks = self.lost = self.leaders = self.references = 0
+        self.reads = self.hits = self.acks = self.lost = self.leaders = 0
+        self.references = self.foreign_references = 0
         self.power_failed = False
         self.journal_lags = False
         """A master's death takes the end of the journal: several share it."""
@@ -169,7 +170,7 @@ class Oracle:
             self._check(master)
 
     def _check(self, master: MasterProcess) -> None:
-        check(master.service.state)
+        check(self, master)
         for put in self.puts.values():
             for version in self.acknowledged(put):
                 self._check_slots(put, version)
@@ -245,9 +246,11 @@ class Oracle:
                 self._world.learn_seed(effect.digest_seed)
                 if effect.generation > 1:
                     # All of the old generation is gone, though not a word is said of each.
-                    for version in self.numbers:
-                        self.gone.setdefault(version, GoneReason.RESET)
-                    self._resets.append((self._decisions, self._world.loop.now_s))
+                    for version, put in self.put_of.items():
+                        if self._namespace_of(put.key) == effect.name:
+                            self.gone.setdefault(version, GoneReason.RESET)
+                    reset = self._decisions, self._world.loop.now_s, effect.name
+                    self._resets.append(reset)
 
     def _stored(self, pool: Pool, effect: Stored) -> None:
         at = 0
@@ -342,6 +345,9 @@ class Oracle:
         told = np.isin(puts["status"], _WITH_EXTENTS)
         assert (puts["extents"][~told] == 0).all()
         self.references += int(np.count_nonzero(puts["status"] == PutStatus.DEDUPLICATED))
+        aliases = master.pool.grants.by_id.get(reply.alias_grant_id)
+        if aliases is not None and aliases.foreign is not None:
+            self.foreign_references += int(np.count_nonzero(aliases.foreign))
         self._granted(master, reply.grant_id, reply.extents)
         self._granted(master, reply.spare_grant_id, reply.spare_extents)
 
@@ -438,14 +444,18 @@ class Oracle:
             raise Violation(f"the removal of key {key} was acknowledged and never decided")
         self.removals.setdefault(key, []).append(Removal(min(numbers), self._world.loop.now_s))
 
-    def reset(self, began_s: float) -> None:
-        """The namespace was reset: as if all keys had been removed."""
-        numbers = [number for number, at_s in self._resets if at_s >= began_s]
+    def reset(self, name: str, began_s: float) -> None:
+        """The namespace was reset: as if all its keys had been removed."""
+        numbers = [number for number, at_s, of in self._resets if at_s >= began_s and of == name]
         if began_s <= self._metadata_lost_s:
             return
         for key in self.digests:
-            removal = Removal(min(numbers), self._world.loop.now_s)
-            self.removals.setdefault(key, []).append(removal)
+            if self._namespace_of(key) == name:
+                removal = Removal(min(numbers), self._world.loop.now_s)
+                self.removals.setdefault(key, []).append(removal)
+
+    def _namespace_of(self, key: int) -> str:
+        return self._world.namespaces[key // KEYS_EACH]
 
     def read(self, key: int, value: bytes | memoryview | None, began_s: float) -> None:
         """A client read this, in a call (or under a lease) that began then."""
@@ -476,12 +486,15 @@ class Oracle:
         """Whether it was acknowledged and must be readable now, unless there is a later one."""
         if not put.is_acked(version) or version in self.gone:
             return False
+        if self.has_lost_metadata and self.tiers.is_on and self._is_excused(put, version):
+            return False  # what an SSD was told to forget is on it until its page is written again
         there = bool(self.surviving_replicas(version))
         return there and self._last_removal(put.key) <= self.numbers[version]
 
     def _last_removal(self, key: int) -> int:
         """The number of the latest decision that removed it, told to anybody or not."""
-        numbers = [number for number, _ in self._resets]
+        name = self._namespace_of(key)
+        numbers = [number for number, _, of in self._resets if of == name]
         for digest in self.digests.get(key, ()):
             numbers += [number for number, _ in self._removed_at.get(digest, ())]
         return max(numbers, default=0)

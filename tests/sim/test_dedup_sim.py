@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from sim.contents import DEDUP
-from sim.dedup_mutations import DEDUP_MUTATIONS
+from sim.dedup_mutations import DEDUP_MUTATIONS, TWIN_MUTATIONS
 from sim.faults import ALL_FAULTS, WITH_METADATA_LOSS, WITH_POWER
 from sim.takeover_faults import TAKEOVER
+from sim.test_sim import BROKEN
+from sim.tiers import TIERS
 from sim.world import Options, Report, simulate
 
 pytestmark = pytest.mark.timeout(600)
@@ -28,23 +30,26 @@ def told(report: Report) -> str:
     ids=["", "power", "metadata", "takeover"],
 )
 def test_seeds_are_clean(faults: frozenset[str]) -> None:
-    references = 0
+    references = foreign = 0
     for seed in range(CLEAN_SEEDS // 4 if faults is not ALL_FAULTS else CLEAN_SEEDS):
         report = simulate(Options(seed, faults=faults | {DEDUP}))
         if report.failure:
             pytest.fail(told(report), pytrace=False)
         references += report.counts["references"]
-    assert references
+        foreign += report.counts["foreign"]
+    assert references > foreign > 0
 
 
-@pytest.mark.parametrize("name", DEDUP_MUTATIONS)
+@pytest.mark.parametrize("name", [*DEDUP_MUTATIONS, *TWIN_MUTATIONS])
 def test_bugs_on_purpose_are_noticed(name: str) -> None:
-    faults = ALL_FAULTS | {DEDUP}
-    with DEDUP_MUTATIONS[name]():
-        for seed in range(NOTICED_AT.get(name, 0), MUTATION_SEEDS):
+    faults = ALL_FAULTS | {DEDUP} | ({TIERS} if name in TWIN_MUTATIONS else set())
+    first = NOTICED_AT.get(name, 0)
+    with (DEDUP_MUTATIONS | TWIN_MUTATIONS)[name]():
+        for seed in (*range(first, MUTATION_SEEDS), *range(first)):
             report = simulate(Options(seed, faults=faults))
             if report.failure:
                 break
     assert report.failure, f"{name!r} was not noticed in {MUTATION_SEEDS} seeds"
     print(f"{name!r} was noticed by seed {report.seed}")
+    assert not BROKEN.search(report.failure), report.failure
     assert not simulate(Options(report.seed, faults=faults)).failure, "and it was not the mutation"

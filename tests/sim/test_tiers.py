@@ -10,9 +10,11 @@ import pytest
 
 from cenote.runtime.memory import address_of
 from cenote.transport.memory_access import MEMORY
+from sim.contents import DEDUP
 from sim.disk import SECTOR_BYTES, SimDisk
-from sim.faults import ALL_FAULTS
+from sim.faults import ALL_FAULTS, WITH_HIDDEN_SOCKETS, WITH_METADATA_LOSS, WITH_POWER, WITH_QUOTAS
 from sim.loop import Loop, Party
+from sim.takeover_faults import WITH_TAKEOVER
 from sim.test_sim import BROKEN, MUTATION_SEEDS, told
 from sim.tier_mutations import TIER_MUTATIONS
 from sim.tiers import TIERS
@@ -22,6 +24,15 @@ from unit.store import test_puller, test_ssd, test_ssd_faults
 WITH_TIERS = ALL_FAULTS | {TIERS}
 CLEAN_SEEDS = 40
 PER_TEST = 20
+COMBINED = {
+    "power": WITH_POWER,
+    "metadata": WITH_METADATA_LOSS,
+    "both": WITH_POWER | WITH_METADATA_LOSS,
+    "takeover": WITH_TAKEOVER,
+    "quotas": WITH_QUOTAS | WITH_HIDDEN_SOCKETS,
+}
+"""What goes wrong beside SSDs."""
+COMBINED_SEEDS = 5
 NOTICED_AT = {
     "changes are mixed up": 1,
     "disks are leased": 4,
@@ -69,6 +80,21 @@ def test_seeds_with_tiers_are_clean(first: int) -> None:
     assert totals["pulled"] > PER_TEST / 2
     assert totals["disk failed"] > 0
     assert totals["hits"] > 10 * PER_TEST
+
+
+@pytest.mark.parametrize("more", [frozenset(), {DEDUP}], ids=["", "dedup"])
+@pytest.mark.parametrize("kind", COMBINED)
+def test_seeds_with_tiers_and_more_are_clean(kind: str, more: frozenset[str]) -> None:
+    totals: dict[str, int] = {}
+    for seed in range(COMBINED_SEEDS):
+        report = simulate(Options(seed, faults=COMBINED[kind] | {TIERS} | more))
+        if report.failure:
+            pytest.fail(told(report), pytrace=False)
+        for what, count in report.counts.items():
+            totals[what] = totals.get(what, 0) + count
+    assert totals["demoted"] > COMBINED_SEEDS
+    assert totals["hits"] > 10 * COMBINED_SEEDS
+    assert bool(totals["references"]) == bool(more)
 
 
 def test_a_seed_with_tiers_is_the_same_run_again() -> None:

@@ -105,7 +105,7 @@ class TierFaults:
             faults._later(delay_s, lambda: faults._master_down(orderly=False, away_s=0.01))
             faults._later(delay_s + 0.2, self._flood)
             return
-        clients = world.living_clients()
+        clients = world.living_clients(key)
         if dice.random() < 0.5:
             faults._later(delay_s, self._flood)
         elif clients:
@@ -165,7 +165,7 @@ class TierFaults:
         wanted = dice.choice(alone) if alone and dice.random() < 0.7 else None
         version = None if disk is None else disk.flip(wanted)
         put = self._world.oracle.put_of.get(version or (0, 0))
-        clients = self._world.living_clients()
+        clients = [] if put is None else self._world.living_clients(put.key)
         if put is not None and clients:
             # Somebody wants to know, some of them from the same host.
             here = [client for client in clients if disk and client.host == disk.host]

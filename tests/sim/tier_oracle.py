@@ -51,14 +51,14 @@ class TierOracle:
         """Of these a replica was really lost, and does not count any more."""
 
     @property
-    def _is_on(self) -> bool:
+    def is_on(self) -> bool:
         return self._oracle._world.tiers is not None
 
     # ---- the master -----------------------------------------------------------------------------
 
     def started(self, pool: Pool) -> None:
         """Another master: what it has is what its journal says."""
-        if not self._is_on:
+        if not self.is_on:
             return
         rows = pool.objects.live_rows(0, pool.objects.high_water)[0]
         counts, spans = pool.spans_of(rows)
@@ -84,7 +84,7 @@ class TierOracle:
 
     def note_copies(self, pool: Pool) -> None:
         """Those that were ordered just now have space of their own."""
-        if not self._is_on:
+        if not self.is_on:
             return
         fresh = []
         last = self._noted.get(pool.epoch, 0)
@@ -117,7 +117,7 @@ class TierOracle:
 
     def replicas_changed(self, pool: Pool, effect: ReplicasChanged) -> None:
         """Objects have other replicas than before."""
-        if not self._is_on:
+        if not self.is_on:
             return
         at = 0
         oracle = self._oracle
@@ -158,7 +158,9 @@ class TierOracle:
         if not is_sealed(file, slot, version):
             raise Violation(f"a copy of version {version} in {file.name} counts, and is not sealed")
         if isinstance(file, DiskFile):
-            if not file.is_durable(slot, version, value, offset):
+            if (file, slot) in self._sharing and file.is_flipped(offset, len(value)):
+                file.damaged.add(version)  # as those who have been there are: readers find out
+            elif not file.is_durable(slot, version, value, offset):
                 raise Violation(f"a copy of version {version} counts in {file.name}, not durable")
         elif file.data[offset : offset + len(value)].tobytes() != value:
             raise Violation(f"a copy of version {version} in {file.name} counts, of other bytes")

@@ -20,7 +20,8 @@ from cenote.master.state_config import StateConfig
 from cenote.store.agent_steps import Failed
 from cenote.store.slot_format import SLOT_BYTES
 from cenote.transport.base import SealBatch
-from sim.clients import NAMESPACE, ClientProcess, key_bytes
+from sim.clients import ClientProcess, key_bytes
+from sim.contents import DOMAIN, KEYS_EACH, draw_namespaces
 from sim.data_connection import Write
 from sim.endings import check_contents, check_liveness, check_rest, check_unused
 from sim.faults import ALL_FAULTS, Faults
@@ -44,7 +45,6 @@ RECOVERY_S: Final = 6.0
 REST_S: Final = 2.0
 FAREWELL_S: Final = 5.0
 KIB: Final = 1 << 10
-EVERY_KEY: Final = 100
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,8 @@ class World:
         self.files: dict[bytes, Any] = {}
         """By incarnation: a `SegmentFile`, or `DiskFile`, each."""
         self.oracle = Oracle(self)
-        self.quotas = QuotaAdmin(self, NAMESPACE)
+        self.namespaces = draw_namespaces(options.faults, dice)
+        self.quotas = QuotaAdmin(self, self.namespaces[0])
         self.log = SimLog()
         self.master_names = [MASTER]
         self.masters: dict[str, MasterProcess] = {}
@@ -123,6 +124,7 @@ class World:
             run_bytes=dice.choice((4 * KIB, 1024 * KIB)),
             spares_share_max=0.5,
             spares_free_share_max=0.5,
+            dedup_domains=DOMAIN if len(self.namespaces) > 1 else "",
         )
         self._processes = 0
         # There are few puts here.
@@ -160,7 +162,7 @@ class World:
         if seed in self.seeds:
             return
         self.seeds.add(seed)
-        for key in range(EVERY_KEY):
+        for key in range(KEYS_EACH * len(self.namespaces)):
             self.oracle.digests.setdefault(key, set()).add(digest_key(key_bytes(key), seed))
 
     # ---- small chances ------------------------------------------------------------------------
@@ -310,8 +312,10 @@ class World:
             raise Violation("no master leads after all faults have ended")
         return self.master
 
-    def living_clients(self) -> list[ClientProcess]:
-        return [c for c in self.clients.values() if c.party.alive and c.client is not None]
+    def living_clients(self, key: int | None = None) -> list[ClientProcess]:
+        """All, or those of a key's namespace."""
+        living = [c for c in self.clients.values() if c.party.alive and c.client is not None]
+        return [c for c in living if key is None or key // KEYS_EACH == c.space]
 
     def run(self) -> None:
         loop = self.loop
@@ -335,18 +339,20 @@ class World:
     def reset_namespace(self) -> None:
         """An administrator's command."""
         began_s = self.loop.now_s
+        several = len(self.namespaces) > 1
+        name = self.loop.dice.choice(self.namespaces) if several else self.namespaces[0]
 
         def reply(answer: bytes | CenoteError) -> None:
             if not isinstance(answer, CenoteError):
-                self.oracle.reset(began_s)
+                self.oracle.reset(name, began_s)
 
         master = self.master
         if master is not None:
-            self.loop.note("admin", "resets the namespace")
+            self.loop.note("admin", f"resets namespace {name}")
             connection = LaneConnection()
             self.loop.after(
                 0.0,
-                lambda: master.receive(connection, RESET, NAMESPACE.encode(), reply, "admin"),
+                lambda: master.receive(connection, RESET, name.encode(), reply, "admin"),
                 master.party,
             )
 
@@ -415,6 +421,7 @@ def _simulate(options: Options) -> Report:
         "faults": world.faults.count,
         "evicted": list(oracle.gone.values()).count(GoneReason.EVICTED),
         "references": oracle.references,
+        "foreign": oracle.foreign_references,
     }
     if world.tiers is not None:
         counts |= world.tiers.counts

@@ -72,6 +72,7 @@ _COMMANDS: Final[tuple[tuple[_Function, str], ...]] = (
     (cmd_tasks.undrain, _MOVE),
     (cmd_tasks.rebalance, _MOVE),
     (cmd_evict.evict, _MOVE),
+    (cmd_pins.prefetch, _MOVE),
     (cmd_upkeep.snapshot, _RUN),
     (cmd_data.put, _USE),
     (cmd_data.get, _USE),

@@ -179,7 +179,7 @@ def _is_text(data: bytes) -> bool:
 def _not_found(key: str, namespace: str) -> int:
     from .output import note
 
-    note(f"cenote: there is no {key} in namespace {namespace} (cenote ls -n {namespace})")
+    note(f"cenote: there is no {key} in namespace {namespace} (why: cenote explain -n {namespace})")
     return EXIT_NOT_FOUND
 
 
@@ -254,9 +254,12 @@ def stat(
         ]
     )
     print_table(
-        ["replica", "node", "segment", "offset", "length"],
+        ["replica", "tier", "node", "segment", "offset", "length"],
         (
-            (e["replica"], e["node"], e["segment_id"], e["offset_bytes"], e["length_bytes"])
+            [
+                *(e[name] for name in ("replica", "tier", "node", "segment_id", "offset_bytes")),
+                format_size(e["length_bytes"]),
+            ]
             for e in found["extents"]
         ),
     )
@@ -268,12 +271,19 @@ def _look_up(admin: Admin, namespace: str, key: bytes) -> dict[str, Any] | None:
     import numpy as np
 
     from cenote.api.rows import EXTENT, OBJECT, ObjectStatus
+    from cenote.v1 import common_pb2
+
+    from .output import enum_name
 
     reply = admin.stat(admin.namespace(namespace), keys=[key])
     row = np.frombuffer(reply.objects, OBJECT)[0]
     if row["status"] == ObjectStatus.MISS:
         return None
-    names = {s.view.segment_id: s.node_name for s in admin.segments()}
+    names, tiers = {}, {}
+    for segment in admin.segments():
+        number = segment.view.segment_id
+        names[number] = segment.node_name
+        tiers[number] = enum_name(common_pb2.Tier, segment.view.tier, "TIER_")
     return {
         "size_bytes": int(row["size"]),
         "version": {"epoch": int(row["epoch"]), "seq": int(row["seq"])},
@@ -284,6 +294,7 @@ def _look_up(admin: Admin, namespace: str, key: bytes) -> dict[str, Any] | None:
         "extents": [
             {
                 "replica": int(extent["slot"]),
+                "tier": tiers.get(int(extent["segment"]), "?"),
                 "node": names.get(int(extent["segment"]), "?"),
                 "segment_id": int(extent["segment"]),
                 "offset_bytes": int(extent["offset"]),

@@ -51,7 +51,7 @@ def show_status(admin: Admin, *, as_json: bool) -> None:
             | {"hit_rate": _hit_rate(reply), "masters": [_master(m) for m in reply.masters]}
         )
         return
-    print_pairs(_status_pairs(reply))
+    print_pairs((name, value) for name, value in _status_pairs(reply) if value is not None)
 
 
 def _damage(reply: admin_pb2.GetStatusResponse) -> str:
@@ -287,6 +287,7 @@ def _show_nodes(admin: Admin, transports: str, *, json: bool, wide: bool) -> Non
         return
     from cenote.runtime.units import format_duration, format_size
 
+    have_ssds = any(node["ssd_capacity_bytes"] for node in found)
     print_table(
         [
             "node",
@@ -295,6 +296,7 @@ def _show_nodes(admin: Admin, transports: str, *, json: bool, wide: bool) -> Non
             "path",
             "used",
             "capacity",
+            *(["ssd used", "ssd"] if have_ssds else []),
             "tcp out",
             "tcp in",
             "sessions",
@@ -309,6 +311,7 @@ def _show_nodes(admin: Admin, transports: str, *, json: bool, wide: bool) -> Non
                 node["path"] or "none",
                 _share(node["used_bytes"], node["capacity_bytes"]),
                 format_size(node["capacity_bytes"]),
+                *_ssd_cells(node, have_ssds),
                 format_size(node["read_bytes"]),
                 format_size(node["written_bytes"]),
                 node["sessions"],
@@ -318,9 +321,19 @@ def _show_nodes(admin: Admin, transports: str, *, json: bool, wide: bool) -> Non
             for node in found
         ),
         empty="no store daemon has attached; start one with `cenote store`",
-        spare=["id", "sessions", "at", "capacity"],
+        spare=["id", "sessions", "at", "capacity", "ssd"],
         wide=wide,
     )
+
+
+def _ssd_cells(node: dict[str, Any], have_ssds: bool) -> list[str]:
+    """Of a table in which any node has one."""
+    from cenote.runtime.units import format_size
+
+    if not have_ssds:
+        return []
+    whole = node["ssd_capacity_bytes"]
+    return [_share(node["ssd_used_bytes"], whole), format_size(whole) if whole else "-"]
 
 
 def _node(node: admin_pb2.NodeStatus) -> dict[str, Any]:
@@ -345,8 +358,10 @@ def _node(node: admin_pb2.NodeStatus) -> dict[str, Any]:
             for e in view.endpoints
         ],
         "segment_ids": list(view.segment_ids),
-        "capacity_bytes": node.capacity_bytes,
-        "used_bytes": node.used_bytes,
+        "capacity_bytes": node.capacity_bytes - node.ssd_capacity_bytes,
+        "used_bytes": node.used_bytes - node.ssd_used_bytes,
+        "ssd_capacity_bytes": node.ssd_capacity_bytes,
+        "ssd_used_bytes": node.ssd_used_bytes,
         "read_bytes": node.read_bytes,
         "written_bytes": node.written_bytes,
         "sessions": node.sessions,
@@ -373,7 +388,7 @@ def segments(
     watch: Watch = None,
     deadline: DeadlineS = 5.0,
 ) -> int | None:
-    """The ranges of memory that the nodes contribute: use, fragmentation, slots."""
+    """The memory and SSDs that the nodes contribute: use, fragmentation, slots."""
     from .connect import open_admin
 
     with open_admin(master, grpc, deadline) as admin:

@@ -62,7 +62,7 @@ def _show(admin: Admin, namespace: str | None, *, plot: bool, png: Path | None, 
     elif not reply.capacity_objects:
         note("nothing is known yet: too little is in the pool, or --no-sampling was said")
     else:
-        print_pairs(_pairs(reply))
+        print_pairs((name, value) for name, value in _pairs(reply) if value is not None)
         print_table(
             ["namespace", *(name for _, name in _SHOWN), "references"],
             [(curve.namespace or _EVERYTHING, *_cells(reply, curve)) for curve in curves],

@@ -1,4 +1,4 @@
-"""`cenote pin`, `unpin`, `pins`: what is kept from eviction, whoever asks for room."""
+"""`cenote pin`, `unpin`, `pins`, `prefetch`: what is kept from eviction, or fetched to memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .cmd_ls import Listed
     from .connect import Admin
 
-__all__ = ["pin", "pins", "unpin"]
+__all__ = ["pin", "pins", "prefetch", "unpin"]
 
 Keys = Annotated[list[str], typer.Argument(metavar="KEY...", help="Text, or hex:0a1b...")]
 
@@ -76,12 +76,36 @@ def unpin(
     return _report("unpinned", keys, done, namespace, json=json)
 
 
+def prefetch(
+    keys: Keys,
+    namespace: NamespaceName = "default",
+    master: MasterAddress = MASTER_DEFAULT,
+    grpc: GrpcAddress = None,
+    json: AsJson = False,
+    deadline: DeadlineS = 30.0,
+) -> int:
+    """Have objects that are on SSDs alone copied to memory, in the order of the keys.
+
+    In the background: `cenote stat` shows where one is, `cenote status` how much was promoted.
+    """
+    from .connect import open_admin, open_client
+    from .output import parse_key
+
+    encoded = [parse_key(key) for key in keys]
+    with (
+        open_admin(master, grpc, deadline) as admin,
+        open_client(master, admin, namespace, deadline_s=deadline) as client,
+    ):
+        there = client.prefetch(encoded).present.tolist()
+    return _report("asked for", keys, there, namespace, json=json)
+
+
 def _report(what: str, keys: list[str], done: list[bool], namespace: str, *, json: bool) -> int:
     from .output import note, print_json
 
     missing = [key for key, there in zip(keys, done, strict=True) if not there]
     if json:
-        print_json({what: sum(done), "missing": missing})
+        print_json({what.replace(" ", "_"): sum(done), "missing": missing})
     else:
         note(f"{what} {sum(done)} of {len(keys)}")
     if not missing:

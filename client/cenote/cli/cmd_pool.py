@@ -39,6 +39,18 @@ Port = Annotated[
         min=0, max=65534, help="Of the master's lane; gRPC takes the next one. 0: any free ones."
     ),
 ]
+SsdSize = Annotated[
+    str,
+    typer.Option(
+        metavar="SIZE",
+        help="SSD of each, for what has no room in memory: a file in DIR/ssd, or without --dir one"
+        " in /var/tmp that is removed at the end.",
+    ),
+]
+PolicyName = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="What goes when the pool is full; see `cenote simulate`."),
+]
 
 
 # ---- up --------------------------------------------------------------------------------------
@@ -47,6 +59,8 @@ Port = Annotated[
 def up(
     nodes: Annotated[int, typer.Option(min=1, max=64, help="Store daemons.")] = 2,
     dram: Annotated[str, typer.Option(metavar="SIZE", help="Memory of each.")] = "1GiB",
+    ssd: SsdSize = "",
+    policy: PolicyName = "",
     directory: Annotated[
         Path | None,
         typer.Option(
@@ -77,8 +91,10 @@ def up(
     from .output import note
 
     dram_bytes = parse_size_bytes(dram)
+    ssd_bytes = parse_size_bytes(ssd) if ssd else 0
+    tuning = {"ssd": ssd or None, "policy": policy or None}
     if detach:
-        return _detach(nodes, dram, directory, port)
+        return _detach({"nodes": nodes, "dram": dram, **tuning, "dir": directory}, port)
     plan = PoolPlan(
         nodes=nodes,
         dram_bytes=dram_bytes,
@@ -87,9 +103,14 @@ def up(
         directory=directory,
         dram_directory=None if directory is None else _kept_memory(directory),
         distinct_domains=True,
+        master_flags=(("policy", policy),) if policy else (),
+        ssd_directory=_ssd_directory(directory) if ssd_bytes else None,
+        ssd_bytes=ssd_bytes,
     )
     code = EXIT_OK
-    again = ["cenote", "up", "--nodes", str(nodes), "--dram", dram, "--dir", str(directory)]
+    again = ["cenote", "up", "--nodes", str(nodes), "--dram", dram]
+    again += [word for name, value in tuning.items() if value for word in (f"--{name}", value)]
+    again += ["--dir", str(directory)]
     again += ["--port", str(port)] if port != _PORT_DEFAULT else []
     kept: _Kept | None = None
     if plan.directory is not None and plan.dram_directory is not None:
@@ -104,6 +125,11 @@ def up(
         finally:
             _say_what_is_kept(kept)
     return code
+
+
+def _ssd_directory(directory: Path | None) -> Path:
+    """On a disk, which the directory of scratch files may not be."""
+    return Path("/var/tmp") if directory is None else directory / "ssd"
 
 
 def _say_what_is_kept(kept: _Kept | None) -> None:
@@ -134,6 +160,7 @@ def _held_bytes(directory: Path) -> int:
 
 def _announce(pool: LocalPool, plan: PoolPlan, dram: str, *, ready_line: bool) -> None:
     from cenote.runtime.harness import ready_line as make_ready_line
+    from cenote.runtime.units import format_size
 
     from .output import counted, note, print_pairs
 
@@ -151,7 +178,8 @@ def _announce(pool: LocalPool, plan: PoolPlan, dram: str, *, ready_line: bool) -
     if plan.lane_port != _PORT_DEFAULT:
         note(f"export CENOTE_MASTER={pool.lane} CENOTE_GRPC={pool.grpc}")
     daemons = counted(plan.nodes, "store daemon")
-    note(f"A master and {daemons} of {dram} serve. Ctrl-C stops all. Try: cenote status")
+    each = f"{dram} and an SSD of {format_size(plan.ssd_bytes)}" if plan.ssd_bytes else dram
+    note(f"A master and {daemons} of {each} serve. Ctrl-C stops all. Try: cenote status")
 
 
 def _watch(pool: LocalPool) -> int:
@@ -180,7 +208,7 @@ def _kept_memory(directory: Path) -> Path:
     )
 
 
-def _detach(nodes: int, dram: str, directory: Path | None, port: int) -> int:
+def _detach(flags: dict[str, object], port: int) -> int:
     from cenote.api.errors import InvalidArgument
 
     from .daemons import Daemon, DaemonSpec
@@ -191,7 +219,7 @@ def _detach(nodes: int, dram: str, directory: Path | None, port: int) -> int:
             "--detach needs a --port, by which `cenote down` finds the pool again",
             remedy="leave --port out, or choose one",
         )
-    flags = {"nodes": nodes, "dram": dram, "dir": directory, "port": port}
+    flags = flags | {"port": port}
     spec = DaemonSpec(f"up-{port}", "cenote.cli.main", flags, before=("up", "--ready-line"))
     daemon = Daemon(spec, _runtime_directory(), environment=os.environ, outlive_parent=True)
     daemon.start()

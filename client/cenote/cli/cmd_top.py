@@ -129,15 +129,22 @@ def _document(before: Sample | None, now: Sample) -> dict[str, Any]:
         "nodes": [
             {
                 "name": node.view.name,
-                "used_bytes": node.used_bytes,
-                "capacity_bytes": node.capacity_bytes,
+                "used_bytes": node.used_bytes - node.ssd_used_bytes,
+                "capacity_bytes": node.capacity_bytes - node.ssd_capacity_bytes,
+                "ssd_used_bytes": node.ssd_used_bytes,
+                "ssd_capacity_bytes": node.ssd_capacity_bytes,
                 "read_bytes_per_s": None if (t := traffic[node.view.node_id]) is None else t[0],
                 "written_bytes_per_s": None if t is None else t[1],
             }
             for node in now.nodes
         ],
         "namespaces": [
-            {"name": n.name, "objects": n.objects, "used_bytes": n.used_bytes}
+            {
+                "name": n.name,
+                "objects": n.objects,
+                "used_bytes": n.used_bytes - n.ssd_used_bytes,
+                "ssd_used_bytes": n.ssd_used_bytes,
+            }
             for n in now.namespaces
         ],
     }
@@ -146,16 +153,13 @@ def _document(before: Sample | None, now: Sample) -> dict[str, Any]:
 def _print(before: Sample | None, now: Sample) -> None:
     from cenote.runtime.units import format_size
 
-    from .output import counted, print_pairs, print_table
+    from .output import counted, print_pairs
 
     status, found = now.status, rates(before, now)
 
     def per_s(name: str, unit: str = "/s") -> str:
         value = found[name]
         return "-" if value is None else f"{value:,.0f}{unit}"
-
-    def size_per_s(value: float | None) -> str:
-        return "-" if value is None else f"{format_size(int(value))}/s"
 
     hit_rate = found["hit_rate"]
     held = f"{format_size(status.leased_bytes)} leased, {format_size(status.granted_bytes)} granted"
@@ -167,27 +171,55 @@ def _print(before: Sample | None, now: Sample) -> None:
         *([("ssd", _gauge(status.ssd_used_bytes, status.ssd_capacity_bytes))]
             if status.ssd_capacity_bytes else []),
         ("objects", f"{status.objects:,}; {held}"),
-        ("reads", f"{per_s('acquired_keys')} keys, "
+        ("reads", f"{per_s('acquired_keys', ' keys/s')}, "
             + ("no reads" if hit_rate is None else f"{100 * hit_rate:.1f} % hits")),
         ("puts", per_s("last_seq")),
-        ("evicted", f"{per_s('evicted_objects')} objects, {size_per_s(found['evicted_bytes'])}"),
+        ("evicted", f"{per_s('evicted_objects', ' objects/s')},"
+            f" {_size_per_s(found['evicted_bytes'])}"),
     ]  # fmt: skip
     if status.ssd_capacity_bytes:
-        down, up = size_per_s(found["demoted_bytes"]), size_per_s(found["promoted_bytes"])
+        down, up = _size_per_s(found["demoted_bytes"]), _size_per_s(found["promoted_bytes"])
         pairs.append(("tiers", f"{down} demoted, {up} promoted"))
     if status.moving:
         pairs.append(("moving", status.moving))
     if status.writes_refused:
         pairs.append(("writes", f"refused: {status.writes_refused}"))
     print_pairs(pairs)
+    _print_nodes(before, now)
+    _print_namespaces(now)
+
+
+def _size_per_s(value: float | None) -> str:
+    from cenote.runtime.units import format_size
+
+    return "-" if value is None else f"{format_size(int(value))}/s"
+
+
+def _print_nodes(before: Sample | None, now: Sample) -> None:
+    from .output import print_table
+
+    status = now.status
     traffic = _node_rates(before, now)
     print_table(
-        ["node", "memory", "tcp out", "tcp in", "sessions", "seen"],
+        [
+            *("node", "memory"),
+            *(["ssd"] if status.ssd_capacity_bytes else []),
+            *("tcp out", "tcp in", "sessions", "seen"),
+        ],
         (
             (
                 node.view.name,
-                _gauge(node.used_bytes, node.capacity_bytes, width=12),
-                *map(size_per_s, traffic[node.view.node_id] or (None, None)),
+                _gauge(
+                    node.used_bytes - node.ssd_used_bytes,
+                    node.capacity_bytes - node.ssd_capacity_bytes,
+                    width=12,
+                ),
+                *(
+                    [_gauge(node.ssd_used_bytes, node.ssd_capacity_bytes, width=12)]
+                    if status.ssd_capacity_bytes
+                    else []
+                ),
+                *map(_size_per_s, traffic[node.view.node_id] or (None, None)),
                 node.sessions,
                 f"{node.heartbeat_age_s:.1f} s ago",
             )
@@ -196,17 +228,27 @@ def _print(before: Sample | None, now: Sample) -> None:
         empty="no store daemon has attached; start one with `cenote store`",
         spare=["sessions", "seen"],
     )
-    largest = sorted(now.namespaces, key=lambda n: -n.used_bytes)[:_NAMESPACES_SHOWN]
+
+
+def _print_namespaces(now: Sample) -> None:
+    from cenote.runtime.units import format_size
+
+    from .output import print_table
+
+    status = now.status
+    ranked = sorted(now.namespaces, key=lambda n: -n.used_bytes)
+    has_ssd = bool(status.ssd_capacity_bytes)
     print_table(
-        ["namespace", "objects", "used", "of all"],
+        ["namespace", "objects", "memory", "of all", *(["ssd"] if has_ssd else [])],
         (
             (
                 n.name,
                 f"{n.objects:,}",
-                format_size(n.used_bytes),
-                f"{100 * n.used_bytes / max(1, status.used_bytes + status.ssd_used_bytes):.1f} %",
+                format_size(n.used_bytes - n.ssd_used_bytes),
+                f"{100 * (n.used_bytes - n.ssd_used_bytes) / max(1, status.used_bytes):.1f} %",
+                *([format_size(n.ssd_used_bytes)] if has_ssd else []),
             )
-            for n in largest
+            for n in ranked[:_NAMESPACES_SHOWN]
         ),
         empty="no namespace yet",
     )

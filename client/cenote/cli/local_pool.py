@@ -50,7 +50,8 @@ class PoolPlan:
     master_flags: tuple[tuple[str, object], ...] = ()
     store_flags: tuple[tuple[str, object], ...] = ()
     ssd_directory: Path | None = None
-    """Where each node's SSD is, a file that is removed at the end; None: there are none."""
+    """Where each node's SSD is, a file; None: there are none. Removed at the end, unless the pool
+    keeps its `directory`."""
     ssd_bytes: int = 0
     """Of each node."""
     ssd_object_bytes: int = 128 << 10
@@ -174,7 +175,11 @@ def running_pool(plan: PoolPlan, interrupts: Interrupts) -> Iterator[LocalPool]:
             dram_directory = _made(plan.dram_directory)
         pool = LocalPool(plan, directory, dram_directory, scratch)
         if plan.ssd_directory is not None:
-            pool.ssd_directory = stack.enter_context(scratch_directory(plan.ssd_directory))
+            pool.ssd_directory = (
+                stack.enter_context(scratch_directory(plan.ssd_directory))
+                if plan.directory is None
+                else _made(plan.ssd_directory)
+            )
         try:
             pool.start()
             yield pool

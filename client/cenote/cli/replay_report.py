@@ -65,6 +65,7 @@ def report_of(
         "operations": {name: _latency(tally.latencies_s[name]) for name in OPERATIONS},
         "demoted_objects": evictions.demoted_objects,
         "demoted_bytes": evictions.demoted_bytes,
+        "demoted_share": _ratio(evictions.demoted_bytes, tally.written_bytes),
         "promoted_objects": evictions.promoted_objects,
         "ssd_budget_bytes": evictions.ssd_budget_bytes,
         "ssd_charged_bytes": evictions.ssd_charged_bytes,
@@ -136,7 +137,8 @@ def _tier_pairs(report: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("by tier", f"{_percent(report['hit_rate_blocks_dram'])} of blocks in memory,"
             f" {_percent(report['hit_rate_blocks_ssd'])} on SSD"),
-        ("copies", f"{report['demoted_objects']} to SSD ({format_size(report['demoted_bytes'])}),"
+        ("copies", f"{report['demoted_objects']} to SSD ({format_size(report['demoted_bytes'])},"
+            f" {_percent(report['demoted_share'])} of what was written),"
             f" {report['promoted_objects']} back"),
         *([("ssd writes", f"{format_size(report['ssd_charged_bytes'])} of a budget of"
             f" {format_size(report['ssd_budget_bytes'])}")] if report["ssd_budget_bytes"] else []),

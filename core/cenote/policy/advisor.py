@@ -10,7 +10,8 @@ From the same samples come
 
 * the hit rate that each policy would have, with the very classes that evict (`CacheModel`), and
   which one is best, with hysteresis: another one is recommended once it is better by
-  `_ADVANTAGE` over at least `_PATIENCE` turnovers of a shadow cache;
+  `_ADVANTAGE` over at least `_PATIENCE` turnovers of a shadow cache, the first time over
+  `_PATIENCE_FIRST`: nothing chose the one that is in force at the start;
 * for each namespace the hit rate that LRU would have with other capacities of the pool.
 
 A *reference* is what the pool itself sees: an object that is read, or put and was not there. What
@@ -45,6 +46,7 @@ _LOG_MAX: Final = 1 << 14
 _BATCH_MAX: Final = 256
 _NAMESPACES_MAX: Final = 64
 _HALF_LIFE: Final = 16
+_PATIENCE_FIRST: Final = 2
 _PATIENCE: Final = 6
 _ADVANTAGE: Final = 0.007
 _RATE_BITS_MAX: Final = 20
@@ -298,7 +300,8 @@ class Advisor:
         return 0.5**self._rate_bits if self.capacity else 0.0
 
     def _choose(self) -> None:
-        if not self._candidates or self._since_switch < _PATIENCE * self._blocks:
+        patience = _PATIENCE if self.switches else _PATIENCE_FIRST
+        if not self._candidates or self._since_switch < patience * self._blocks:
             return
         best = int(self._hits.argmax())
         current = CANDIDATES.index(self.choice)

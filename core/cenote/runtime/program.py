@@ -13,11 +13,12 @@ from cenote.api.errors import CenoteError
 
 from .config import add_boolean_flag, has_flag, help_of, load_config, option_of
 from .harness import begin_program, exit_code_of, run_daemon
-from .log import setup_logging
+from .log import get_logger, setup_logging
 
 __all__ = ["Daemon", "DaemonConfig", "Program"]
 
 _SECONDS: Final = "_s"
+_log = get_logger("cenote.program")
 
 
 class DaemonConfig(Protocol):
@@ -73,8 +74,20 @@ class Program(Generic[C]):
         except CenoteError as error:
             print(f"{self.name}: {error}", file=sys.stderr)
             return exit_code_of(error)
+        self._warn_of_secrets(options)
         daemon = self.make(config, _version())
         return run_daemon(daemon.start, daemon.stop, wait=daemon.wait)
+
+    def _warn_of_secrets(self, given: Mapping[str, object]) -> None:
+        """A command line is shown to every user of the machine, and kept in shells' histories."""
+        for field in dataclasses.fields(self.config):  # type: ignore[arg-type]
+            if not field.repr and given.get(field.name):
+                _log.warning(
+                    "a secret stands on the command line, which every user of this machine can see",
+                    flag=self.flags_of(field.name)[0],
+                    remedy=f"set {self.env_prefix}{field.name.upper()},"
+                    f" or {field.name} in the --config file",
+                )
 
     def parser(self) -> argparse.ArgumentParser:
         """One flag a setting, and --version and --config."""

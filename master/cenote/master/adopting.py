@@ -190,9 +190,17 @@ def _keep_off(work: _Adoption, found: Found, adopted: list[int]) -> None:
             segment = work.by_index.get(int(slot["segment_index"]))
             if position in taken or segment is None or _place(found, slot) in work.repeated:
                 continue
-            start = int(slot["offset"]) // UNIT_BYTES
-            end = start - -int(slot["length"]) // UNIT_BYTES
-            work.overwritten += [(segment, *piece) for piece in segment.claim_free(start, end)]
+            start, units = _extent_of(segment, slot)
+            pieces = segment.claim_free(start, start + units)
+            work.overwritten += [(segment, *piece) for piece in pieces]
+
+
+def _extent_of(segment: Segment, slot: Slot) -> tuple[int, int]:
+    """(offset, units) that were taken for what a slot tells of, as space of its segment is: a slot
+    has the length of its bytes, and what comes next on an SSD begins with a block."""
+    align = segment.align_units
+    units = -(-int(slot["length"]) // UNIT_BYTES)
+    return int(slot["offset"]) // UNIT_BYTES, -(-units // align) * align
 
 
 def _claim(work: _Adoption, found: Found, replica: int) -> list[tuple[int, int, int, int]]:
@@ -202,8 +210,7 @@ def _claim(work: _Adoption, found: Found, replica: int) -> list[tuple[int, int, 
     for index in range(len(extents)):
         _, slot = extents[index]
         segment = work.by_index[int(slot["segment_index"])]
-        offset = int(slot["offset"]) // UNIT_BYTES
-        units = -(-int(slot["length"]) // UNIT_BYTES)
+        offset, units = _extent_of(segment, slot)
         if (
             not segment.claim(offset, units)
             and not _share(work, found, segment, offset, units)

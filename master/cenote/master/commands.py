@@ -435,6 +435,8 @@ class ReportFailure:
     """Keys that were misread there; then it says nothing of the node itself."""
     misread: Rows | None = None
     """rows.OBJECT of each, as it was acquired."""
+    misread_at: Rows | None = None
+    """rows.EXTENT of each, the first of the replica; None: whatever lies on the node."""
 
 
 @dataclass(slots=True)

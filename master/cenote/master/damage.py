@@ -13,6 +13,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from cenote.api.rows import UNIT_BYTES
+
 from .commands import PutAbort, ReportFailure
 from .effects import GoneReason
 from .nodes import Node
@@ -50,7 +52,7 @@ def drop_damaged(pool: Pool, node: Node, slots: NDArray[np.void]) -> None:
 
 
 def drop_misread(pool: Pool, command: ReportFailure, node: Node) -> None:
-    """A reader found these objects damaged on this node.
+    """A reader found these objects damaged on this node, in memory or on its SSD.
 
     Its own lease, or another reader's, may keep a replica until the next report, where there is
     another one. It takes the checksum of all that it reads there, or it would not have noticed.
@@ -58,12 +60,16 @@ def drop_misread(pool: Pool, command: ReportFailure, node: Node) -> None:
     misread = command.misread
     assert command.digests is not None
     assert misread is not None
-    rows, _ = _of_version(pool, command.digests, misread["epoch"], misread["seq"])
+    rows, at = _of_version(pool, command.digests, misread["epoch"], misread["seq"])
     if not len(rows):
         return
     counts, spans = pool.spans_of(rows)
     owner = np.repeat(np.arange(len(rows)), counts)
     hit = np.isin(segments_of(spans), np.array(node.segment_ids, np.int64))
+    if command.misread_at is not None:
+        places = command.misread_at[at][owner]
+        hit &= segments_of(spans) == places["segment"]
+        hit &= spans[:, 2] == places["offset"] // UNIT_BYTES
     rows, spans = rows[owner[hit]], spans[hit]
     _count(pool, rows, spans)
     pool.drop_replicas(rows, spans, GoneReason.LOST)

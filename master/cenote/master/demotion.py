@@ -14,6 +14,7 @@ those it names go, and moves others along its queues.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -29,7 +30,7 @@ from .object_columns import COPIED, COPYING, PARTIAL, TOUCHED, UNCOPYABLE
 from .objects import LIVE
 from .pool import Pool, Rows
 from .segments import DRAM, Segment
-from .spans import SEGMENT_MASK, pack_span, segments_of
+from .spans import SEGMENT_MASK, Spans, pack_span, segments_of
 from .ssd_room import RUN_SHARE_MAX, take_on_ssd, take_run_on_ssd
 from .tier_tables import ColdQueue, Copy
 from .twins import Sharing, are_shared, find_twin, may_have_twins, note_known
@@ -49,6 +50,8 @@ CANDIDATES_MAX = 16_384
 CANDIDATES_S_MIN, CANDIDATES_ROW_S = 0.01, 50e-9
 """How often the coldest objects are looked for: that reads whole columns, so it depends on how long
 they are."""
+SIZE_GUESSES = 4
+"""How often more of them are looked for, where the coldest are smaller than the others are."""
 _BLOCK_BYTES = 4_096
 """Of an SSD."""
 _UNWANTED = UNCOPYABLE | PARTIAL
@@ -335,14 +338,9 @@ def _look_for_cold(pool: Pool, node_ids: tuple[int, ...]) -> None:
     wanted = used - int(capacity * (1 - pool.config.demote_share))
     if wanted <= 0:
         return
-    end = pool.objects.high_water
-    mask = evictable_mask(pool, column)
-    # As many as have so much of it, if they are of the usual size.
-    count = min(-(-wanted * int(np.count_nonzero(mask)) // max(1, used)), CANDIDATES_MAX)
-    rows = oldest_first(pool.stamp[:end], np.flatnonzero(mask), count)
+    rows, counts, spans = _coldest(pool, column, wanted / max(1, used), wanted)
     if not len(rows):
         return
-    counts, spans = pool.spans_of(rows)
     has_copy = np.zeros(len(rows), np.bool_)
     owner = np.repeat(np.arange(len(rows)), counts)
     has_copy[owner[pool.segments.on_ssd[segments_of(spans)]]] = True
@@ -354,6 +352,32 @@ def _look_for_cold(pool: Pool, node_ids: tuple[int, ...]) -> None:
     if tiers.has_budgets:
         has_copy |= _is_declined(pool, rows)
     _queue_up(pool, node_ids, rows[~has_copy])
+
+
+def _coldest(
+    pool: Pool, column: NDArray[np.bool_], share: float, wanted: int
+) -> tuple[Rows, NDArray[np.int64], Spans]:
+    """The coldest objects that have `wanted` units (a `share` of what is used) of the segments that
+    the column names, the coldest first: (rows, extents of each, all of these)."""
+    end = pool.objects.high_water
+    positions = np.flatnonzero(evictable_mask(pool, column))
+    most = min(len(positions), CANDIDATES_MAX)
+    # As many as that are if they are of the usual size.
+    count = min(most, math.ceil(share * len(positions)))
+    for _ in range(SIZE_GUESSES):
+        rows = oldest_first(pool.stamp[:end], positions, count)
+        counts, spans = pool.spans_of(rows)
+        units = np.where(column[segments_of(spans)], spans[:, 3], 0).astype(np.int64)
+        found = int(units.sum())
+        if found >= wanted or len(rows) >= most:
+            break
+        count = min(most, max(2 * len(rows), math.ceil(len(rows) * wanted / max(1, found))))
+    if found > wanted and not any(may_have_twins(pool, node) for node in pool.nodes.by_id.values()):
+        last = int(np.searchsorted(np.cumsum(units), wanted))
+        kept = int(np.searchsorted(np.cumsum(counts), last, "right")) + 1
+        rows, counts = rows[:kept], counts[:kept]
+        spans = spans[: int(counts.sum())]
+    return rows, counts, spans
 
 
 def _queue_up(pool: Pool, node_ids: tuple[int, ...], rows: Rows) -> None:

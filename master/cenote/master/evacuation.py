@@ -237,7 +237,11 @@ def _move(pool: Pool, task: Task, node: Node, row: int, targets: Targets) -> _Ou
     eligible = targets.eligible(
         {n.node_id for n in owners} | {node.node_id}, {n.domain for n in owners}
     )
-    if not eligible and kept:
+    others = bool(kept)
+    if in_memory and not kept_in_memory and pool.pin[row]:
+        # It stays in memory: also where its copy is on the SSD.
+        others, eligible = False, eligible or targets.eligible({node.node_id}, ())
+    if not eligible and others:
         return _drop(pool, task, row, number) if node.is_readable else _Outcome.SETTLED
     if not eligible:
         return _Outcome.SETTLED
@@ -263,7 +267,7 @@ def _move(pool: Pool, task: Task, node: Node, row: int, targets: Targets) -> _Ou
         return _Outcome.LATER  # copies to SSD are being made, which make room in memory
     if not node.is_readable:
         return _Outcome.SETTLED
-    return _no_room(pool, task, row, number, has_others=bool(kept))
+    return _no_room(pool, task, row, number, has_others=others)
 
 
 def _sort_out(

@@ -29,6 +29,8 @@ _LOW_RESERVES = 3
 """A segment is low on space below this many times its reserve."""
 _BATCH_BYTES_MAX = 4 << 20
 _ROUNDS_MAX = 64
+_STEP_SHIFT = 5
+"""Of the smallest segment a 32nd goes at once, where several are low."""
 _WINDOWS_MAX = 8
 
 
@@ -83,15 +85,18 @@ def make_room_in(pool: Pool, segment: Segment, units: int, wanted: int) -> bool:
     """Evict until this segment, where it is one of those low on space, has `units` free.
 
     The coldest of all low segments go first, so that age decides and not the place; hence as much
-    may go as they all would need. `wanted`: what is needed in a moment, these units included; where
-    it is the only one that is low it has to come from there, and is evicted together. False where
-    it has plenty, or nothing could be evicted.
+    may go as they all would need. `wanted`: what is needed in a moment, these units included; what
+    there is nowhere room for has to come from them, and is evicted together. False where it has
+    plenty, or nothing could be evicted.
     """
     low, column = _low_segments(pool, units)
     if (column is None and len(low) == 1) or segment not in low:
         return False  # the only one is as good as any, and `make_room` knows how much it needs
-    step = max(units, wanted - segment.free_units) if len(low) == 1 else units
-    left = units * len(low) * 2 + step - units
+    missing = wanted - sum(entry.segment.free_units for entry in pool.placement.entries)
+    if len(low) > 1:  # what is coldest may all lie in the smallest, which is not to be emptied
+        missing = min(missing, pool.placement.smallest_units >> _STEP_SHIFT)
+    step = max(units, missing)
+    left = max(step, units * len(low) * 2)
     gone = pool.counters.evicted
     while segment.free_units < units and left > 0:
         rows_max = pool.config.tick_evict_rows_max

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -10,7 +11,7 @@ from .effects import NodeKnown
 from .instructions import Instruction
 from .node_counters import NodeCounters
 
-__all__ = ["Node", "NodeState", "Nodes"]
+__all__ = ["Node", "NodeState", "Nodes", "rdma_trouble"]
 
 
 class NodeState(IntEnum):
@@ -157,3 +158,12 @@ class Nodes:
                 }
                 left += len(node.suspect_until_s)
         self.suspects = left
+
+
+def rdma_trouble(nodes: Iterable[Node]) -> str:
+    """What is wrong with RDMA: of the first node that says so, and how many do besides; else ''."""
+    found = [n for n in nodes if n.attached and n.is_readable and n.counters.rdma_trouble]
+    if not found:
+        return ""
+    others = f" (and {len(found) - 1} more nodes)" if len(found) > 1 else ""
+    return f"{found[0].name}: {found[0].counters.rdma_trouble}{others}"

@@ -123,7 +123,6 @@ def place(pool: Pool, lengths: Lengths, replicas: int, min_replicas: int, wanted
         start = 0
         for stop in [*cuts, m]:
             _place_run(batch, start, stop, True)
-            batch.rest = total - int(ends[stop - 1])
             start = stop
     return _assemble(batch)
 
@@ -168,6 +167,7 @@ def _place_run(batch: _Batch, start: int, stop: int, may_evict: bool) -> None:
     """Keys [start, stop) in one segment per replica; halves where that fails."""
     if stop - start == 1:
         _place_object(batch, start)
+        batch.rest -= int(batch.lengths[start])
         return
     lengths = batch.lengths[start:stop]
     total = int(lengths.sum())
@@ -208,6 +208,7 @@ def _try_run(batch: _Batch, start: int, stop: int, lengths: Lengths, total: int)
         cells[:, 2] = offsets
         cells[:, 3] = units
     if len(picked) == batch.replicas:
+        batch.rest -= total
         return True
     for entry, (offsets, slots, units) in zip(picked, got, strict=True):
         spans = np.empty((stop - start, 4), np.uint32)

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cenote.api.errors import QuotaExceeded
+from cenote.runtime.units import format_size
 
 from .commands import (
     NamespaceReply,
@@ -117,8 +118,8 @@ def _check_budget(pool: Pool, namespace: Namespace, fresh_bytes: int) -> None:
     budget = int(pool.capacity_bytes * share)
     if pool.pinned_bytes + fresh_bytes > budget:
         raise QuotaExceeded(
-            f"{pool.pinned_bytes + fresh_bytes} bytes would be pinned, "
-            f"{budget} is the most ({share:.0%} of the capacity)",
+            f"{format_size(pool.pinned_bytes + fresh_bytes)} would be pinned, "
+            f"{format_size(budget)} is the most ({share:.0%} of the capacity)",
             remedy="unpin something or add capacity",
         )
     if not pool.quotas.active:
@@ -133,8 +134,8 @@ def _check_budget(pool: Pool, namespace: Namespace, fresh_bytes: int) -> None:
     if would_be > budget:
         what = "its quota" if own else f"{share:.0%} of what no quota promises"
         raise QuotaExceeded(
-            f"{would_be} bytes of namespace {namespace.name!r} would be pinned, "
-            f"{budget} is the most ({what})",
+            f"{format_size(would_be)} of namespace {namespace.name!r} would be pinned, "
+            f"{format_size(budget)} is the most ({what})",
             remedy="unpin something, or `cenote namespaces set-quota`",
         )
 

@@ -24,7 +24,7 @@ from cenote.api.codec import (
 )
 from cenote.api.errors import InvalidArgument
 from cenote.api.keys import digest_keys, tail_lengths
-from cenote.api.rows import DIGEST_BYTES, KEY_BYTES_MAX, OBJECT
+from cenote.api.rows import DIGEST_BYTES, EXTENT, KEY_BYTES_MAX, OBJECT
 from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
 
@@ -405,6 +405,10 @@ class RequestReader:
             report.misread = unpack_rows(message.misread_objects, OBJECT, "misread_objects")
             if len(report.misread) != len(report.digests):
                 raise InvalidArgument("misread_objects has not one row for each key")
+            if message.misread_extents:
+                report.misread_at = unpack_rows(message.misread_extents, EXTENT, "misread_extents")
+                if len(report.misread_at) != len(report.digests):
+                    raise InvalidArgument("misread_extents has not one row for each key")
         return report
 
 

@@ -472,7 +472,9 @@ class Segments:
             self.all_attached &= segment.node.attached
             if segment.tier != DRAM:
                 self.on_ssd[segment_id] = self.has_ssd = True
-            if segment.index in segment.node.unverified:
+            # Before a daemon attaches nobody knows whether it has looked at what it holds: what a
+            # journal has forgotten may have been written over there, by whom it has forgotten, too.
+            if not segment.node.attached or segment.index in segment.node.unverified:
                 self.verified[segment_id] = self.all_verified = False
 
     def give(self, spans: Spans) -> None:

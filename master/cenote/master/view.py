@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +13,7 @@ from cenote.api.rows import EXTENT_STRUCT, OBJECT, UNIT_BYTES, ObjectStatus
 from .commands import Digests, EndpointInfo
 from .counters import Counters
 from .lookups import hits
-from .nodes import Node, NodeState
+from .nodes import Node, NodeState, rdma_trouble
 from .pool import Pool
 from .rebuilding import notice
 from .segments import DRAM, Segment
@@ -114,6 +113,9 @@ class NodeStatus:
     """It holds nothing more, since that was asked for."""
     capacity_bytes: int
     used_bytes: int
+    """As `capacity_bytes` on both tiers; of it on SSDs are `ssd_capacity_bytes`, ..."""
+    ssd_capacity_bytes: int
+    ssd_used_bytes: int
     heartbeat_age_s: float
     read_bytes: int
     written_bytes: int
@@ -274,19 +276,10 @@ def status(pool: Pool, now_s: float) -> PoolStatus:
         policy_switches=pool.advisor.switches,
         ssd_write_budget_bytes=sum(node.counters.ssd_write_budget_bytes for node in nodes_),
         ssd_written_day_bytes=sum(node.counters.ssd_written_day_bytes for node in nodes_),
-        rdma_trouble=_rdma_trouble(nodes_),
+        rdma_trouble=rdma_trouble(nodes_),
         notice=notice(pool),
         counters=pool.counters,
     )
-
-
-def _rdma_trouble(nodes_: Iterable[Node]) -> str:
-    """The first of them, and how many there are besides."""
-    found = [n for n in nodes_ if n.attached and n.is_readable and n.counters.rdma_trouble]
-    if not found:
-        return ""
-    others = f" (and {len(found) - 1} more nodes)" if len(found) > 1 else ""
-    return f"{found[0].name}: {found[0].counters.rdma_trouble}{others}"
 
 
 def _node(node: Node, parts: list[Segment], now_s: float) -> NodeStatus:
@@ -303,6 +296,8 @@ def _node(node: Node, parts: list[Segment], now_s: float) -> NodeStatus:
         drained=node.drained,
         capacity_bytes=sum(s.capacity_units for s in parts) * UNIT_BYTES,
         used_bytes=sum(s.used_units for s in parts) * UNIT_BYTES,
+        ssd_capacity_bytes=sum(s.capacity_units for s in parts if s.tier != DRAM) * UNIT_BYTES,
+        ssd_used_bytes=sum(s.used_units for s in parts if s.tier != DRAM) * UNIT_BYTES,
         heartbeat_age_s=max(0.0, now_s - node.heard_s),
         read_bytes=node.counters.read_bytes,
         written_bytes=node.counters.written_bytes,

@@ -105,6 +105,8 @@ def node_message(node: NodeStatus) -> admin_pb2.NodeStatus:
         ssd_write_allowance_bytes=node.ssd_write_allowance_bytes,
         ssd_written_day_bytes=node.ssd_written_day_bytes,
         ssd_written_total_bytes=node.ssd_written_total_bytes,
+        ssd_capacity_bytes=node.ssd_capacity_bytes,
+        ssd_used_bytes=node.ssd_used_bytes,
     )
 
 

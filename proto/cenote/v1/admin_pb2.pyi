@@ -165,7 +165,7 @@ class ListNodesResponse(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("view", "capacity_bytes", "used_bytes", "heartbeat_age_s", "read_bytes", "written_bytes", "sessions", "process_id", "server_version", "rdma_registered_bytes", "rdma_queue_pairs", "rdma_received_bytes", "rdma_sent_bytes", "rdma_trouble", "ssd_write_budget_bytes", "ssd_write_allowance_bytes", "ssd_written_day_bytes", "ssd_written_total_bytes", "drained")
+    __slots__ = ("view", "capacity_bytes", "used_bytes", "heartbeat_age_s", "read_bytes", "written_bytes", "sessions", "process_id", "server_version", "rdma_registered_bytes", "rdma_queue_pairs", "rdma_received_bytes", "rdma_sent_bytes", "rdma_trouble", "ssd_write_budget_bytes", "ssd_write_allowance_bytes", "ssd_written_day_bytes", "ssd_written_total_bytes", "ssd_capacity_bytes", "ssd_used_bytes", "drained")
     VIEW_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +184,8 @@ class NodeStatus(_message.Message):
     SSD_WRITE_ALLOWANCE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SSD_WRITTEN_DAY_BYTES_FIELD_NUMBER: _ClassVar[int]
     SSD_WRITTEN_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SSD_CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SSD_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     DRAINED_FIELD_NUMBER: _ClassVar[int]
     view: _common_pb2.NodeView
     capacity_bytes: int
@@ -203,8 +205,10 @@ class NodeStatus(_message.Message):
     ssd_write_allowance_bytes: int
     ssd_written_day_bytes: int
     ssd_written_total_bytes: int
+    ssd_capacity_bytes: int
+    ssd_used_bytes: int
     drained: bool
-    def __init__(self, view: _Optional[_Union[_common_pb2.NodeView, _Mapping]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., heartbeat_age_s: _Optional[float] = ..., read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., sessions: _Optional[int] = ..., process_id: _Optional[int] = ..., server_version: _Optional[str] = ..., rdma_registered_bytes: _Optional[int] = ..., rdma_queue_pairs: _Optional[int] = ..., rdma_received_bytes: _Optional[int] = ..., rdma_sent_bytes: _Optional[int] = ..., rdma_trouble: _Optional[str] = ..., ssd_write_budget_bytes: _Optional[int] = ..., ssd_write_allowance_bytes: _Optional[int] = ..., ssd_written_day_bytes: _Optional[int] = ..., ssd_written_total_bytes: _Optional[int] = ..., drained: bool = ...) -> None: ...
+    def __init__(self, view: _Optional[_Union[_common_pb2.NodeView, _Mapping]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., heartbeat_age_s: _Optional[float] = ..., read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., sessions: _Optional[int] = ..., process_id: _Optional[int] = ..., server_version: _Optional[str] = ..., rdma_registered_bytes: _Optional[int] = ..., rdma_queue_pairs: _Optional[int] = ..., rdma_received_bytes: _Optional[int] = ..., rdma_sent_bytes: _Optional[int] = ..., rdma_trouble: _Optional[str] = ..., ssd_write_budget_bytes: _Optional[int] = ..., ssd_write_allowance_bytes: _Optional[int] = ..., ssd_written_day_bytes: _Optional[int] = ..., ssd_written_total_bytes: _Optional[int] = ..., ssd_capacity_bytes: _Optional[int] = ..., ssd_used_bytes: _Optional[int] = ..., drained: bool = ...) -> None: ...
 
 class ListSegmentsRequest(_message.Message):
     __slots__ = ()

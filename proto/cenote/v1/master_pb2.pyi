@@ -497,20 +497,22 @@ class UnpinResponse(_message.Message):
     def __init__(self, unpinned: _Optional[bytes] = ...) -> None: ...
 
 class ReportFailureRequest(_message.Message):
-    __slots__ = ("node_id", "session_id", "what", "transport", "misread_keys", "misread_objects")
+    __slots__ = ("node_id", "session_id", "what", "transport", "misread_keys", "misread_objects", "misread_extents")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     WHAT_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     MISREAD_KEYS_FIELD_NUMBER: _ClassVar[int]
     MISREAD_OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    MISREAD_EXTENTS_FIELD_NUMBER: _ClassVar[int]
     node_id: int
     session_id: bytes
     what: str
     transport: _common_pb2.TransportKind
     misread_keys: _common_pb2.KeyBatch
     misread_objects: bytes
-    def __init__(self, node_id: _Optional[int] = ..., session_id: _Optional[bytes] = ..., what: _Optional[str] = ..., transport: _Optional[_Union[_common_pb2.TransportKind, str]] = ..., misread_keys: _Optional[_Union[_common_pb2.KeyBatch, _Mapping]] = ..., misread_objects: _Optional[bytes] = ...) -> None: ...
+    misread_extents: bytes
+    def __init__(self, node_id: _Optional[int] = ..., session_id: _Optional[bytes] = ..., what: _Optional[str] = ..., transport: _Optional[_Union[_common_pb2.TransportKind, str]] = ..., misread_keys: _Optional[_Union[_common_pb2.KeyBatch, _Mapping]] = ..., misread_objects: _Optional[bytes] = ..., misread_extents: _Optional[bytes] = ...) -> None: ...
 
 class ReportFailureResponse(_message.Message):
     __slots__ = ("state",)

@@ -161,7 +161,7 @@ class ServedSocket:
             finally:
                 _SPINNING.release()
         try:
-            got = self.sock.recv_into(head, len(head), _WAITALL)
+            got = self.sock.recv_into(head)
         except BlockingIOError:
             if self.closing:
                 raise Gone from None
@@ -170,9 +170,24 @@ class ServedSocket:
         if not self._hot:
             self._hot = monotonic() - begun < 2 * self._spin_s
         if got != len(head):
-            self._cut_short(got)
+            self._receive_rest(head, got)
         self.stop_if_revoked()
         return True
+
+    def _receive_rest(self, head: memoryview, got: int) -> None:
+        """What is missing in `head`: the header; then what goes with it, unless the header says
+        that less follows than does in any request. There is no waiting for that: it is refused.
+        """
+        if not got:
+            self._cut_short(got)
+        if got < wire.REQUEST_BYTES:
+            self.receive_view(head[got : wire.REQUEST_BYTES])
+            got = wire.REQUEST_BYTES
+        if wire.REQUEST.unpack_from(head)[-1] >= wire.BODY_BYTES_MIN:
+            if got < len(head):
+                self.receive_view(head[got:])
+        else:
+            head[wire.REQUEST_BYTES :] = bytes(len(head) - wire.REQUEST_BYTES)
 
     def receive_view(self, view: memoryview) -> None:
         """Fill the view, of at most a step."""

@@ -417,6 +417,14 @@ class SsdFile:
                     node_uuid=header.node_uuid.hex(),
                 )
                 self.survivors[number] = None
+        kept = sum(header is not None for header in self.survivors)
+        _log.info(
+            "SSD opened",
+            device=self.device.name,
+            size=format_size(self.device.size_bytes),
+            segments=len(self._plans),
+            with_contents=kept,
+        )
         return open_ssd(self.disk, self._plans, self.survivors, node)
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from cenote.api.rows import OBJECT, SLOT, ObjectStatus, PutStatus
 from cenote.master import commands as c
 from cenote.master.nodes import NodeState
 from unit.master.state_checks import check
-from unit.master.state_kit import FakeNode, Kit, new_node, session_id
+from unit.master.state_kit import FakeNode, Kit, new_node, restarted, session_id
 from unit.master.state_replies import read_hits
 
 LEASED, UNLEASED = ObjectStatus.LEASED, ObjectStatus.UNLEASED
@@ -58,6 +58,24 @@ def test_nobody_gets_a_lease_on_what_was_not_looked_at(kit: Kit) -> None:
     assert statuses(kit, 1, 2, 3, 4) == [LEASED] * 4
     assert statuses(kit, 4) == [LEASED]
     check(kit.state)
+
+
+def test_nobody_gets_a_lease_on_what_a_new_leaders_daemons_have_not_brought_yet(kit: Kit) -> None:
+    """Whether they have looked at it they tell when they attach."""
+    kit.put([1], avoid_node_ids=np.array([2], np.uint32))
+    kit.put([2], avoid_node_ids=np.array([1], np.uint32))
+    kit.put([3], replicas=2)
+    after = restarted(kit)
+    after.restart_node(kit.nodes[1])
+    after.with_session()
+    assert statuses(after, 1, 2, 3) == [LEASED, UNLEASED, UNLEASED]
+    assert statuses(after, 2) == [UNLEASED]
+    kit.nodes[2].segments[0].unverified = True
+    after.restart_node(kit.nodes[2])
+    assert statuses(after, 1, 2, 3) == [LEASED, UNLEASED, UNLEASED]
+    kit.nodes[2].segments[0].unverified = False
+    after.heartbeat(kit.nodes[2])
+    assert statuses(after, 1, 2, 3) == [LEASED] * 3
 
 
 def test_a_damaged_replica_is_dropped(kit: Kit) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from cenote.api.errors import InvalidArgument, ResourceUnavailable
@@ -15,6 +16,7 @@ from cenote.master.task_commands import Drain
 from unit.master.moves_kit import drain, nodes_of, pass_time, pull_all, settle, used_on
 from unit.master.state_checks import check, contents, pool_of
 from unit.master.state_kit import KIB, FakeNode, Kit, new_node, restarted
+from unit.master.test_state_tiers import where
 from unit.master.tiers_kit import copy_all, ssd_node
 
 GRANTED = PutStatus.GRANTED
@@ -135,6 +137,36 @@ def test_a_full_rest_keeps_what_is_hottest() -> None:
     # The oldest ones went, but for a few that had to give way for room in one piece.
     lost = [key for key in before if key not in after]
     assert sum(key > coldest_kept for key in lost) <= 8
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_what_is_pinned_stays_in_memory_where_another_nodes_ssd_has_it(has_room: bool) -> None:
+    kit = pool(ssd_node(1), keys=60, pinned_share_max=1.0)
+    for _ in range(10):
+        kit.tick(0.1)
+        kit.heartbeat(kit.nodes[1])
+        copy_all(kit, kit.nodes[1])
+    kit.with_nodes(new_node(2))
+    drain(kit, 1)
+    apart: list[int] = []
+    for _ in range(50):
+        pass_time(kit, 0.1)
+        apart = [key for key in range(60) if where(kit, key) == {2, 3}]
+        if apart:
+            break
+    assert apart, "some are in the memory of one node, and on the SSD of another"
+    key = apart[0]
+    drain(kit, 1, cancel=True)
+    kit.apply(c.Pin(*kit.place, kit.digests(key), 0))
+    if not has_room:
+        for other in range(100, 300):
+            kit.put([other], avoid_node_ids=np.array([2], np.uint32))
+            pinned = [k for k in (*range(60), other) if 1 in where(kit, k)]
+            kit.apply(c.Pin(*kit.place, kit.digests(*pinned), 0))
+    drain(kit, 2)
+    pass_time(kit, 5.0)
+    assert where(kit, key) == ({1, 2} if has_room else {2, 3})
+    assert is_drained(kit, 2) == has_room
 
 
 def test_what_is_pinned_is_kept() -> None:

@@ -166,3 +166,35 @@ def test_room_for_a_batch_of_large_objects_is_made_in_few_steps_and_no_more_than
     assert len(gone) <= 8
     assert 64 <= sum(len(effect.digests) for effect in gone) <= 72
     check(kit.state)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+def test_room_for_the_runs_of_a_batch_is_made_together_wherever_it_is_short(nodes: int) -> None:
+    """One step for each run took a pool of several full nodes four times as long as one of one."""
+    kit = Kit(StateConfig(session_granted_share_max=1.0))
+    kit.with_nodes(*(new_node(i, 256 * MIB // nodes, slots=8192) for i in range(1, nodes + 1)))
+    kit.with_session()
+    for start in range(0, 4096, 64):
+        kit.put(list(range(start, start + 64)), 64 * KIB)
+    wanted = 256
+    assert kit.put(list(range(5000, 5000 + wanted)), 64 * KIB) == [GRANTED] * wanted
+    gone = kit.new(Gone)
+    assert {effect.reason for effect in gone} == {GoneReason.EVICTED}
+    assert len(gone) <= 24  # 320 on two nodes and more, before
+    assert sum(len(effect.digests) for effect in gone) <= 1.25 * wanted
+    check(kit.state)
+
+
+def test_a_full_node_beside_an_empty_one_gives_room_for_its_own_share_alone() -> None:
+    kit = Kit(StateConfig(session_granted_share_max=1.0))
+    kit.with_nodes(new_node(1, 16 * MIB, slots=4096)).with_session()
+    for start in range(0, 256, 32):
+        kit.put(list(range(start, start + 32)), 64 * KIB)
+    kit.with_nodes(new_node(2, 64 * MIB, slots=4096))
+    wanted = 192
+    assert kit.put(list(range(5000, 5000 + wanted)), 64 * KIB) == [GRANTED] * wanted
+    placed = [s.used_bytes // (64 * KIB) for s in kit.state.segments(0)]
+    gone = sum(len(effect.digests) for effect in kit.new(Gone))
+    assert gone <= placed[0] - (256 - gone) + 32
+    assert gone < wanted // 2
+    check(kit.state)

@@ -78,6 +78,18 @@ def test_a_scan_beside_a_hot_set_makes_it_leave_lru() -> None:
     assert rates[advisor.choice] > rates["lru"] + 0.007
 
 
+def test_the_policy_of_the_start_is_left_sooner_than_one_that_was_chosen() -> None:
+    """A pool that turns its contents over slowly is not to wait for what is plain."""
+    advisor = Advisor()
+    advisor.resize(600)
+    rng = np.random.default_rng(2)
+    for step in range(25):  # 5 turnovers
+        advisor.note(spread(rng.choice(400, 40, replace=False)), 0)
+        advisor.note(spread(np.arange(80) + 10_000 + 80 * step), 0)
+        advisor.work(1_000)
+    assert (advisor.choice != "lru", advisor.switches) == (True, 1)
+
+
 def test_it_stays_where_nothing_is_better() -> None:
     advisor = Advisor()
     advisor.resize(500)

@@ -37,6 +37,10 @@ REFERENCES: dict[str, Callable[[int], ReferenceCache]] = {
     "arc": ArcReference,
     "s3fifo": S3FifoReference,
 }
+WHOLE = [
+    *(("conversation", capacity) for capacity in (2_000, 5_000, 10_000, 20_000, 40_000, 80_000)),
+    *(("synthetic", capacity) for capacity in (2_000, 10_000, 20_000, 40_000)),
+]
 needs_traces = pytest.mark.skipif(
     not FULL_TRACES, reason="CENOTE_TRACES names no directory of whole traces"
 )
@@ -87,16 +91,14 @@ def test_on_the_sample_auto_is_about_as_good_as_the_best(capacity: int) -> None:
 
 @needs_traces
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("capacity", [2_000, 10_000, 40_000])
+@pytest.mark.parametrize(("name", "capacity"), WHOLE)
 @pytest.mark.parametrize("policy", REFERENCES)
-@pytest.mark.parametrize("name", ["conversation", "synthetic"])
 def test_whole_traces_hit_as_often_as_the_textbook(name: str, policy: str, capacity: int) -> None:
     check(name, policy, capacity)
 
 
 @needs_traces
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("capacity", [2_000, 10_000, 40_000])
-@pytest.mark.parametrize("name", ["conversation", "synthetic"])
+@pytest.mark.parametrize(("name", "capacity"), WHOLE)
 def test_on_whole_traces_auto_is_about_as_good_as_the_best(name: str, capacity: int) -> None:
     check_auto(name, capacity)

@@ -163,6 +163,27 @@ def test_what_is_no_request(
     assert_alive(running)
 
 
+@pytest.mark.parametrize("length", [0, 23])
+@pytest.mark.parametrize("op", [wire.OP_READ, wire.OP_WRITE, wire.OP_STAGED, wire.OP_PING, 99])
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_a_header_that_says_that_nothing_follows_is_not_waited_on(
+    running: Daemon, op: int, length: int, in_pieces: bool
+) -> None:
+    header = wire.REQUEST.pack(op, 0, 0, 0, 5, 1, 9, length)
+    with Raw(running) as client:
+        client.hello()
+        with ends_within(1.0 + GRACE_S):
+            if in_pieces:
+                client.sock.sendall(header[:10])
+                client.sock.sendall(header[10:])
+            else:
+                client.sock.sendall(header)
+            with pytest.raises(ProtocolError):
+                client.reply()
+            assert client.is_closed()
+    assert_alive(running)
+
+
 def test_random_bytes_in_every_place(running: Daemon, rng: random.Random) -> None:
     for turn in range(60):
         with Raw(running, unix=bool(turn % 2)) as client:

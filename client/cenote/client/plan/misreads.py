@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cenote.api.rows import EXTENT_STRUCT
 from cenote.v1 import master_pb2 as pb
 
 from .asking import ask_master
@@ -39,7 +40,7 @@ class Misreads:
 
         `digest_of`: of each position in the user's batch that `fetch.misread` speaks of.
         """
-        found: dict[int, tuple[list[bytes], list[bytes]]] = {}
+        found: dict[int, tuple[list[bytes], list[bytes], list[bytes]]] = {}
         for digest, (row, (node, segment, offset)) in zip(
             digest_of, fetch.misread.items(), strict=True
         ):
@@ -47,17 +48,19 @@ class Misreads:
             place = int(record["epoch"]), int(record["seq"]), segment, offset
             position = int(fetch.positions[row])
             if self._seen.get(position) == place:
-                digests, objects = found.setdefault(node, ([], []))
+                digests, objects, places = found.setdefault(node, ([], [], []))
                 digests.append(digest)
                 objects.append(record.tobytes())
+                places.append(EXTENT_STRUCT.pack(segment, 0, offset, int(record["size"])))
             self._seen[position] = place
-        for node, (digests, objects) in found.items():
+        for node, (digests, objects, places) in found.items():
             request = pb.ReportFailureRequest(
                 node_id=node,
                 session_id=call.state.session_id,
                 what="it holds other bytes than were put",
                 misread_keys=call.key_batch(b"".join(digests)),
                 misread_objects=b"".join(objects),
+                misread_extents=b"".join(places),
             )
             yield from ask_master(call, "report_failure", request, pb.ReportFailureResponse)
             call.space.counters.misreads += len(digests)
