@@ -17,7 +17,7 @@ from cenote.api.rows import UNIT_BYTES, ObjectStatus
 
 from .commands import Exists
 from .pool import Pool, Rows
-from .spans import SEGMENT_MASK, Spans, segments_of
+from .spans import Spans, segments_of
 from .tiers import note_touches, want
 
 __all__ = ["Told", "prefetch", "single_extents", "told_of"]
@@ -95,9 +95,4 @@ def prefetch(pool: Pool, command: Exists) -> None:
     incarnation = pool.namespaces.check(command.namespace_id, command.generation).incarnation
     rows = pool.objects.lookup(command.digests)
     rows = rows[rows > 0]
-    rows = rows[pool.incarnations_of(rows) == incarnation]
-    want(pool, rows)
-    cold = rows[pool.segments.on_ssd[pool.extent_words.take(rows * 4) & SEGMENT_MASK]]
-    if len(cold):
-        # Else they would be the first to leave memory again, for those that are promoted next.
-        pool.policy.touch(pool.stamp, cold, True)
+    want(pool, rows[pool.incarnations_of(rows) == incarnation])

@@ -133,10 +133,15 @@ def _promote(pool: Pool, budgets: dict[int, int]) -> None:
     rows = rows_of_version(pool, pairs[:, 0].astype(np.int64), pairs[:, 1])
     if len(rows):
         _make_room_for(pool, rows, budgets)
+        begun = []
         for row in rows.tolist():
             ordered = _promote_one(pool, row, budgets)
             if ordered is not None:
+                begun.append(row)
                 orders.setdefault(ordered[0], []).extend(ordered[1])
+        # Else what is promoted for a hint would be the first to leave memory for the next ones.
+        if begun:
+            pool.policy.touch(pool.stamp, np.array(begun, np.int64), True)
     for node_id, parts in orders.items():
         order_copies(pool, pool.nodes.by_id[node_id], np.array(parts, COPY))
 
