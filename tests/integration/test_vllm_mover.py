@@ -100,6 +100,29 @@ def test_blocks_go_to_the_pool_and_come_back(mover: Mover) -> None:
     assert there.tobytes() == data[:-BLOCK].tobytes()
 
 
+def test_what_is_asked_before_a_pool_was_reached_waits_for_it(cluster: Cluster) -> None:
+    mover = made(cluster.lane)
+    try:
+        data = fill(mover)
+        assert put(mover, SPACE, KEYS, FIRST, LENGTHS, 20.0).stored.all()
+        assert get(mover, SPACE, KEYS, SECOND, LENGTHS, 20.0).done.all()
+        assert mover.array[len(data) :].tobytes() == data.tobytes()
+    finally:
+        mover.close()
+
+
+def test_what_is_asked_before_a_pool_was_reached_waits_no_longer_than_its_deadline() -> None:
+    with Cluster(stores=1, dram_bytes=32 << 20) as cluster:
+        cluster.master.pause()  # it takes the connection, and says nothing
+        mover = made(cluster.lane)
+        try:
+            with pytest.raises(DeadlineExceeded, match="no pool"):
+                get(mover, SPACE, KEYS, SECOND, LENGTHS, 0.2)
+            cluster.master.resume()
+        finally:
+            mover.close()
+
+
 def test_one_that_died_is_replaced_and_its_batch_fails(mover: Mover) -> None:
     fill(mover)
     wait_until(lambda: reached(mover), 20, what="the pool to be reached")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cenote.client.plan.aliases import AliasStore
-from cenote.master import aliases, demotion, eviction, moves, node_ops, tiers
+from cenote.master import aliases, demotion, moves, node_ops, tiers
 from cenote.master.copies import end_copies
 from cenote.master.pool import Pool
 from cenote.master.segments import DRAM, Segment
@@ -152,16 +152,6 @@ def _copies_beside_keep_their_share() -> contextlib.AbstractContextManager[None]
     return replaced(node_ops, "end_copies", ending)
 
 
-def _ranges_are_joined_over_holders() -> contextlib.AbstractContextManager[None]:
-    """To make one range of several, one of those who hold a place goes, and the others stay."""
-
-    def only_one(pool: Any, segment: Any, rows: Any, spans: Any) -> Any:
-        first = np.unique(spans[:, 2], return_index=True)[1]
-        return rows[first], spans[first], np.arange(len(first))
-
-    return replaced(eviction, "_with_all_holders", only_one)
-
-
 def _holders_on_ssds_are_forgotten() -> contextlib.AbstractContextManager[None]:
     """A next leader takes bytes on an SSD that several objects have for one's."""
     build = Segment.build
@@ -203,7 +193,6 @@ TWIN_MUTATIONS: dict[str, Callable[[], contextlib.AbstractContextManager[None]]]
     "twins are anywhere": _twins_are_anywhere,
     "daemons do not look": _daemons_do_not_look,
     "copies beside keep their share": _copies_beside_keep_their_share,
-    "ranges are joined over holders": _ranges_are_joined_over_holders,
     "holders on SSDs are forgotten": _holders_on_ssds_are_forgotten,
     "evicted references take the place along": _evicted_references_take_the_place_along,
 }

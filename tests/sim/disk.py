@@ -142,6 +142,9 @@ class SimDisk:
         self.on_request: Callable[[str], float] = lambda what: 0.0
         """The moment before a request takes effect: faults like it. Tells how much later than
         otherwise that is."""
+        self.is_gone: Callable[[Version], bool] = lambda version: False
+        """Whether the master has let go of it: nothing comes of its copies, and its source may have
+        been others', and its bytes again, while the device took them from there."""
         self.is_well = False
         """All faults have ended: nothing takes long any more, whatever was to."""
         self.crawl_s: dict[str, float] = {}
@@ -259,6 +262,8 @@ class SimDisk:
             if known or checksum == int(record["checksum"]):
                 continue
             version = int(record["epoch"]), int(record["seq"])
+            if self.is_gone(version):
+                continue
             raise Violation(
                 f"{self.name} was given slot {slot} of version {version} before its payload"
                 " was durable"

@@ -191,8 +191,9 @@ class Oracle:
         removed = self._last_removal(put.key) > number
         others = [v for other in self.puts.values() if other.key == put.key for v in other.versions]
         put_again = any(self.numbers[v] > number for v in others)
+        moved = away and version in self.tiers.forgotten
         overwritten = away and not is_intact(put.value, self._placed[version], version)
-        return striped or removed or put_again or overwritten
+        return striped or removed or put_again or moved or overwritten
 
     def _check_slots(self, put: PutRecord, version: Version) -> None:
         """As long as the master has not let go of it, an acknowledged object's slots are its own:
@@ -493,8 +494,7 @@ class Oracle:
 
     def _last_removal(self, key: int) -> int:
         """The number of the latest decision that removed it, told to anybody or not."""
-        name = self._namespace_of(key)
-        numbers = [number for number, _, of in self._resets if of == name]
+        numbers = [n for n, _, of in self._resets if of == self._namespace_of(key)]
         for digest in self.digests.get(key, ()):
             numbers += [number for number, _ in self._removed_at.get(digest, ())]
         return max(numbers, default=0)

@@ -49,6 +49,8 @@ class TierOracle:
         """Slots of copies that take no space, since others have their bytes there."""
         self.bereft: set[Version] = set()
         """Of these a replica was really lost, and does not count any more."""
+        self.forgotten: set[Version] = set()
+        """Where these are is not what a journal says that lost its end."""
 
     @property
     def is_on(self) -> bool:
@@ -71,8 +73,11 @@ class TierOracle:
             if file is not None:
                 found[versions[owner]].append((file, slot, word >> 16 & 0xFF))
         for version, places in found.items():
+            before = self._oracle._placed.get(version, [])
+            if before and {at[:2] for at in before} != {at[:2] for at in places}:
+                self.forgotten.add(version)
             if places:
-                self._place(version, self._oracle._placed.get(version, []), places)
+                self._place(version, before, places)
         unlink = pool.unlink
 
         def watched(gone: Rows, reason: GoneReason, why: int = 0, *, quiet: bool = False) -> int:
@@ -158,7 +163,8 @@ class TierOracle:
         if not is_sealed(file, slot, version):
             raise Violation(f"a copy of version {version} in {file.name} counts, and is not sealed")
         if isinstance(file, DiskFile):
-            if (file, slot) in self._sharing and file.is_flipped(offset, len(value)):
+            shares = any(other is file and at == slot for other, at in self._sharing)
+            if shares and file.is_flipped(offset, len(value)):
                 file.damaged.add(version)  # as those who have been there are: readers find out
             elif not file.is_durable(slot, version, value, offset):
                 raise Violation(f"a copy of version {version} counts in {file.name}, not durable")

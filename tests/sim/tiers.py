@@ -87,6 +87,7 @@ class Tiers:
         disk = SimDisk(self._world.loop, host.name, self.blocks, self.memory_align)
         disk.weather = self.usual_weather()
         disk.on_request = partial(self._on_request, host)
+        disk.is_gone = lambda version: version in self._world.oracle.gone
         return disk
 
     def usual_weather(self) -> DiskWeather:

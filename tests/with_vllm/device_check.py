@@ -95,7 +95,6 @@ class Mover:
         self._cuda = cuda
         self.objects: dict[bytes, bytes] = {}
         self.saved = threading.Event()
-        self.starting = False
         self._ended: deque[Callable[[], None]] = deque()
 
     def begin(self, batch: Batch, done: Callable[[Answer | CenoteError], None]) -> None:
@@ -156,6 +155,7 @@ def check_a_block_goes_out_and_comes_back() -> None:
     worker._start_mover = lambda: None  # type: ignore[method-assign]
     worker.start(memory)
     worker._mover = cast(Any, mover)
+    worker._use_slots(worker._mover)
     worker._use_staging()
     assert cuda.pinned == [64 * 4096]
     assert cuda.registered_on == [3], "no context is made on another GPU"

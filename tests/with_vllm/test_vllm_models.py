@@ -69,7 +69,11 @@ def test_latent_attention_is_saved_once_for_all_ranks(models: Path) -> None:
             lambda: engine.generate(prompts, 1).cached == [688], 120, what="all of its blocks"
         )
         assert engine.generate(prompts, 1).tokens == first.tokens
-        assert engine.metrics()["vllm:cenote_saved_blocks"] == 43, "by one of the two ranks each"
+        metrics = engine.metrics()
+        saved = metrics["vllm:cenote_saved_blocks"]
+        assert saved <= 43, "by one of the two ranks each"
+        # A save whose answer came late has failed, whatever the pool did.
+        assert saved + metrics.get("vllm:cenote_unsaved_blocks", 0) >= 43
 
 
 @pytest.mark.slow_engine
@@ -175,13 +179,18 @@ def test_the_api_server_shows_metrics(models: Path, tmp_path: Path) -> None:
             )
             assert server.poll() is None, (tmp_path / "log").read_text()[-4000:]
 
-            def loaded() -> bool:
-                complete(port, PROMPTS[1])
-                post(port, "/reset_prefix_cache")
-                return "vllm:cenote_loaded_tokens_total" in nonzero(port)
+            fresh = iter(range(1, 400))
 
-            wait_until(loaded, 120, what="a prompt to come from the pool")
-            assert {"vllm:cenote_saved_blocks_total", "vllm:cenote_fetches_total"} <= nonzero(port)
+            def told() -> bool:
+                """What came of a save is told with a later step: the next request's."""
+                step = next(fresh)
+                complete(port, PROMPTS[1])
+                complete(port, [(i * 3 + step) % 500 for i in range(300)])
+                post(port, "/reset_prefix_cache")
+                names = ("loaded_tokens", "saved_blocks", "fetches")
+                return {f"vllm:cenote_{name}_total" for name in names} <= nonzero(port)
+
+            wait_until(told, 120, what="a prompt to come from the pool")
         finally:
             os.killpg(server.pid, signal.SIGTERM)
             try:

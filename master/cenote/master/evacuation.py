@@ -21,9 +21,9 @@ from cenote.api.errors import InvalidArgument, ResourceUnavailable
 
 from .effects import GoneReason, NodeDrains
 from .move_tables import Cause, Task
-from .moves import Extent, Targets, data_address, leave
+from .moves import NEVER_SEALED_S, Extent, Targets, data_address, leave
 from .nodes import Node, NodeState
-from .object_columns import COPYING
+from .object_columns import COPYING, UNSEALED
 from .objects import LIVE
 from .pool import Pool, Rows
 from .spans import distinct
@@ -293,6 +293,13 @@ def _sort_out(
 
 
 def _drop(pool: Pool, task: Task, row: int, number: int) -> _Outcome:
+    """There are others. Its writer may be sealing it, and have this one alone sealed in the end, so
+    it stays for as long as that may go on."""
+    if int(pool.state[row]) & UNSEALED:
+        low, high = pool.digests_of(np.array([row]))[0].tolist()
+        known = pool.moves.failures_of((low, high), int(pool.record_of(row)[2]), pool.now_s)
+        if pool.now_s - known.first_s <= NEVER_SEALED_S:
+            return _Outcome.SETTLED
     task.dropped += 1
     leave(pool, row, number)
     return _Outcome.SETTLED

@@ -465,15 +465,15 @@ class Segments:
         self.has_ssd = False
         self.all_readable = self.all_verified = self.all_attached = True
         for segment_id, segment in self.by_id.items():
-            readable = segment.node.is_readable
+            node, readable = segment.node, segment.node.is_readable
             self.readable[segment_id] = readable
             self.all_readable &= readable
-            self.attached[segment_id] = segment.node.attached
-            self.all_attached &= segment.node.attached
+            self.attached[segment_id] = node.attached
+            self.all_attached &= node.attached
             if segment.tier != DRAM:
                 self.on_ssd[segment_id] = self.has_ssd = True
-            # Before it attaches: what a journal forgot may have been written over by who it forgot.
-            if not segment.node.attached or segment.index in segment.node.unverified:
+            # Before it attaches: the journal may have lost who was given what lies there.
+            if (readable and not node.attached) or segment.index in node.unverified:
                 self.verified[segment_id] = self.all_verified = False
 
     def give(self, spans: Spans) -> None:

@@ -183,6 +183,28 @@ def test_a_commit_that_is_not_sealed_is_told_of_by_name(
     assert told(master, "put_commit")[-1] >= lost
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_some_of_its_daemons_have_not_sealed_is_not_told(
+    make_client: MakeClient, master: UnsealingMaster, fails: bool
+) -> None:
+    """The put has as many copies as it must; the master is not to take the other one for sealed."""
+    client = make_client(deadline_s=2.0)
+
+    def die() -> None:
+        raise Unavailable("killed")
+
+    if fails:
+        master.nodes[2].on_seal = die
+    assert client.put("key", b"value", replicas=2, min_replicas=1).stored
+    (request,) = master.requests["put_commit"]
+    assert client.put("other", b"value").stored
+    assert fails or told(master, "put_commit")[-1] >= request.request_id
+    lost = [*client.session.state.commits.lost()]
+    for renewal in master.requests["renew_session"]:
+        lost += np.frombuffer(renewal.cancelled_request_ids, "<u8").tolist()
+    assert (request.request_id in lost) == fails
+
+
 def test_commits_under_way_hold_back_what_is_told() -> None:
     commits = Commits(b"s" * 16, itertools.count(1))
     (first, _), (second, through) = commits.begin(), commits.begin()

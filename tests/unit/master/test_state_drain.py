@@ -11,6 +11,7 @@ from cenote.master import commands as c
 from cenote.master.effects import Gone, NodeDrains
 from cenote.master.move_tables import Cause
 from cenote.master.nodes import NodeState
+from cenote.master.object_columns import UNSEALED
 from cenote.master.state import StateConfig
 from cenote.master.task_commands import Drain
 from unit.master.moves_kit import drain, nodes_of, pass_time, pull_all, settle, used_on
@@ -265,6 +266,22 @@ def test_a_target_that_dies_is_replaced() -> None:
     check(kit.state)
     assert kit.exists(*range(30)) == [1] * 30
     assert not pool_of(kit.state).copies.by_id
+
+
+def test_what_may_be_sealed_on_the_node_alone_stays_there_for_a_while() -> None:
+    """Nobody has said that its other replica is."""
+    kit = pool(new_node(1), new_node(2))
+    assert kit.put([1, 2], replicas=2) == [GRANTED] * 2
+    unsealed, sealed = pool_of(kit.state).objects.lookup(kit.digests(1, 2)).tolist()
+    pool_of(kit.state).state[[unsealed, sealed]] &= ~np.uint8(UNSEALED)
+    pool_of(kit.state).state[unsealed] |= np.uint8(UNSEALED)
+    drain(kit, 2)
+    pass_time(kit, 5.0)
+    assert (nodes_of(kit, 1), nodes_of(kit, 2)) == ({1, 2}, {1})
+    assert not is_drained(kit, 2)
+    pass_time(kit, 8.0)
+    assert nodes_of(kit, 1) == {1}
+    assert is_drained(kit, 2)
 
 
 def test_what_was_never_sealed_is_given_up_in_the_end() -> None:

@@ -155,9 +155,13 @@ class Store:
         self, rows: I64, reply: pb.PutCommitResponse, checksums: U64, tried: SealPart | None = None
     ) -> Plan[None]:
         decided, seqs = self._take_decision(rows, reply)
+        unwritten = count_nonzero(self.lost)  # the commit has told of these
         if len(decided):
             yield from self._seal(decided, seqs, reply.epoch, checksums, tried)
-        end = self.call.lose_commit if len(self.decided) else self.call.sealed
+        # Nor is it told of what was sealed by enough daemons, and not by all: the master would take
+        # any replica for one that outlives its daemon.
+        is_sealed = not len(self.decided) and count_nonzero(self.lost) == unwritten
+        end = self.call.sealed if is_sealed else self.call.lose_commit
         end()
 
     def _locate(self) -> None:

@@ -167,7 +167,9 @@ class Mover:
         self._told_ready = False
         self._helper: _Helper | None = None
         self._connected = False
-        self._heard = False
+        self._starting = True
+        """Nothing is known yet of a pool: the first attempt to reach one is under way."""
+        self._early: list[tuple[Batch, Done]] = []
         self._lock = threading.Lock()
         """Of lanes and calls."""
         self._asked: list[_Helper] = []
@@ -179,11 +181,6 @@ class Mover:
 
     def start(self) -> None:
         self._thread.start()
-
-    @property
-    def starting(self) -> bool:
-        """Nothing is known yet of a pool: the first attempt to reach one is under way."""
-        return not self._heard
 
     @property
     def pid(self) -> int | None:
@@ -224,7 +221,7 @@ class Mover:
                         "the process that moves blocks ended, and is started anew",
                         exit_code=helper.process.returncode if gone else None,
                     )
-            self._heard = True
+            self._starting = False
             if time.monotonic() - began_s > _HEALTHY_S:
                 pause_s = _PAUSE_MIN_S
             self._ended.wait(pause_s)
@@ -245,7 +242,7 @@ class Mover:
                     _log.exception("the pool can't be used")
                     return
             self._connected = connected
-            self._heard = True
+            self._starting = False
 
     # ---- batches -----------------------------------------------------------------------------
 
@@ -253,10 +250,15 @@ class Mover:
         """Have it moved; in any thread. `done` hears in a `poll` what came of it: an answer, or the
         error that there was; from then on nothing touches the batch's memory.
 
-        Raises Unavailable where there is nobody to move it: then `done` hears nothing.
+        Before it is known whether there is a pool it waits for that: an engine's first prompts are
+        worth it. Raises Unavailable where there is nobody to move it: then `done` hears nothing.
         """
         helper = self._helper
         if helper is None or not self._connected:
+            with self._lock:
+                if self._starting and len(self._early) < _CALLS_MAX:
+                    self._early.append((batch, done))
+                    return
             raise Unavailable("no pool was reached yet", remedy="start one, or check `master`")
         message = batch.packed()
         with self._lock:
@@ -266,6 +268,8 @@ class Mover:
 
     def poll(self) -> None:
         """Tell of what has ended. Never waits."""
+        if self._early:
+            self._begin_early()
         if not self._asked:
             return
         with self._lock:
@@ -276,11 +280,26 @@ class Mover:
         for done, found in ended:
             done(found)
 
+    def _begin_early(self) -> None:
+        waiting, now_s = not self._connected and self._starting, time.monotonic()
+        with self._lock:
+            found = self._early
+            self._early = [each for each in found if waiting and now_s <= each[0].until_s]
+        for batch, done in found:
+            if waiting and now_s <= batch.until_s:
+                continue
+            try:
+                if waiting:
+                    raise DeadlineExceeded("no pool was reached in time")
+                self.begin(batch, done)
+            except CenoteError as error:
+                done(error)
+
     def drain(self, timeout_s: float) -> None:
         """Wait until all that has begun has ended, or for so long."""
         until_s = time.monotonic() + timeout_s
         self.poll()
-        while self._asked and (left_s := until_s - time.monotonic()) > 0:
+        while (self._asked or self._early) and (left_s := until_s - time.monotonic()) > 0:
             lanes = [lane for helper in self._asked for lane in helper.lanes.values()]
             select.select(lanes, [], [], min(left_s, _DRAIN_STEP_S))
             self.poll()

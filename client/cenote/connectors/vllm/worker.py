@@ -102,8 +102,6 @@ class StoreWorker:
         self._dropped: set[int] = set()
         """Tickets given up while they are being staged."""
         self._under_way: set[int] = set()
-        self._early: list[tuple[StageOrder, SpaceName | None, float]] = []
-        """With their deadlines."""
         self._loaded: set[str] = set()
         self._failed: set[str] = set()
         self._reports = Reports()
@@ -169,21 +167,24 @@ class StoreWorker:
         except OSError as error:
             _log.error("nothing is loaded or saved: no memory to stage blocks in", why=error)
             return
+        self._use_slots(self._mover)
         self._mover.start()
 
+    def _use_slots(self, mover: Mover) -> None:
+        """From now on there is staging memory; it has no pages but those that are used."""
+        count = len(mover.array) // self._slot_bytes
+        self._offsets = np.arange(count, dtype=np.uint64) * np.uint64(self._slot_bytes)
+        self._rows = torch.from_numpy(mover.array).view(count, self._slot_bytes)
+        self._slots = Slots(count)
+
     def _use_staging(self) -> None:
-        """There is a pool, and staging memory has its pages."""
+        """There is a pool, and staging memory has all its pages."""
         mover, memory = self._mover, self._memory
         assert mover is not None
         assert memory is not None
-        count = len(mover.array) // self._slot_bytes
-        rows = torch.from_numpy(mover.array).view(count, self._slot_bytes)
         populate(mover.address, len(mover.array), write=True)  # else a step would pay for it
         if not memory.pin(mover.address, len(mover.array)):
             _log.warning("staging memory can't be pinned: copies to and from the GPU take longer")
-        with self._lock:
-            self._offsets = np.arange(count, dtype=np.uint64) * np.uint64(self._slot_bytes)
-            self._rows, self._slots = rows, Slots(count)
 
     def _offsets_of(self, slots: list[int]) -> NDArray[np.uint64]:
         if is_run(slots):
@@ -205,7 +206,7 @@ class StoreWorker:
         for ticket in orders.drops:
             self._drop(ticket)
         for stage in orders.stages:
-            self._stage(stage, orders.space, time.monotonic() + stage.deadline_s)
+            self._stage(stage, orders.space)
         if orders.loads and self._memory is not None:
             self._memory.order_loads()
         for load in orders.loads:
@@ -227,8 +228,6 @@ class StoreWorker:
         have ended since the last time are seen to."""
         if self._mover is not None:
             self._mover.poll()
-            if self._early:
-                self._stage_early(self._mover)
         with self._lock:
             loaded, self._loaded = self._loaded, set()
             failed, self._failed = self._failed, set()
@@ -242,13 +241,9 @@ class StoreWorker:
 
     # ---- from the pool -----------------------------------------------------------------------
 
-    def _stage(self, order: StageOrder, space: SpaceName | None, until_s: float) -> None:
+    def _stage(self, order: StageOrder, space: SpaceName | None) -> None:
         """Have the blocks fetched; `_fetched` reports."""
-        mover = self._mover
-        if mover is not None and mover.starting:
-            self._under_way.add(order.ticket)
-            self._early.append((order, space, until_s))
-            return
+        until_s = time.monotonic() + order.deadline_s
         with self._lock:
             slots = self._slots.take(len(order.blocks))
         if len(slots) < len(order.blocks) and self._rows is not None:
@@ -257,7 +252,7 @@ class StoreWorker:
             self._drop_slots(slots)
             self._report(order, {}, 0)
             return
-        assert mover is not None, "there are no slots without it"
+        assert self._mover is not None, "there are no slots without it"
         blocks = order.blocks[: len(slots)]
         groups = [block[0] for block in blocks]
         sizes = self._sizes_of(groups)
@@ -267,23 +262,9 @@ class StoreWorker:
         self._under_way.add(order.ticket)
         done = partial(self._fetched, order, slots, sizes)
         try:
-            mover.begin(batch, done)
+            self._mover.begin(batch, done)
         except CenoteError as error:
             done(error)
-
-    def _stage_early(self, mover: Mover) -> None:
-        """Orders that came before it was known whether there is a pool: an engine's first prompts,
-        which are worth a moment where another engine has them."""
-        if not mover.starting:
-            orders, self._early = self._early, []
-            for each in orders:
-                self._stage(*each)
-            return
-        now_s = time.monotonic()
-        for order, _, until_s in self._early:
-            if now_s > until_s:
-                self._report(order, {}, 0)
-        self._early = [each for each in self._early if now_s <= each[2]]
 
     def _fetched(
         self,
