@@ -54,7 +54,9 @@ def test_blocks_on_this_host_are_told_and_told_when_they_are_gone(
             wait_until(lambda: blocks <= told("BlockRemoved", "CPU"), 60, what="them to be gone")
             cluster.stores[0].restart()
             cluster.wait_alive(1)
+            seen.clear()
             engine.fill_pool(prompts, [640])
+            here(blocks)  # it looks for what was found once a second
             seen.clear()
             engine.forget(connector=True)
             wait_until(lambda: blocks <= told("BlockRemoved", "CPU"), 60, what="a reset's events")
