@@ -13,30 +13,16 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
-import weakref
 from typing import Any, Final, final
 
 from cenote.api.errors import ResourceUnavailable
+from cenote.runtime.mapped_file import MappedFile
 
 __all__ = ["Mapping"]
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
-_mmap: Final[Any] = _libc.mmap
-_mmap.argtypes = (
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_long,
-)
-_mmap.restype = ctypes.c_void_p
-_munmap: Final[Any] = _libc.munmap
-_munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _madvise: Final[Any] = _libc.madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_MAP_FAILED: Final = ctypes.c_void_p(-1).value
 
 
 @final
@@ -48,7 +34,7 @@ class Mapping:
 
     __slots__ = (
         "__weakref__",
-        "_owner",
+        "_mapped",
         "address",
         "incarnation",
         "index",
@@ -70,17 +56,14 @@ class Mapping:
         offset: int = 0,
     ) -> None:
         """`offset`: where in the file, a multiple of the page size."""
-        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        address = _mmap(None, size_bytes, protection, mmap.MAP_SHARED, descriptor, offset)
-        if address == _MAP_FAILED or address is None:
-            reason = os.strerror(ctypes.get_errno())
+        try:
+            self._mapped = MappedFile(descriptor, size_bytes, writable=writable, offset=offset)
+        except OSError as error:
             raise ResourceUnavailable(
-                f"can't map a segment of {size_bytes} bytes: {reason}",
+                f"can't map a segment of {size_bytes} bytes: {error.strerror}",
                 remedy="raise the limit of virtual memory (ulimit -v), or use TCP",
-            )
-        self._owner = (ctypes.c_char * size_bytes).from_address(address)
-        # At the interpreter's end views may still be in use: the kernel unmaps then.
-        weakref.finalize(self._owner, _munmap, address, size_bytes).atexit = False
+            ) from error
+        address = self._mapped.address
         if writable:
             _madvise(address, size_bytes, mmap.MADV_DONTFORK)
         self.address = int(address)
@@ -90,5 +73,5 @@ class Mapping:
         self.incarnation = incarnation
         self.index = index
         """Which of the daemon's segments it is, there."""
-        self.memory = memoryview(self._owner).cast("B")
+        self.memory = self._mapped.memory
         self.view = self.memory.toreadonly()

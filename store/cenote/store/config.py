@@ -88,6 +88,13 @@ class StoreConfig:
     dram_allow_less: bool = field(
         default=False, metadata=option(help="go on where there is less memory than --dram")
     )
+    huge_pages: bool = field(
+        default=True,
+        metadata=option(
+            help="put huge pages behind memory of a tmpfs, whatever the system's setting for those"
+            " (Linux 6.1 and later)"
+        ),
+    )
     ssd: str = field(
         default="",
         metadata=option(

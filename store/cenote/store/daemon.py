@@ -153,7 +153,7 @@ class StoreDaemon:
         )
         assert server.tcp_address is not None
         server.start()
-        self._preparation = Preparation(segments.dram(), self._on_too_little_memory)
+        self._preparation = Preparation(segments.dram(), self._on_no_memory, config.huge_pages)
         # So that the master hears of a node with room, not of one that refuses what is put now.
         await asyncio.to_thread(self._preparation.wait_first, _FIRST_MEMORY_S)
         fields: dict[str, object] = {
@@ -239,10 +239,7 @@ class StoreDaemon:
                 _log.info("contents survived", segment=segment.index, slots=sealed)
 
     def _start_agent(
-        self,
-        segments: LocalSegments,
-        sessions: SessionTable,
-        server: DataServer,
+        self, segments: LocalSegments, sessions: SessionTable, server: DataServer
     ) -> StoreAgent:
         config, files = self._config, self._files
         assert files is not None
@@ -404,7 +401,7 @@ class StoreDaemon:
 
         failed.get_loop().call_soon_threadsafe(set_error)
 
-    def _on_too_little_memory(self, error: CenoteError) -> None:
+    def _on_no_memory(self, error: CenoteError) -> None:
         segments, files = self.segments, self._files
         assert segments is not None
         assert files is not None

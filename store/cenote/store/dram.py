@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import mmap
 import os
 import secrets
 import threading
@@ -28,7 +27,8 @@ from numpy.typing import NDArray
 from cenote.api.errors import InvalidArgument, ResourceUnavailable
 from cenote.api.rows import EXTENT, UNIT_BYTES
 from cenote.runtime.log import get_logger
-from cenote.runtime.memory import PAGE_BYTES, address_of, allocate_file, populate
+from cenote.runtime.mapped_file import MappedFile, collapse
+from cenote.runtime.memory import PAGE_BYTES, allocate_file, populate
 from cenote.runtime.units import format_size
 from cenote.v1 import common_pb2, master_pb2
 
@@ -171,9 +171,9 @@ class DramSegment:
             raise
         self.segment_id = header.segment_id
         """As the master knows it: 0 before the first attach."""
-        self.view = memoryview(self._map)
+        self.view = self._map.memory
         """The data area, writable."""
-        self.address = address_of(self._map)
+        self.address = self._map.address
         """Of its first byte in this process."""
         self.ready_bytes = header.ready_bytes
         """Backed by memory so far, from the beginning."""
@@ -188,9 +188,9 @@ class DramSegment:
         self._table.set_bounds(self.ready_bytes, self._retired)
         self._table.fence(header.last_epoch)
 
-    def _mapped(self, size_bytes: int) -> mmap.mmap:
+    def _mapped(self, size_bytes: int) -> MappedFile:
         try:
-            return mmap.mmap(self._fd, size_bytes)
+            return MappedFile(self._fd, size_bytes)
         except OSError as error:  # as it happens with huge pages, which are set aside here
             raise ResourceUnavailable(
                 f"can't map {format_size(size_bytes)} of {self._name}: {error.strerror}",
@@ -371,6 +371,18 @@ class DramSegment:
                     return False
         return True
 
+    def make_huge(self, offset: int, length: int) -> bool:
+        """Put huge pages behind a backed range, contents and all, except where data was given up.
+
+        False where the kernel can't for some of it, which costs only time later.
+        """
+        if self._granule_bytes != PAGE_BYTES:
+            return True  # they are what the file is of
+        with self._lock:
+            ranges = self._retired.gaps(offset, offset + length)
+            made = [collapse(self.address + start, size) for start, size in ranges]
+        return all(made)
+
     def retire(self, offset: int, length: int, slots: int) -> bool:
         """Give a data range up, and grow the table by as many slots, towards `slots` in all.
 
@@ -427,4 +439,4 @@ class DramSegment:
         self._table_file.close()
         with contextlib.suppress(BufferError):
             self.view.release()
-            self._map.close()
+            del self._map

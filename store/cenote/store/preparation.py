@@ -26,6 +26,9 @@ CHUNK_BYTES_LARGE: Final = 256 << 20
 """For segments of 16 GiB and more, where a chunk is a header written and a heartbeat sent."""
 _LARGE_SEGMENT_BYTES: Final = 16 << 30
 _TOUCH_STEP_BYTES: Final = 8 << 20
+HUGE_TRIES_IN_VAIN_MAX: Final = 16
+"""In a row: then it is taken that this kernel has none, or no memory in pieces of that size, for
+which it looks for long."""
 _NICENESS: Final = 10
 _JOIN_S: Final = 1.0
 
@@ -44,6 +47,7 @@ class Preparation:
         self,
         segments: Sequence[DramSegment],
         on_failure: Callable[[CenoteError], None],
+        huge_pages: bool = True,
         *,
         threads: int | None = None,
         chunk_bytes: int | None = None,
@@ -60,6 +64,9 @@ class Preparation:
         self._stopping = False
         self._failed = False
         self._untouchable = False
+        self._huge_tries = HUGE_TRIES_IN_VAIN_MAX if huge_pages else 0
+        self.huge_bytes = 0
+        """Of what was touched, the ranges that have huge pages."""
         count = threads or max(1, min(4, (os.cpu_count() or 1), 1 + len(segments)))
         self._threads = [
             threading.Thread(target=self._run, name=f"cenote-prepare-{i}", daemon=True)
@@ -151,10 +158,22 @@ class Preparation:
         for start in range(offset, offset + length, _TOUCH_STEP_BYTES):
             if self._stopping or self._untouchable:
                 return
+            size = min(_TOUCH_STEP_BYTES, offset + length - start)
+            if self._huge_tries > 0:
+                self._make_huge(segment, start, size)
             try:
-                touched = segment.touch(start, min(_TOUCH_STEP_BYTES, offset + length - start))
+                touched = segment.touch(start, size)
             except CenoteError as error:
                 _log.warning("memory can't be touched ahead of use", why=error)
                 touched = False
             # What failed once, as on an old kernel, will fail again; it costs only time later.
             self._untouchable = self._untouchable or not touched
+
+    def _make_huge(self, segment: DramSegment, offset: int, length: int) -> None:
+        if segment.make_huge(offset, length):
+            self._huge_tries = HUGE_TRIES_IN_VAIN_MAX
+            self.huge_bytes += length
+            return
+        self._huge_tries -= 1
+        if not self._huge_tries:
+            _log.info("no more huge pages can be had for memory", bytes=self.huge_bytes)

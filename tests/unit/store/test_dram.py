@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from cenote.api.errors import (
     Unavailable,
 )
 from cenote.api.rows import EXTENT
+from cenote.runtime.mapped_file import MappedFile
 from cenote.store import dram as dram_module
 from cenote.store.dram import (
     SEGMENT_BYTES_MAX,
@@ -149,8 +149,10 @@ def test_huge_pages_are_asked_for_directly_and_named_where_there_is_none(
         segment.allocate_next(2 * MIB)
     segment.close()
     monkeypatch.undo()
-    real = mmap.mmap
-    monkeypatch.setattr(mmap, "mmap", lambda fd, n: full() if n == 6 * MIB else real(fd, n))
+    real = MappedFile
+    monkeypatch.setattr(
+        dram_module, "MappedFile", lambda fd, n: full() if n == 6 * MIB else real(fd, n)
+    )
     with pytest.raises(ResourceUnavailable, match=r"can't map 6 MiB of .*-0.data"):
         DramSegment(files, plan, BOOT, granule_bytes=2 * MIB)
     assert files.indexes() == []

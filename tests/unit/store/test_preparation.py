@@ -11,6 +11,7 @@ import pytest
 from cenote.api.errors import CenoteError, ResourceUnavailable
 from cenote.runtime import memory
 from cenote.store import dram as dram_module
+from cenote.store import preparation
 from cenote.store.dram import DramSegment
 from cenote.store.node_files import NodeFiles
 from cenote.store.preparation import Preparation
@@ -115,3 +116,42 @@ def test_memory_that_cannot_be_touched_is_used_all_the_same(
     assert Preparation(segments.dram(), no_failure, threads=1, chunk_bytes=MIB).wait(30)
     assert segments.ready
     assert len(calls) == 1
+
+
+def test_huge_pages_are_given_up_where_there_are_none(
+    segments: LocalSegments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    def none_left(address: int, size_bytes: int) -> bool:
+        tries.append((address, size_bytes))
+        return False
+
+    monkeypatch.setattr(dram_module, "collapse", none_left)
+    monkeypatch.setattr(preparation, "_TOUCH_STEP_BYTES", MIB // 4)
+    work = Preparation(segments.dram(), no_failure, threads=1, chunk_bytes=MIB)
+    assert work.wait(30)
+    assert segments.ready
+    assert len(tries) == preparation.HUGE_TRIES_IN_VAIN_MAX
+    assert not work.huge_bytes
+    tries.clear()
+    assert Preparation(segments.dram(), no_failure, False, chunk_bytes=MIB).wait(30)
+    assert not tries
+
+
+def test_given_up_data_gets_no_huge_pages(
+    segments: LocalSegments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment = segments.dram()[0]
+    assert Preparation(segments.dram(), no_failure).wait(30)
+    segment.retire(MIB, 64 << 10, segment.table.slots + 64)
+    asked = []
+
+    def noted(address: int, size_bytes: int) -> bool:
+        asked.append((address, size_bytes))
+        return True
+
+    monkeypatch.setattr(dram_module, "collapse", noted)
+    assert segment.make_huge(0, 2 * MIB)
+    base = segment.address
+    assert asked == [(base, MIB), (base + MIB + (64 << 10), MIB - (64 << 10))]
