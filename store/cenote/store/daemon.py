@@ -221,6 +221,7 @@ class StoreDaemon:
                 config.ssd_size,
                 config.ssd_staging,
                 object_bytes=config.ssd_object_size,
+                huge_pages=config.huge_pages,
             )
         self.segments = segments = open_segments(
             files,
