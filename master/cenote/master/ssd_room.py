@@ -14,7 +14,7 @@ from .decisions import Why
 from .eviction import evict, evict_nearby, reserve_units
 from .objects import LIVE
 from .pool import Pool, Rows
-from .quotas import NO_LIMIT, lowest_of, may_go
+from .quotas import KEPT, NO_LIMIT, lowest_of, may_go
 from .segments import Segment
 from .spans import SEGMENT_MASK
 from .victims import evictable_mask, spare_what_is_within
@@ -52,33 +52,54 @@ def take_run_on_ssd(
     written together, and will be read together, lies together. None where that can't be had at
     once.
 
-    `owners`: incarnations; they only matter where there are quotas. Then what is free is anybody's:
-    the first ones have it. Beyond that room is made for those of one namespace, for as much as it
-    is within its quota with or, where that is nothing, for all; those that have none are alike.
+    `owners`: incarnations; they only matter where there are quotas. Then room is made for those of
+    one namespace at a time, for as much as it is within its quota with or, where that is nothing,
+    for all; those without quotas are alike. First of what nobody keeps: should that come to its
+    end, the first ones have it, whosever they are, as if each had asked by itself.
     """
     everything = np.arange(len(units))
-    if not pool.quotas.active:
+    quotas = pool.quotas
+    if not quotas.active:
         return _make_run(pool, segments, everything, units)
     run = _take_first(segments, everything, units)
     if run is not None:
         return run
-    has_limit = (pool.quotas.limits(pool.namespaces)[1:3] != NO_LIMIT).any(0)
+    has_limit = (quotas.limits(pool.namespaces)[1:3] != NO_LIMIT).any(0)
     owner = int(owners[0])
     if not has_limit[owner]:
         mine = np.flatnonzero(~has_limit[owners])
-        return _make_run(pool, segments, mine, units[mine])
+        return _make_run_of(pool, segments, mine, units)
     mine = np.flatnonzero(owners == owner)
     before = segments[0].round_up(units[mine])
     before = np.cumsum(before) - before
-    over, _ = pool.quotas.excess(pool, on_ssd=True)
+    over, _ = quotas.excess(pool, on_ssd=True)
     within = int(np.searchsorted(before + units[mine], -over[owner], "right"))
     mine = mine[: within or len(mine)]
     wanted = int(before[len(mine) - 1] + units[mine[-1]])
-    pool.quotas.begin_claim(owner, wanted, 0, on_ssd=True)
+    quotas.begin_claim(owner, wanted, 0, on_ssd=True)
     try:
-        return _make_run(pool, segments, mine, units[mine])
+        return _make_run_of(pool, segments, mine, units)
     finally:
-        pool.quotas.end_claim()
+        quotas.end_claim()
+
+
+def _make_run_of(
+    pool: Pool, segments: Iterable[Segment], mine: Rows, units: NDArray[np.int64]
+) -> Run | None:
+    """Room for these of a batch, whose namespace claims it; or for whoever is first, as far as
+    there is some without anything that is kept."""
+    ranks = pool.quotas.ranks(pool, on_ssd=True)
+    loose = ranks < KEPT
+    known = pool.now_s, loose.tobytes()
+    run = None
+    if pool.tiers.nothing_loose != known and pool.namespaces.ssd_units[: len(ranks)][loose].any():
+        run = _make_run(pool, segments, mine, units[mine], kept=False)
+        if run is None:
+            pool.tiers.nothing_loose = known
+            run = _take_first(segments, np.arange(len(units)), units)
+    if run is None and ranks[pool.quotas.claim.incarnation] >= KEPT:
+        run = _make_run(pool, segments, mine, units[mine])
+    return run
 
 
 def _take_first(segments: Iterable[Segment], chosen: Rows, units: NDArray[np.int64]) -> Run | None:
@@ -96,14 +117,18 @@ def _take_first(segments: Iterable[Segment], chosen: Rows, units: NDArray[np.int
 
 
 def _make_run(
-    pool: Pool, segments: Iterable[Segment], chosen: Rows, units: NDArray[np.int64]
+    pool: Pool,
+    segments: Iterable[Segment],
+    chosen: Rows,
+    units: NDArray[np.int64],
+    *,
+    kept: bool = True,
 ) -> Run | None:
-    """Room for all of these, or for the first ones where no more can go than what they need."""
+    """Room for all of these. Not `kept`: of nothing that quotas keep."""
     for segment in sorted(segments, key=lambda s: -s.free_units):
         total = int(segment.round_up(units).sum())
         if total > segment.capacity_units // RUN_SHARE_MAX:
             continue
-        made = False
         for attempt in range(_ROOM_TRIES):
             taken = segment.take_run(units)
             if taken is not None:
@@ -113,12 +138,8 @@ def _make_run(
                 missing = total << attempt
             # Where there are quotas nothing ahead of need: it would be anybody's.
             ahead = 0 if pool.quotas.active else _AHEAD * total << attempt
-            if not _evict_on_ssd(pool, segment, missing, ahead):
+            if not _evict_on_ssd(pool, segment, missing, ahead, kept=kept):
                 break
-            made = True
-        run = _take_first([segment], chosen, units) if made else None
-        if run is not None:
-            return run
     return None
 
 
@@ -159,14 +180,16 @@ def _take_anywhere(
 # ---- what goes ------------------------------------------------------------------------------
 
 
-def _evict_on_ssd(pool: Pool, segment: Segment, units: int, units_max: int) -> bool:
-    """Evict the coldest of what is on this segment and not in memory, up to `units_max` ahead of
-    need; whether anything was."""
-    ahead = min(reserve_units(pool, segment.capacity_units), units_max)
+def _evict_on_ssd(
+    pool: Pool, segment: Segment, units: int, ahead: int, *, kept: bool = True
+) -> bool:
+    """Evict the coldest of what is on this segment and not in memory, up to `ahead` units before
+    they are needed; whether anything was. Not `kept`: nothing that quotas keep."""
+    ahead = min(reserve_units(pool, segment.capacity_units), ahead)
     quotas = pool.quotas
     if not quotas.active:
-        return _evict_coldest(pool, segment, max(units, ahead)) > 0
-    freed = _evict_coldest(pool, segment, units)
+        return _evict_coldest(pool, segment, max(units, ahead), kept) > 0
+    freed = _evict_coldest(pool, segment, units, kept)
     # Ahead of need nothing that is kept, and of who asks itself a small part.
     ahead = min(ahead, units + quotas.claim_ssd_units_max(pool.namespaces) // 64)
     if 0 < freed < ahead:
@@ -174,16 +197,16 @@ def _evict_on_ssd(pool: Pool, segment: Segment, units: int, units_max: int) -> b
     return freed > 0
 
 
-def _evict_coldest(pool: Pool, segment: Segment, goal: int) -> int:
+def _evict_coldest(pool: Pool, segment: Segment, goal: int, kept: bool) -> int:
     """At least so many units, if there is that much; returns how many."""
-    freed = _evict_queued(pool, segment, goal)
+    freed = _evict_queued(pool, segment, goal, kept=kept)
     if freed < goal:
         _look_for_victims(pool, segment)
-        freed += _evict_queued(pool, segment, goal - freed)
+        freed += _evict_queued(pool, segment, goal - freed, kept=kept)
     return freed
 
 
-def _evict_queued(pool: Pool, segment: Segment, goal: int, *, kept: bool = True) -> int:
+def _evict_queued(pool: Pool, segment: Segment, goal: int, *, kept: bool) -> int:
     """Of what is queued as much, at least, or all; returns the units. Not `kept`: none of what
     quotas keep."""
     key = _queue_of(pool, segment)
