@@ -15,7 +15,6 @@ written to, and a slot table grows by less than a huge page at a time.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -27,7 +26,9 @@ from pathlib import Path
 from typing import Final, final
 
 from cenote.api.errors import InvalidArgument, ResourceUnavailable
+from cenote.runtime.file_lock import is_locked, lock_exclusively
 from cenote.runtime.memory import available_bytes
+from cenote.runtime.storage import mount_of
 
 __all__ = ["NODE_NAME", "NodeFiles", "StaleNode", "control_directory_for", "stale_nodes"]
 
@@ -159,10 +160,11 @@ def stale_nodes(files: NodeFiles) -> list[StaleNode]:
         theirs = [p for p, _ in _segment_files(files.directory, files.control_directory, name)]
         if name == files.name or not theirs:
             continue
-        with contextlib.suppress(OSError):  # gone meanwhile, another user's, or locked: not stale
-            fd = os.open(lock_path, os.O_RDWR | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # gone meanwhile, or another user's: not stale
+            fd = os.open(lock_path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if is_locked(fd):
+                    continue
                 size_bytes = sum(path.stat().st_blocks * 512 for path in theirs)
                 pid = int(_read_lock(fd).get("pid", "0"))
             finally:
@@ -176,19 +178,8 @@ def stale_nodes(files: NodeFiles) -> list[StaleNode]:
 
 def control_directory_for(directory: Path) -> Path:
     """Where lock and slot tables of data files in `directory` go: elsewhere for hugetlbfs."""
-    return _PLAIN_MEMORY if _file_system_of(directory) == "hugetlbfs" else directory
-
-
-def _file_system_of(directory: Path) -> str:
-    """The kind of file system that a directory lies on, as mount names it; empty if unknown."""
-    real, best, kind = os.path.realpath(directory), "", ""
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        point = before.split()[4].encode().decode("unicode_escape")
-        inside = real == point or real.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):  # of several on one point the last one shows
-            best, kind = point, after.split()[0]
-    return kind
+    mount = mount_of(directory)
+    return _PLAIN_MEMORY if mount is not None and mount.kind == "hugetlbfs" else directory
 
 
 def _segment_files(data: Path, control: Path, name: str) -> Iterator[tuple[Path, int]]:
@@ -215,15 +206,13 @@ def _lock(path: Path, name: str) -> int:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise _unusable(path, error) from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock_exclusively(fd):
             pid = _read_lock(fd).get("pid", "unknown")
             os.close(fd)
             raise ResourceUnavailable(
                 f"another store daemon has the name {name!r}: pid {pid} holds {path}",
                 remedy="stop it, or give this one another --name",
-            ) from None
+            )
         # Somebody may have removed the file between our open and our lock.
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(fd), os.stat(path)):
