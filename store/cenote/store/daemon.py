@@ -43,7 +43,7 @@ from .endurance import Endurance
 from .gate import OPEN, PORTS, Gate
 from .grpc_service import STORE_SERVICE, StoreGrpc
 from .master_link import LaneMasterLink
-from .node_files import NodeFiles, control_directory_for, stale_nodes
+from .node_files import NodeFiles, control_directory_for
 from .pool_copy import PoolCopyFile
 from .preparation import Preparation
 from .puller import Puller
@@ -55,6 +55,7 @@ from .serving import TlsPort
 from .sessions import SessionTable
 from .slot_format import boot_id_bytes
 from .ssd import SsdFile
+from .stale_memory import warn_of_stale_memory, warn_of_stale_memory_later
 from .store_metrics import register_metrics, register_parts, register_verifier
 from .tls_watch import wait_watching
 from .verifying import Verifier
@@ -110,6 +111,7 @@ class StoreDaemon:
         self._puller: Puller | None = None
         self._grpc: GrpcServer | None = None
         self._metrics_server: MetricsServer | None = None
+        self._stale: asyncio.Task[None] | None = None
 
     # ---- start --------------------------------------------------------------------------------
 
@@ -183,6 +185,8 @@ class StoreDaemon:
         if config.metrics_listen:
             fields["metrics"] = self._start_metrics(segments, sessions, server)
         self._is_up = True
+        assert self._files is not None
+        self._stale = loop.create_task(warn_of_stale_memory_later(self._files))
         _rest_after_start()
         _log.info("ready", dram=format_size(config.dram), **fields)
         return fields
@@ -207,14 +211,6 @@ class StoreDaemon:
                 "--dram-dir is on a disk, which every put will wait for: give a tmpfs or hugetlbfs",
                 directory=config.dram_dir,
             )
-        for stale in stale_nodes(files):
-            _log.warning(
-                "memory is kept for a store daemon that isn't running",
-                node=stale.name,
-                pid=stale.pid,
-                size=format_size(stale.size_bytes),
-                remove_with=stale.remove_command,
-            )
         if config.ssd:
             self._ssd = SsdFile(
                 Path(config.ssd),
@@ -222,13 +218,17 @@ class StoreDaemon:
                 config.ssd_staging,
                 object_bytes=config.ssd_object_size,
             )
-        self.segments = segments = open_segments(
-            files,
-            config.dram,
-            boot_id_bytes(self._boot_id),
-            allow_less=config.dram_allow_less,
-            ssd=self._ssd,
-        )
+        try:
+            self.segments = segments = open_segments(
+                files,
+                config.dram,
+                boot_id_bytes(self._boot_id),
+                allow_less=config.dram_allow_less,
+                ssd=self._ssd,
+            )
+        except ResourceUnavailable:
+            warn_of_stale_memory(files)
+            raise
         kept_at = pool_path(config, files)
         if not any(segment.reopened for segment in segments.all()):
             kept_at.unlink(missing_ok=True)  # nothing is left of what it was about
@@ -405,6 +405,7 @@ class StoreDaemon:
         segments, files = self.segments, self._files
         assert segments is not None
         assert files is not None
+        warn_of_stale_memory(files)
         wanted = sum(segment.size_bytes for segment in segments.dram())
         ready = sum(segment.ready_bytes for segment in segments.dram())
         could_be_had = ready + files.available_bytes()[0]
@@ -435,6 +436,8 @@ class StoreDaemon:
                 self._opening.exception()  # `start` raised it, unless it was cancelled before
         if self._failed is not None and self._failed.done() and not self._failed.cancelled():
             self._failed.exception()  # `wait` may not have been there to take it
+        if self._stale is not None:
+            self._stale.cancel()
         closing: list[Awaitable[object]] = []
         if self.agent is not None:
             agent, survive = self.agent, self._contents_survive()
