@@ -217,6 +217,7 @@ class StoreDaemon:
                 config.ssd_size,
                 config.ssd_staging,
                 object_bytes=config.ssd_object_size,
+                huge_pages=config.huge_pages,
             )
         try:
             self.segments = segments = open_segments(

@@ -12,7 +12,6 @@ process that is killed has none of its writes under way when its lock on the dev
 
 from __future__ import annotations
 
-import mmap
 import os
 import queue
 import secrets
@@ -23,7 +22,7 @@ from typing import Final, final
 
 from cenote.api.errors import ResourceUnavailable
 from cenote.runtime.log import get_logger
-from cenote.runtime.memory import address_of
+from cenote.runtime.mapped_file import MappedFile, collapse
 from cenote.transport.memory_access import MEMORY
 
 from .device import BLOCK_BYTES, PARTS_MAX, Device, Part
@@ -53,8 +52,9 @@ class Staging:
     what was read from there. `staging_id` says to them that it still is the one that they mapped.
     """
 
-    def __init__(self, size_bytes: int) -> None:
-        """Raises ResourceUnavailable."""
+    def __init__(self, size_bytes: int, *, huge_pages: bool = True) -> None:
+        """`huge_pages`: where there are any; a device is told of memory page by page. Raises
+        ResourceUnavailable."""
         count = max(STAGING_BYTES_MIN, size_bytes) // BUFFER_BYTES
         self.size_bytes = count * BUFFER_BYTES
         self.staging_id = secrets.randbits(63) | 1
@@ -62,13 +62,15 @@ class Staging:
             self._fd = os.memfd_create("cenote-staging", os.MFD_CLOEXEC)
             # All of it now: whoever touches a page that can't be had is killed.
             os.posix_fallocate(self._fd, 0, self.size_bytes)
-            self._memory = mmap.mmap(self._fd, self.size_bytes)
+            self._mapped = MappedFile(self._fd, self.size_bytes)
         except OSError as error:
             raise ResourceUnavailable(
                 f"can't get {self.size_bytes} bytes of staging memory: {error.strerror}",
                 remedy="ask for less with --ssd-staging",
             ) from error
-        self.address = address_of(self._memory)
+        self.address = self._mapped.address
+        if huge_pages and not collapse(self.address, self.size_bytes):
+            _log.debug("staging memory has not only huge pages", bytes=self.size_bytes)
         self.buffers = count
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in range(count):

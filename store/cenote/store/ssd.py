@@ -393,16 +393,21 @@ class SsdFile:
         staging_bytes: int,
         *,
         object_bytes: int = OBJECT_BYTES,
+        huge_pages: bool = True,
         device: Device | None = None,
     ) -> None:
-        """`device`: another one than `path` (for tests). Raises ResourceUnavailable,
-        InvalidArgument."""
+        """`huge_pages`: for staging memory. `device`: another one than `path` (for tests). Raises
+        ResourceUnavailable, InvalidArgument."""
         self.device: Device = open_device(path, size_bytes) if device is None else device
         try:
             self._plans = plan_ssd(self.device.size_bytes, object_bytes)
             self.survivors = find_survivors(self.device, self._plans)
             """Of each segment to be, the header that an earlier life left, if it did."""
-            self.disk = DiskIo(self.device, Staging(staging_bytes), threads=default_threads())
+            self.disk = DiskIo(
+                self.device,
+                Staging(staging_bytes, huge_pages=huge_pages),
+                threads=default_threads(),
+            )
         except BaseException:
             self.device.close()
             raise
