@@ -185,8 +185,6 @@ class StoreDaemon:
         if config.metrics_listen:
             fields["metrics"] = self._start_metrics(segments, sessions, server)
         self._is_up = True
-        assert self._files is not None
-        self._stale = loop.create_task(warn_of_stale_memory_later(self._files))
         _rest_after_start()
         _log.info("ready", dram=format_size(config.dram), **fields)
         return fields
@@ -290,6 +288,7 @@ class StoreDaemon:
         )
         agent.start()
         verifier.start()
+        self._stale = asyncio.create_task(warn_of_stale_memory_later(files))
         return agent
 
     def _stats(
