@@ -12,13 +12,14 @@ PATIENCE_S: Final = 0.25
 _POLL_S: Final = 0.005
 
 
-def lock_exclusively(descriptor: int, patience_s: float = PATIENCE_S) -> bool:
-    """Take the lock; False where somebody else has it, and keeps it for `patience_s`.
+def lock_exclusively(descriptor: int, patience_s: float | None = None) -> bool:
+    """Take the lock; False where somebody else has it, and keeps it for `patience_s` (None:
+    PATIENCE_S).
 
     Who only looks whether a file is locked (`is_locked`) has its lock for a moment: that is not to
     keep anybody from starting. Raises OSError where the file can't be locked at all.
     """
-    until_s = time.monotonic() + patience_s
+    until_s = time.monotonic() + (PATIENCE_S if patience_s is None else patience_s)
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,7 +14,6 @@ from typing import Final, final
 from cenote.api.errors import CenoteError, ResourceUnavailable
 from cenote.rpc.grpc_util import GrpcServer
 from cenote.runtime.log import get_logger
-from cenote.runtime.memory import is_in_memory
 from cenote.runtime.metrics import Metrics
 from cenote.runtime.metrics_http import MetricsServer
 from cenote.runtime.units import format_size
@@ -43,6 +42,7 @@ from .endurance import Endurance
 from .gate import OPEN, PORTS, Gate
 from .grpc_service import STORE_SERVICE, StoreGrpc
 from .master_link import LaneMasterLink
+from .memory_warnings import warn_of_disk, warn_of_stale_memory, warn_of_stale_memory_later
 from .node_files import NodeFiles, control_directory_for
 from .pool_copy import PoolCopyFile
 from .preparation import Preparation
@@ -55,7 +55,6 @@ from .serving import TlsPort
 from .sessions import SessionTable
 from .slot_format import boot_id_bytes
 from .ssd import SsdFile
-from .stale_memory import warn_of_stale_memory, warn_of_stale_memory_later
 from .store_metrics import register_metrics, register_parts, register_verifier
 from .tls_watch import wait_watching
 from .verifying import Verifier
@@ -203,12 +202,9 @@ class StoreDaemon:
             config.dram_dir,
             config.name,
             control_directory=control_directory_for(config.dram_dir),
+            ssd=config.ssd,
         )
-        if not is_in_memory(config.dram_dir):
-            _log.warning(
-                "--dram-dir is on a disk, which every put will wait for: give a tmpfs or hugetlbfs",
-                directory=config.dram_dir,
-            )
+        warn_of_disk(config.dram_dir)
         if config.ssd:
             self._ssd = SsdFile(
                 Path(config.ssd),

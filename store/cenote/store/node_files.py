@@ -1,7 +1,7 @@
 """The files of a store daemon in its memory directory, and the lock that keeps them its own.
 
-    cenote-<node>.lock       locked while the daemon lives; names its pid and the node's uuid, and
-                             counts its starts
+    cenote-<node>.lock       locked while the daemon lives; names its pid, the node's uuid and its
+                             SSD, and counts its starts
     cenote-<node>.pool       which pool it belongs to, and that pool's namespaces
     cenote-<node>.claims     what clients that write over shared memory are touching; they map it
     cenote-<node>-<i>.data   segment i, which clients map
@@ -30,7 +30,15 @@ from cenote.runtime.file_lock import is_locked, lock_exclusively
 from cenote.runtime.memory import available_bytes
 from cenote.runtime.storage import mount_of
 
-__all__ = ["NODE_NAME", "NodeFiles", "StaleNode", "control_directory_for", "stale_nodes"]
+__all__ = [
+    "NODE_NAME",
+    "NodeFiles",
+    "RunningNode",
+    "StaleNode",
+    "control_directory_for",
+    "running_nodes",
+    "stale_nodes",
+]
 
 NODE_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 _PLAIN_MEMORY: Final = Path("/dev/shm")
@@ -43,9 +51,9 @@ class NodeFiles:
     """The locked files of one node. `close` unlocks them."""
 
     def __init__(
-        self, directory: Path, name: str, *, control_directory: Path | None = None
+        self, directory: Path, name: str, *, control_directory: Path | None = None, ssd: str = ""
     ) -> None:
-        """Lock the node `name`, whose data files lie in `directory`.
+        """Lock the node `name`, whose data files lie in `directory`, and whose SSD is `ssd`.
 
         Lock and slot tables lie in `control_directory`, by default the same. Raises
         ResourceUnavailable where another process has the name, naming its pid, or where a directory
@@ -59,13 +67,13 @@ class NodeFiles:
         self.directory = directory
         self.control_directory = directory if control_directory is None else control_directory
         self.name = name
+        self._ssd = ssd
         self.lock_path = self.control_directory / f"cenote-{name}.lock"
         self.claims_path = self.control_directory / f"cenote-{name}.claims"
         self.pool_path = self.control_directory / f"cenote-{name}.pool"
         self._lock_fd = _lock(self.lock_path, name)
         known = _read_lock(self._lock_fd)
-        starts = known.get("starts", "")
-        self.start_number = (int(starts) if starts.isdecimal() else 0) + 1
+        self.start_number = _number(known.get("starts", "")) + 1
         """Rises with each start, as far as this file is there: see `announce`."""
         with contextlib.suppress(ValueError):
             uuid = bytes.fromhex(known.get("node_uuid", ""))
@@ -80,7 +88,12 @@ class NodeFiles:
         ResourceUnavailable."""
         self.node_uuid = node_uuid
         self.start_number = max(self.start_number, starts_before + 1)
-        known = {"pid": os.getpid(), "node_uuid": node_uuid.hex(), "starts": self.start_number}
+        known = {
+            "pid": os.getpid(),
+            "node_uuid": node_uuid.hex(),
+            "starts": self.start_number,
+            "ssd": self._ssd,
+        }
         text = json.dumps(known) + "\n"
         try:
             os.ftruncate(self._lock_fd, 0)
@@ -166,13 +179,41 @@ def stale_nodes(files: NodeFiles) -> list[StaleNode]:
                 if is_locked(fd):
                     continue
                 size_bytes = sum(path.stat().st_blocks * 512 for path in theirs)
-                pid = int(_read_lock(fd).get("pid", "0"))
+                pid = _number(_read_lock(fd).get("pid", ""))
             finally:
                 os.close(fd)
             others = [lock_path.with_suffix(suffix) for suffix in (".claims", ".pool")]
             rest = [str(path) for path in (*others, lock_path) if path.exists()]
             command = shlex.join(["rm", *map(str, sorted(theirs)), *rest])
             found.append(StaleNode(name, pid, size_bytes, command))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class RunningNode:
+    """What a daemon that lives tells in its lock file."""
+
+    name: str
+    pid: int
+    ssd: str
+    """The file or block device that it was given; "" for none."""
+
+
+def running_nodes(directory: Path) -> list[RunningNode]:
+    """Nodes whose data files lie in `directory` and whose daemons live, as far as this user may
+    know."""
+    found = []
+    for lock_path in sorted(control_directory_for(directory).glob("cenote-*.lock")):
+        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
+            fd = os.open(lock_path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                if is_locked(fd):
+                    known = _read_lock(fd)
+                    name = lock_path.name.removeprefix("cenote-").removesuffix(".lock")
+                    pid = _number(known.get("pid", ""))
+                    found.append(RunningNode(name, pid, known.get("ssd", "")))
+            finally:
+                os.close(fd)
     return found
 
 
@@ -227,3 +268,8 @@ def _read_lock(fd: int) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     return {key: str(value) for key, value in known.items()} if isinstance(known, dict) else {}
+
+
+def _number(text: str) -> int:
+    """0 for what is none."""
+    return int(text) if text.isdecimal() else 0

@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from cenote.api.errors import CenoteError, ResourceUnavailable
 from cenote.runtime.config import load_config
 from cenote.store import dram as dram_module
-from cenote.store import stale_memory
+from cenote.store import memory_warnings
 from cenote.store.config import ENV_PREFIX, StoreConfig
 from cenote.store.daemon import StoreDaemon
 from cenote.store.node_files import NodeFiles
@@ -178,7 +178,7 @@ def kept_for_others(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
 def test_memory_that_dead_daemons_hold_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stale_memory, "GRACE_S", 0.0)
+    monkeypatch.setattr(memory_warnings, "GRACE_S", 0.0)
 
     async def test() -> None:
         async with running(tmp_path, name="old"):
@@ -207,9 +207,9 @@ def test_daemons_that_start_side_by_side_are_not_warned_of(
         warn(own)
         looked.append(own.name)
 
-    warn = stale_memory.warn_of_stale_memory
-    monkeypatch.setattr(stale_memory, "warn_of_stale_memory", look)
-    monkeypatch.setattr(stale_memory, "_let_others_start", when_all_are_there)
+    warn = memory_warnings.warn_of_stale_memory
+    monkeypatch.setattr(memory_warnings, "warn_of_stale_memory", look)
+    monkeypatch.setattr(memory_warnings, "_let_others_start", when_all_are_there)
 
     async def test() -> None:
         async with running(tmp_path, name="a"), running(tmp_path, name="b"):
@@ -245,7 +245,7 @@ def test_memory_on_a_disk_is_warned_of_once(
     caplog: pytest.LogCaptureFixture,
     in_memory: bool,
 ) -> None:
-    monkeypatch.setattr("cenote.store.daemon.is_in_memory", lambda _: in_memory)
+    monkeypatch.setattr("cenote.store.memory_warnings.is_in_memory", lambda _: in_memory)
 
     async def test() -> None:
         with caplog.at_level(logging.WARNING):
