@@ -108,9 +108,9 @@ def _ssd_checks(path: str, wanted_bytes: int, dram_dir: Path) -> list[Check]:
     if path:
         return ssd_checks(Path(path), wanted_bytes)
     running = running_nodes(dram_dir) if dram_dir.is_dir() else []
-    found = [check for node in running if node.ssd for check in ssd_checks(Path(node.ssd), 0)]
+    found = [ssd_checks(Path(node.ssd), 0, node.name) for node in running if node.ssd]
     if found:
-        return found
+        return [check for checks in found for check in checks]
     text = "none is named, and no store daemon that runs here has one"
     skipped = Finding("ssd", Verdict.SKIPPED, text, "--ssd PATH, where one is to have it")
     return [Check("ssd", lambda _: [skipped])]

@@ -125,9 +125,9 @@ def test_the_disk_below() -> None:
     assert_says(judge_device(FILE, FAST), OK, "nvme0n1, scheduler none")
     assert_says(judge_device(replace(FILE, device=None), None), SKIPPED, "no disk below")
     spins = replace(FILE, device=BlockDevice("sda", True, "mq-deadline"))
-    assert_says(judge_device(spins, None), WARN, "spin", "SSD")
+    assert_says(judge_device(spins, None), SKIPPED, "spins", "not measured", "/data/try")
     slow = replace(FAST, page_read_s=0.008)
-    assert_says(judge_device(spins, slow), WARN, "spin")
+    assert_says(judge_device(spins, slow), WARN, "spins", "an SSD")
     assert_says(judge_device(spins, FAST), OK, "virtual disks")
     bfq = replace(FILE, device=BlockDevice("sda", False, "bfq"))
     assert_says(judge_device(bfq, FAST), WARN, "bfq", "/sys/block/sda/queue/scheduler")
@@ -146,8 +146,8 @@ def test_speed() -> None:
 # ---- looking -----------------------------------------------------------------------------------
 
 
-def by_name(path: Path, wanted_bytes: int = MIB) -> dict[str, Finding]:
-    (check,) = ssd_checks(path, wanted_bytes)
+def by_name(path: Path, wanted_bytes: int = MIB, node: str = "") -> dict[str, Finding]:
+    (check,) = ssd_checks(path, wanted_bytes, node)
     return {finding.check: finding for finding in check.look(0.2)}
 
 
@@ -175,6 +175,7 @@ def test_one_that_is_in_use_is_not_measured(tmp_path: Path) -> None:
     opened = open_device(path, MIB)
     try:
         found = by_name(path)
+        ours = by_name(path, 0, "n1")
         facts = read_ssd(path)
         blind = read_ssd(path, locks=tmp_path / "none")
     finally:
@@ -183,6 +184,7 @@ def test_one_that_is_in_use_is_not_measured(tmp_path: Path) -> None:
     assert blind.holder == "another process"
     assert_says(found["ssd speed"], SKIPPED, "not measured", f"pid {os.getpid()}")
     assert found["ssd use"].verdict in (OK, FAIL)  # whether this process counts as a daemon
+    assert [name.replace("ssd n1", "ssd") for name in ours] == list(found)
     assert read_ssd(path).holder == ""
 
 

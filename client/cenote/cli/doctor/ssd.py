@@ -8,7 +8,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -80,13 +80,19 @@ class SsdFacts:
     wipe: str = field(default="", compare=False)
 
 
-def ssd_checks(path: Path, wanted_bytes: int) -> list[Check]:
-    """`wanted_bytes`: what a daemon is to use of it; 0: all of a device, or not said yet.
+def ssd_checks(path: Path, wanted_bytes: int, node: str = "") -> list[Check]:
+    """`wanted_bytes`: what a daemon is to use of it; 0: all of a device, or not said yet. `node`:
+    whose it is, where it is one's that runs.
 
     One check, since two would measure against each other.
     """
+    name = f"ssd {node}" if node else "ssd"
 
     def look(deadline_s: float) -> list[Finding]:
+        found = look_at(deadline_s)
+        return [replace(each, check=each.check.replace("ssd", name, 1)) for each in found]
+
+    def look_at(deadline_s: float) -> list[Finding]:
         facts = read_ssd(path)
         found = [judge_place(facts)]
         if facts.trouble:
@@ -96,7 +102,7 @@ def ssd_checks(path: Path, wanted_bytes: int) -> list[Check]:
         device = judge_device(facts, speed if isinstance(speed, SsdSpeed) else None)
         return [*found, device, judge_speed(speed)]
 
-    return [Check("ssd", look)]
+    return [Check(name, look)]
 
 
 # ---- facts -------------------------------------------------------------------------------------
@@ -244,7 +250,7 @@ def _mounted_at(number: int) -> str:
 def _measured(facts: SsdFacts, deadline_s: float) -> SsdSpeed | str:
     """How fast it is, or why that was not measured."""
     if facts.holder:
-        return f"not measured, since {facts.holder}, has it"
+        return f"not measured, since it is in use ({facts.holder})"
     if _is_in_memory(facts):
         return "not measured: it is memory"
     if not facts.direct:
@@ -392,6 +398,11 @@ def judge_direct(facts: SsdFacts) -> Finding:
     return Finding(check, Verdict.OK, text)
 
 
+def _beside(facts: SsdFacts) -> str:
+    """Where nothing is, on the same disk."""
+    return str(Path(facts.path).with_name("try")) if not facts.is_block else "a file on it"
+
+
 def judge_device(facts: SsdFacts, speed: SsdSpeed | None) -> Finding:
     """The disk below: whether it spins, and who orders its requests."""
     check, device = "ssd device", facts.device
@@ -399,12 +410,18 @@ def judge_device(facts: SsdFacts, speed: SsdSpeed | None) -> Finding:
         text = "the kernel tells of no disk below, as for network and container file systems"
         return Finding(check, Verdict.SKIPPED, text)
     found = device.name + (f", scheduler {device.scheduler}" if device.scheduler else "")
-    quick = speed is not None and speed.page_read_s < _SPINNING_S
-    if device.rotational and not quick:
+    if device.rotational and speed is None:
+        return Finding(
+            check,
+            Verdict.SKIPPED,
+            f"{found}: it says that it spins, as virtual disks do, too, and was not measured",
+            f"--ssd with another path there: {_beside(facts)}",
+        )
+    if device.rotational and speed is not None and speed.page_read_s > _SPINNING_S:
         return Finding(
             check,
             Verdict.WARN,
-            f"{found}: it is said to spin, and each block would wait for its heads",
+            f"{found}: it spins, and each block would wait for its heads",
             "an SSD; computing a prefix anew is mostly faster than reading it from such a disk",
         )
     if device.scheduler in _SLOW_SCHEDULERS:
