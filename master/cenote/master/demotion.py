@@ -32,7 +32,7 @@ from .pool import Pool, Rows
 from .segments import DRAM, Segment
 from .spans import SEGMENT_MASK, Spans, pack_span, segments_of
 from .ssd_room import RUN_SHARE_MAX, take_on_ssd, take_run_on_ssd
-from .tier_tables import ColdQueue, Copy
+from .tier_tables import ColdQueue, Copy, source_of
 from .twins import Sharing, are_shared, find_twin, may_have_twins, note_known
 from .victims import evictable_mask
 
@@ -233,12 +233,14 @@ class _Turn:
         ordered["target_replica"] = replica
         pool.state[rows] |= np.uint8(COPYING)
         words, seqs = pool.digests_of(rows).tolist(), records[:, 2].tolist()
-        for i, ((low, high), epoch, seq) in enumerate(
-            zip(words, epochs.tolist(), seqs, strict=True)
+        left_by = source_of(ordered["source_segment"], sources[:, 1]).tolist()
+        for i, ((low, high), epoch, seq, source) in enumerate(
+            zip(words, epochs.tolist(), seqs, left_by, strict=True)
         ):
-            pool.copies.add(
-                Copy(ids + i, segment.node, low, high, epoch, seq, segment, spans[i : i + 1], False)
-            )
+            span = spans[i : i + 1]
+            one = Copy(ids + i, segment.node, low, high, epoch, seq, segment, span, False)
+            one.source = source
+            pool.copies.add(one)
         self._note(ordered, count, int(units.sum()))
         return count
 
