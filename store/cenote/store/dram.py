@@ -142,6 +142,9 @@ class DramSegment:
         """
         self.index = plan.index
         self._lock = threading.Lock()
+        self._pages = threading.Lock()
+        """Held, before the other one, while a range's pages are made or given up. That may take
+        long, where the kernel has to look for memory; only `retire` waits for it."""
         self._granule_bytes = granule_bytes
         self._name = str(files.data_path(plan.index))
         self.reopened = survivor is not None
@@ -361,9 +364,9 @@ class DramSegment:
 
         False where the kernel can't, which costs only time later.
         """
-        # Under the lock, so that a range that is punched out meanwhile does not get memory again;
-        # hence in small steps, since `retire` waits.
-        with self._lock:
+        # Under that lock, so that a range that is punched out meanwhile does not get memory again;
+        # hence in small steps.
+        with self._pages:
             for start, size in self._retired.gaps(offset, offset + length):
                 first = -(-start // self._granule_bytes) * self._granule_bytes
                 last = (start + size) // self._granule_bytes * self._granule_bytes
@@ -378,7 +381,7 @@ class DramSegment:
         """
         if self._granule_bytes != PAGE_BYTES:
             return True  # they are what the file is of
-        with self._lock:
+        with self._pages:
             ranges = self._retired.gaps(offset, offset + length)
             made = [collapse(self.address + start, size) for start, size in ranges]
         return all(made)
@@ -390,7 +393,7 @@ class DramSegment:
         Raises InvalidArgument where the range can't be given up, ResourceUnavailable where the
         memory that was given back went elsewhere meanwhile.
         """
-        with self._lock:
+        with self._pages, self._lock:
             known = self._retired.covers(offset, length)
             if known and self._table.slots == self.header.slots:
                 return False

@@ -27,8 +27,10 @@ CHUNK_BYTES_LARGE: Final = 256 << 20
 _LARGE_SEGMENT_BYTES: Final = 16 << 30
 _TOUCH_STEP_BYTES: Final = 8 << 20
 HUGE_TRIES_IN_VAIN_MAX: Final = 16
-"""In a row: then it is taken that this kernel has none, or no memory in pieces of that size, for
-which it looks for long."""
+"""In a row: then it is taken that this kernel has none, or no memory in pieces of that size."""
+HUGE_STEP_S_MAX: Final = 0.1
+"""A step that took longer was in vain, too: the kernel moves other memory about to make them. Where
+it has not to, some 2 ms are enough."""
 _NICENESS: Final = 10
 _JOIN_S: Final = 1.0
 
@@ -170,9 +172,12 @@ class Preparation:
             self._untouchable = self._untouchable or not touched
 
     def _make_huge(self, segment: DramSegment, offset: int, length: int) -> None:
-        if segment.make_huge(offset, length):
-            self._huge_tries = HUGE_TRIES_IN_VAIN_MAX
+        begun_s = time.monotonic()
+        made = segment.make_huge(offset, length)
+        if made:
             self.huge_bytes += length
+        if made and time.monotonic() - begun_s < HUGE_STEP_S_MAX:
+            self._huge_tries = HUGE_TRIES_IN_VAIN_MAX
             return
         self._huge_tries -= 1
         if not self._huge_tries:

@@ -139,6 +139,55 @@ def test_huge_pages_are_given_up_where_there_are_none(
     assert not tries
 
 
+def test_huge_pages_are_given_up_where_they_take_long(
+    segments: LocalSegments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    def found_at_last(address: int, size_bytes: int) -> bool:
+        tries.append(address)
+        return True
+
+    monkeypatch.setattr(dram_module, "collapse", found_at_last)
+    monkeypatch.setattr(preparation, "HUGE_STEP_S_MAX", 0.0)
+    monkeypatch.setattr(preparation, "_TOUCH_STEP_BYTES", MIB // 4)
+    work = Preparation(segments.dram(), no_failure, threads=1, chunk_bytes=MIB)
+    assert work.wait(30)
+    assert len(tries) == preparation.HUGE_TRIES_IN_VAIN_MAX
+    assert work.huge_bytes == len(tries) * MIB // 4
+
+
+def test_memory_is_given_out_while_the_kernel_looks_for_huge_pages(
+    segments: LocalSegments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first fill met calls of six seconds: who backed the next chunk waited for that."""
+    segment = segments.dram()[0]
+    assert segment.allocate_next(MIB) == (0, MIB)
+    looking, found = threading.Event(), threading.Event()
+
+    def look(address: int, size_bytes: int) -> bool:
+        looking.set()
+        return found.wait(30)
+
+    monkeypatch.setattr(dram_module, "collapse", look)
+    thread = threading.Thread(target=segment.make_huge, args=(0, MIB))
+    thread.start()
+    try:
+        assert looking.wait(30)
+        used: list[object] = []
+        waiting = threading.Thread(
+            target=lambda: used.append(segment.allocate_next(MIB)), daemon=True
+        )
+        waiting.start()
+        waiting.join(10)
+        assert used == [(MIB, MIB)]
+        segment.attached(1, 2)
+        segment.fence(4)
+    finally:
+        found.set()
+        thread.join(30)
+
+
 def test_given_up_data_gets_no_huge_pages(
     segments: LocalSegments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
