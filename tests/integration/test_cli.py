@@ -8,6 +8,7 @@ import io
 import json
 import os
 import random
+import shlex
 import signal
 import socket
 import subprocess
@@ -253,6 +254,9 @@ def test_bench_measures_and_leaves_nothing(cenote: Cenote) -> None:
         ["up", "--dram", "4G"],
         ["replay", "/no/such/trace.jsonl"],
         ["replay", "--block-size", "12", __file__],
+        ["replay", "--block-size", "0", __file__],
+        ["bench", "--size", "0"],
+        ["completion", "tcsh"],
     ],
 )
 def test_wrong_usage_is_one_line(cenote: Cenote, arguments: list[str]) -> None:
@@ -260,7 +264,29 @@ def test_wrong_usage_is_one_line(cenote: Cenote, arguments: list[str]) -> None:
     assert result.code == 2
     assert len(result.err.splitlines()) == 1, result.err
     assert result.err.startswith("cenote: ")
+    assert "Value error" not in result.err
     assert result.out == b""
+
+
+def test_a_missing_key_is_told_with_the_command_that_explains_it(
+    cenote: Cenote, namespace: str
+) -> None:
+    assert cenote("namespaces", "create", namespace).code == 0
+    told = cenote("get", "no such/key", "-n", namespace)
+    command = f"cenote explain -n {namespace} 'no such/key'"
+    assert f"(why: {command})" in told.err
+    explained = cenote(*shlex.split(command)[1:])
+    assert explained.code == 3
+    assert b"absent" in explained.out
+
+
+def test_a_namespace_that_is_not_there_is_told_with_a_command(cenote: Cenote) -> None:
+    told = cenote("namespaces", "set-quota", "nobodys", "--dram", "1GiB")
+    assert told.code == 3
+    assert "`cenote namespaces create` makes one" in told.err
+    told = cenote("mrc", "-n", "nobodys")
+    assert told.code == 3
+    assert "`cenote namespaces` lists them" in told.err
 
 
 def test_a_pool_that_is_not_there(cenote: Cenote, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,22 @@ def test_up_in_the_background_keeps_its_contents_and_down_ends_it(tmp_path: Path
             assert f"{command} --dir {directory} --port {port}\n" in kept
             assert (directory / "ssd" / "node0.ssd").stat().st_size == 64 << 20
             assert f"rm -r {directory} {_kept_memory(directory)}" in kept
-        assert run_cenote("down", "--port", str(port), environment=environment).returncode == 3
+        none_there = run_cenote("down", "--port", str(port), environment=environment)
+        assert none_there.returncode == 3
+        assert b"by itself" not in none_there.stderr  # it was stopped in order
+        started = run_cenote(*arguments, environment=environment)
+        assert started.returncode == 0, started.stderr
+        (victim,) = (pid for pid in daemons_in(tmp_path) if b"node0" in command_line(pid))
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda: not daemons_in(tmp_path), what="the rest to be stopped")
+
+        def told() -> bytes:
+            return run_cenote("down", "--port", str(port), environment=environment).stderr
+
+        # Nobody looked at a pool in the background when it ended: `down` says why.
+        wait_until(lambda: b"the last one ended by itself: node0 was killed" in told(), what="why")
+        log = next(line for line in started.stdout.decode().splitlines() if "log" in line)
+        assert b"node0 was killed by SIGKILL" in Path(log.split()[-1]).read_bytes()
     finally:
         run_cenote("down", "--port", str(port), environment=environment)
         shutil.rmtree(_kept_memory(directory))

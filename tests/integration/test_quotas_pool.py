@@ -171,7 +171,7 @@ def test_pins_of_the_command() -> None:
         ]
         text = cluster.cli("pins", "-n", "p").stdout.decode()
         assert "k-1" in text
-        assert "ever" in text
+        assert "until unpinned" in text
         assert run(cluster, "unpin", "-n", "p", "k-1", "k-2")["unpinned"] == 2
         assert "nothing is pinned" in cluster.cli("pins").stderr.decode()
         more = list(fill(client, "more", 300))

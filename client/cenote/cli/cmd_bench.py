@@ -41,12 +41,12 @@ def bench(
 
     Takes at most an eighth of the pool's capacity, and gives it back.
     """
-    from cenote.runtime.units import format_size, parse_size_bytes
+    from cenote.runtime.units import format_size, parse_positive_size_bytes
 
     from .connect import open_admin, open_client
     from .output import print_json, print_table
 
-    large_bytes = parse_size_bytes(size)
+    large_bytes = parse_positive_size_bytes(size, "--size")
     with open_admin(master, grpc, deadline) as admin:
         capacity_bytes = admin.status().capacity_bytes
         with open_client(
@@ -95,6 +95,7 @@ class _Bench:
         import secrets
 
         from cenote.api.errors import ResourceUnavailable
+        from cenote.runtime.units import format_size
 
         self._client = client
         self._seconds = seconds
@@ -106,8 +107,8 @@ class _Bench:
         self._large_count = min(_LARGE_BATCH, self._budget_bytes // large_bytes)
         if not self._large_count or self._budget_bytes < _SMALL_BATCH * _SMALL_BYTES:
             raise ResourceUnavailable(
-                f"the pool holds {capacity_bytes} bytes: too little to measure with objects of"
-                f" {large_bytes}",
+                f"the pool holds {format_size(capacity_bytes)}: too little to measure with objects"
+                f" of {format_size(large_bytes)}",
                 remedy="add store daemons, or choose a smaller --size",
             )
 

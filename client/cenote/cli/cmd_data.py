@@ -177,9 +177,13 @@ def _is_text(data: bytes) -> bool:
 
 
 def _not_found(key: str, namespace: str) -> int:
+    import shlex
+
     from .output import note
 
-    note(f"cenote: there is no {key} in namespace {namespace} (why: cenote explain -n {namespace})")
+    why = shlex.join(["cenote", "explain", "-n", namespace, "--", key])
+    why = why.replace(" -- ", " ") if not key.startswith("-") else why
+    note(f"cenote: there is no {key} in namespace {namespace} (why: {why})")
     return EXIT_NOT_FOUND
 
 

@@ -174,7 +174,7 @@ def _object_pairs(reply: admin_pb2.ExplainResponse) -> list[tuple[str, Cell]]:
         return []
     pinned = "no"
     if reply.pinned_s:
-        pinned = "ever" if math.isinf(reply.pinned_s) else format_duration(reply.pinned_s)
+        pinned = "until unpinned" if math.isinf(reply.pinned_s) else format_duration(reply.pinned_s)
     return [
         ("size", format_size(reply.size_bytes)),
         ("version", f"epoch {reply.version.epoch}, seq {reply.version.seq}"),

@@ -20,6 +20,7 @@ from .options import (
     GrpcAddress,
     MasterAddress,
     NamespaceName,
+    Wide,
 )
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def ls(
     limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="At most so many keys.")] = 100,
     master: MasterAddress = MASTER_DEFAULT,
     grpc: GrpcAddress = None,
+    wide: Wide = False,
     json: AsJson = False,
     deadline: DeadlineS = 30.0,
 ) -> int:
@@ -91,6 +93,8 @@ def ls(
                 for listed in shown
             ),
             empty=f"no keys in namespace {namespace}" + (f" begin with {prefix}" if prefix else ""),
+            spare=["version"],
+            wide=wide,
         )
     if more:
         note(f"there are more than {limit} keys (--limit shows more)")

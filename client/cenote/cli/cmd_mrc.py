@@ -56,7 +56,11 @@ def _show(admin: Admin, namespace: str | None, *, plot: bool, png: Path | None, 
     if namespace is None:
         curves.insert(0, reply.all)
     elif not curves:
-        raise NamespaceNotFound(f"nothing was read from or put into namespace {namespace!r} lately")
+        raise NamespaceNotFound(
+            f"of namespace {namespace!r} nothing was sampled lately: few of its keys were used, or"
+            " there is no such namespace",
+            remedy="`cenote namespaces` lists them; `cenote mrc` shows the pool as a whole",
+        )
     if json:
         print_json(_document(reply, curves))
     elif not reply.capacity_objects:

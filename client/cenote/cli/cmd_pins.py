@@ -175,7 +175,9 @@ def _print_keys(shown: list[Listed], namespace: str, *, json: bool) -> None:
             (
                 key_text(listed.key),
                 format_size(listed.size_bytes),
-                "ever" if math.isinf(listed.pinned_s) else format_duration(listed.pinned_s),
+                "until unpinned"
+                if math.isinf(listed.pinned_s)
+                else format_duration(listed.pinned_s),
             )
             for listed in shown
         ),

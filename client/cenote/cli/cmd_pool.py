@@ -29,6 +29,8 @@ _DOWN_TIMEOUT_S: Final = 5.0
 _DETACH_TIMEOUT_S: Final = 60.0
 _PORT_DEFAULT: Final = 5110
 _LOCK_BYTES_MAX: Final = 16_384
+_LOG_CHARS_MAX: Final = 65_536
+_STOPPED_TOO: Final = ", so the rest is stopped, too"
 
 _Kept = tuple[Path, Path, str]
 """Directories of metadata and of memory; the command that goes on with them."""
@@ -191,7 +193,7 @@ def _watch(pool: LocalPool) -> int:
         if dead is not None:
             why = dead.last_trouble()
             note(
-                f"cenote: {dead.name} {dead.how_it_ended()}, so the rest is stopped, too"
+                f"cenote: {dead.name} {dead.how_it_ended()}{_STOPPED_TOO}"
                 + (f": {why}" if why else "")
             )
             return EXIT_ERROR
@@ -220,11 +222,18 @@ def _detach(flags: dict[str, object], port: int) -> int:
             remedy="leave --port out, or choose one",
         )
     flags = flags | {"port": port}
-    spec = DaemonSpec(f"up-{port}", "cenote.cli.main", flags, before=("up", "--ready-line"))
+    spec = DaemonSpec(
+        f"up-{port}", "cenote.cli.main", flags, before=("up", "--ready-line"), title="the pool"
+    )
     daemon = Daemon(spec, _runtime_directory(), environment=os.environ, outlive_parent=True)
     daemon.start()
     ready = daemon.wait_ready(_DETACH_TIMEOUT_S)
-    print_pairs([("master", ready["lane"]), ("gRPC", ready["grpc"]), ("pid", daemon.pid)])
+    print_pairs(
+        [
+            *(("master", ready["lane"]), ("gRPC", ready["grpc"]), ("pid", daemon.pid)),
+            ("log", str(daemon.log_path)),
+        ]
+    )
     note("it goes on in the background; stop it: cenote down" + _port_option(port))
     return EXIT_OK
 
@@ -246,6 +255,7 @@ def down(port: Port = _PORT_DEFAULT) -> int:
     pid, kept = _holder(path)
     if not pid:
         note(f"cenote: no pool of `cenote up{_port_option(port)}` runs here")
+        _say_how_it_ended(path.with_suffix(".log"))
         return EXIT_NOT_FOUND
     os.kill(pid, signal.SIGTERM)
     end_s = time.monotonic() + _DOWN_TIMEOUT_S
@@ -259,6 +269,17 @@ def down(port: Port = _PORT_DEFAULT) -> int:
     note("stopped")
     _say_what_is_kept(kept)
     return EXIT_OK
+
+
+def _say_how_it_ended(log_path: Path) -> None:
+    """Nobody looked at a pool in the background when it ended by itself: why is in its log."""
+    from .output import note
+
+    with contextlib.suppress(OSError):
+        lines = log_path.read_text(errors="replace")[-_LOG_CHARS_MAX:].splitlines()
+        ends = [line for line in lines if line == "stopped" or _STOPPED_TOO in line]
+        if ends and ends[-1] != "stopped":
+            note(f"the last one ended by itself: {ends[-1].removeprefix('cenote: ')} ({log_path})")
 
 
 def _runtime_directory() -> Path:

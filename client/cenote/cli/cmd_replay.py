@@ -87,7 +87,7 @@ def replay(
     Bytes follow from the block's id and are checked on every read. The exit code is 1 where a call
     failed or a byte was wrong.
     """
-    from cenote.runtime.units import parse_size_bytes
+    from cenote.runtime.units import parse_positive_size_bytes, parse_size_bytes
 
     from .interrupts import current_interrupts
     from .output import print_json
@@ -97,7 +97,7 @@ def replay(
     _check_options(pool, ssd_objects, ssd_daily_writes, policy)
     interrupts = current_interrupts()
     interrupts.last_words = "nothing was played"
-    block_bytes = parse_size_bytes(block_size)
+    block_bytes = parse_positive_size_bytes(block_size, "--block-size")
     loaded = load_trace(trace, limit)
     settings: dict[str, Any] = {
         "block_bytes": block_bytes,

@@ -67,7 +67,7 @@ def drain(
     from cenote.runtime.units import format_size, parse_size_bytes
 
     from .connect import open_admin
-    from .output import note, print_json
+    from .output import counted, note, print_json
 
     if cancel:
         return undrain(node, master, grpc, json, deadline)
@@ -82,7 +82,7 @@ def drain(
     elif wait and task is not None:
         evicted = f", {task.evicted_objects} evicted" if task.evicted_objects else ""
         note(
-            f"{found.view.name} is drained: {task.moved_objects} objects"
+            f"{found.view.name} is drained: {counted(task.moved_objects, 'object')}"
             f" ({format_size(task.moved_bytes)}) moved{evicted}; it can be stopped"
         )
     else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import AsJson
+from .options import AsJson, Wide
 
 if TYPE_CHECKING:
     from cenote.security.tokens import TokenEntry
@@ -104,7 +104,7 @@ def create(
 
 
 @token_app.command("list")
-def list_tokens(tokens: TokensFile, json: AsJson = False) -> None:
+def list_tokens(tokens: TokensFile, json: AsJson = False, wide: Wide = False) -> None:
     """The tokens in the file; what they are is not in it."""
     from cenote.security.tokens import TokenFile
 
@@ -115,7 +115,13 @@ def list_tokens(tokens: TokensFile, json: AsJson = False) -> None:
         print_json(rows)
         return
     columns = ("id", "name", "role", "namespaces", "state", "created", "expires", "certificate")
-    print_table(columns, ([row[column] for column in columns] for row in rows))
+    print_table(
+        columns,
+        ([row[column] for column in columns] for row in rows),
+        empty=f"no token is in {tokens}",
+        spare=["created", "certificate"],
+        wide=wide,
+    )
 
 
 @token_app.command()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from .options import MASTER_DEFAULT, AsJson, DeadlineS, GrpcAddress, MasterAddress
+from .options import MASTER_DEFAULT, AsJson, DeadlineS, GrpcAddress, MasterAddress, Wide
 from .watching import watched
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def top(
     ] = 0,
     master: MasterAddress = MASTER_DEFAULT,
     grpc: GrpcAddress = None,
+    wide: Wide = False,
     json: AsJson = False,
     deadline: DeadlineS = 5.0,
 ) -> int | None:
@@ -73,7 +74,7 @@ def top(
     from .connect import open_admin
 
     with open_admin(master, grpc, deadline) as admin:
-        board = _Board(admin, as_json=json)
+        board = _Board(admin, as_json=json, wide=wide)
         board.show()
         if count == 1:
             return 0
@@ -82,9 +83,10 @@ def top(
 
 
 class _Board:
-    def __init__(self, admin: Admin, *, as_json: bool) -> None:
+    def __init__(self, admin: Admin, *, as_json: bool, wide: bool) -> None:
         self._admin = admin
         self._as_json = as_json
+        self._wide = wide
         self._before: Sample | None = None
 
     def show(self) -> None:
@@ -97,7 +99,7 @@ class _Board:
         if self._as_json:
             print_json(_document(before, now))
         else:
-            _print(before, now)
+            _print(before, now, wide=self._wide)
 
 
 def _node_rates(before: Sample | None, now: Sample) -> dict[int, tuple[float, float] | None]:
@@ -150,7 +152,7 @@ def _document(before: Sample | None, now: Sample) -> dict[str, Any]:
     }
 
 
-def _print(before: Sample | None, now: Sample) -> None:
+def _print(before: Sample | None, now: Sample, *, wide: bool) -> None:
     from cenote.runtime.units import format_size
 
     from .output import counted, print_pairs
@@ -185,7 +187,7 @@ def _print(before: Sample | None, now: Sample) -> None:
     if status.writes_refused:
         pairs.append(("writes", f"refused: {status.writes_refused}"))
     print_pairs(pairs)
-    _print_nodes(before, now)
+    _print_nodes(before, now, wide=wide)
     _print_namespaces(now)
 
 
@@ -195,7 +197,7 @@ def _size_per_s(value: float | None) -> str:
     return "-" if value is None else f"{format_size(int(value))}/s"
 
 
-def _print_nodes(before: Sample | None, now: Sample) -> None:
+def _print_nodes(before: Sample | None, now: Sample, *, wide: bool) -> None:
     from .output import print_table
 
     status = now.status
@@ -226,7 +228,8 @@ def _print_nodes(before: Sample | None, now: Sample) -> None:
             for node in now.nodes
         ),
         empty="no store daemon has attached; start one with `cenote store`",
-        spare=["sessions", "seen"],
+        spare=["sessions", "seen", "tcp in", "tcp out"],
+        wide=wide,
     )
 
 

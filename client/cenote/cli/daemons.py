@@ -41,12 +41,20 @@ def clean_environment() -> dict[str, str]:
 class DaemonSpec:
     """What to start: a module such as `cenote.master`, and its flags."""
 
-    __slots__ = ("before", "flags", "launcher", "module", "name")
+    __slots__ = ("before", "flags", "launcher", "module", "name", "title")
 
     def __init__(
-        self, name: str, module: str, flags: Mapping[str, object], *, before: Sequence[str] = ()
+        self,
+        name: str,
+        module: str,
+        flags: Mapping[str, object],
+        *,
+        before: Sequence[str] = (),
+        title: str = "",
     ) -> None:
         self.name = name
+        self.title = title or name
+        """What it is called where it does not start."""
         self.module = module
         self.before = tuple(before)
         """Words in front of the flags."""
@@ -185,7 +193,7 @@ class Daemon:
             kind = InvalidArgument
         elif exit_code == _EXIT_UNAVAILABLE:
             kind = ResourceUnavailable
-        return kind(f"{self.name} did not start: {self.last_line()}", remedy="")
+        return kind(f"{self.spec.title} did not start: {self.last_line()}", remedy="")
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal, if it still runs."""

@@ -61,7 +61,7 @@ def _run(arguments: Sequence[str] | None, interrupts: Interrupts) -> int:
     except usage_errors as error:
         context = getattr(error, "ctx", None)
         where = context.command_path if context is not None else "cenote"
-        message = _one_line(error.format_message())
+        message = _one_line(error.format_message()).replace("Value error, ", "")
         print(f"cenote: {message} (see {where} --help)", file=sys.stderr)
         return int(error.exit_code)
     except typer.Abort:  # Ctrl-C instead of an answer

@@ -92,7 +92,8 @@ class PutKeywords(TypedDict, total=False):
     local_first: bool
     """Prefer this host."""
     ttl_s: float
-    """Gone after so long."""
+    """Gone after so long; who read it before may still read it for the masters' `location_ttl_s`
+    (10 s) more."""
     deadline_s: float | None
 
 

@@ -53,7 +53,10 @@ def encode_key(key: Key, position: int | None = None) -> bytes:
     elif isinstance(key, bytes):
         encoded = bytes(key)
     else:
-        raise InvalidKey(f"{_name(position)} is a {type(key).__name__}")
+        text = f"{_name(position)} is of type {type(key).__name__}"
+        if position is None and isinstance(key, list | tuple | np.ndarray):
+            raise InvalidKey(text, remedy="for several keys there are get_batch, exists_batch ...")
+        raise InvalidKey(text)
     if not 0 < len(encoded) <= KEY_BYTES_MAX:
         if not encoded:
             raise InvalidKey(f"{_name(position)} is empty")

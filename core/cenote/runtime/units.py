@@ -15,7 +15,13 @@ from typing import Final
 
 from cenote.api.errors import InvalidArgument
 
-__all__ = ["format_duration", "format_size", "parse_duration_s", "parse_size_bytes"]
+__all__ = [
+    "format_duration",
+    "format_size",
+    "parse_duration_s",
+    "parse_positive_size_bytes",
+    "parse_size_bytes",
+]
 
 _PREFIXES: Final = "kmgtp"
 _SIZE_UNITS: Final[dict[str, int]] = (
@@ -62,6 +68,14 @@ def parse_size_bytes(text: str | int) -> int:
         raise InvalidArgument(f"a size is a str or an int, not {type(text).__name__}")
     if not 0 <= size_bytes <= _SIZE_BYTES_MAX:
         raise InvalidArgument(f"the size {text!r} is not within 0 and 2**63 - 1 bytes")
+    return size_bytes
+
+
+def parse_positive_size_bytes(text: str | int, flag: str) -> int:
+    """As parse_size_bytes; raises InvalidArgument, naming `flag`, also where it is less than 1."""
+    size_bytes = parse_size_bytes(text)
+    if size_bytes < 1:
+        raise InvalidArgument(f"{flag} is at least 1 byte, not {text}")
     return size_bytes
 
 

@@ -379,7 +379,10 @@ class TokenFile:
         ResourceUnavailable."""
         entry = self.entries.get(token_id)
         if entry is None:
-            raise InvalidArgument(f"there is no token {token_id!r} in {self._path}")
+            raise InvalidArgument(
+                f"there is no token {token_id!r} in {self._path}",
+                remedy=f"`cenote token list --tokens {self._path}` shows their ids",
+            )
         if not entry.revoked_s:
             entry = dataclasses.replace(entry, revoked_s=time.time())
             self.entries[token_id] = entry

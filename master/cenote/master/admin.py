@@ -189,14 +189,14 @@ class AdminGrpc(AdminMore):
         """Raises NamespaceNotFound, InvalidArgument."""
         decider = self._service.decider
         decider.refuse_unless_writable()
-        decider.apply(quota_command(request))
+        command = quota_command(request)
+        decider.apply(command)
         await self._service.make_durable(deadline_of(context))
-        audit(
-            context,
-            "quota set",
-            namespace=request.name,
-            quota=str(quota_command(request)).removeprefix("SetQuota"),
-        )
+        given = ((name, getattr(command, name)) for name in ("dram_bytes", "ssd_bytes", "objects"))
+        limits = {name: value for name, value in given if value is not None}
+        if command.priority is not None:
+            limits["priority"] = command.priority
+        audit(context, "quota set", namespace=request.name, **limits)
         return pb.SetNamespaceQuotaResponse(namespace=self._namespace(request.name))
 
     async def ListTasks(self, request: pb.ListTasksRequest, context: Any) -> pb.ListTasksResponse:

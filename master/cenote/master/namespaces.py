@@ -156,7 +156,10 @@ class Namespaces:
         """Raises NamespaceNotFound."""
         namespace = self.by_name.get(name)
         if namespace is None:
-            raise NamespaceNotFound(f"no namespace is called {name!r}")
+            raise NamespaceNotFound(
+                f"no namespace is called {name!r}",
+                remedy="`cenote namespaces` lists them, `cenote namespaces create` makes one",
+            )
         return namespace
 
     def apply(self, opened: NamespaceOpened) -> Namespace:

@@ -238,11 +238,16 @@ def _sized(fd: int, path: Path, size_bytes: int) -> int:
         return (size_bytes or whole) // BLOCK_BYTES * BLOCK_BYTES
     if not stat.S_ISREG(found.st_mode):
         raise InvalidArgument(f"{path} is neither a file nor a block device")
-    size_bytes = size_bytes // BLOCK_BYTES * BLOCK_BYTES
     if not size_bytes:
         raise InvalidArgument(
             f"how large {path} is to be is not said", remedy="say it with --ssd-size"
         )
+    if size_bytes < BLOCK_BYTES:
+        raise InvalidArgument(
+            f"{format_size(size_bytes)} for {path} are less than one block",
+            remedy="a number without a unit is bytes; write 100GiB or 2TiB if that was meant",
+        )
+    size_bytes = size_bytes // BLOCK_BYTES * BLOCK_BYTES
     try:
         os.posix_fallocate(fd, 0, size_bytes)
     except OSError as error:

@@ -41,9 +41,9 @@ def test_a_batch_is_encoded_as_its_keys_are(keys: list[str | bytes]) -> None:
         ("x" * 513, "has 513 bytes"),
         ("é" * 257, "has 514 bytes"),
         ("\ud800", "no valid Unicode"),
-        (7, "is a int"),
-        (None, "is a NoneType"),
-        (bytearray(b"x"), "is a bytearray"),
+        (7, "is of type int"),
+        (None, "is of type NoneType"),
+        (bytearray(b"x"), "is of type bytearray"),
     ],
 )
 def test_a_wrong_key_is_named(key: object, reason: str) -> None:
@@ -52,6 +52,12 @@ def test_a_wrong_key_is_named(key: object, reason: str) -> None:
     with pytest.raises(InvalidKey, match="key 2 ") as caught:
         encode_keys(["a", b"b", key, "d"])  # type: ignore[list-item]
     assert reason in caught.value.message
+
+
+@pytest.mark.parametrize("keys", [["a", "b"], ("a",), np.zeros((2, 16), np.uint8)])
+def test_who_gives_a_batch_to_the_call_for_one_key_is_told_of_the_other(keys: object) -> None:
+    with pytest.raises(InvalidKey, match="for several keys there are get_batch"):
+        encode_key(keys)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("keys", ["abc", b"abc", bytearray(b"abc"), 5, None])

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -21,9 +22,12 @@ from cenote.api.errors import (
     NotLeader,
     Unavailable,
 )
+from cenote.cli import cmd_token, cmd_top
 from cenote.cli.connect import grpc_addresses_of
 from cenote.cli.exits import exit_code_of
 from cenote.cli.output import Bar, key_text, parse_key, print_json, print_pairs, print_table
+from cenote.security.tokens import Role, TokenFile
+from cenote.v1 import admin_pb2, common_pb2
 
 
 @given(st.binary(min_size=1, max_size=64))
@@ -160,3 +164,41 @@ def test_a_narrow_terminal_gets_fewer_columns_and_whole_words(
     assert "10.120.130.140:51200" in wide[3]
     # Where all that can go is not enough, the terminal breaks the lines: no cell is folded.
     assert len(printed_on_a_terminal(monkeypatch, 40, spare=spare)) == 4
+
+
+def test_top_fits_a_terminal_of_80_columns_also_with_ssds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = [
+        admin_pb2.NodeStatus(
+            view=common_pb2.NodeView(node_id=n, name=f"node{n}"),
+            capacity_bytes=3 << 30,
+            used_bytes=1 << 30,
+            ssd_capacity_bytes=2 << 30,
+            ssd_used_bytes=1 << 29,
+        )
+        for n in range(2)
+    ]
+    status = admin_pb2.GetStatusResponse(ssd_capacity_bytes=4 << 30)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "80")
+    cmd_top._print_nodes(None, cmd_top.Sample(0.0, status, nodes, []), wide=False)
+    lines = re.sub("\x1b\\[[0-9;]*m", "", terminal.getvalue()).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum("node" in line for line in lines) == 3
+    assert "all of it: --wide" in capsys.readouterr().err
+    cmd_top._print_nodes(None, cmd_top.Sample(0.0, status, nodes, []), wide=True)
+    assert "tcp out" in terminal.getvalue()
+
+
+def test_ids_of_tokens_can_be_copied_from_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tokens = TokenFile(tmp_path / "tokens.json", must_exist=False)
+    made, _ = tokens.create("a-team-with-a-name", Role.WRITE, ("llama-*", "qwen-*"), ttl_s=3600.0)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "80")
+    cmd_token.list_tokens(tmp_path / "tokens.json")
+    assert made.token_id in terminal.getvalue()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cenote.api.errors import ResourceUnavailable
+from cenote.api.errors import InvalidArgument, ResourceUnavailable
 from cenote.runtime.storage import is_memory
 from cenote.store.device import contents_of, open_device, wipe_command
 
@@ -40,6 +40,13 @@ def test_an_ssd_on_a_disk_is_not_warned_of(
     with caplog.at_level(logging.WARNING):
         open_device(tmp_path / "ssd", MIB).close()
     assert "in memory" not in caplog.text
+
+
+def test_a_size_that_was_meant_to_have_a_unit_is_told_as_such(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"100 B for .* less than one block .*100GiB"):
+        open_device(tmp_path / "ssd", 100)
+    with pytest.raises(InvalidArgument, match="say it with --ssd-size"):
+        open_device(tmp_path / "ssd", 0)
 
 
 def test_a_second_one_is_refused(tmp_path: Path) -> None:
