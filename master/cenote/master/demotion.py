@@ -203,7 +203,7 @@ class _Turn:
         """Incarnations that no room can be made for, for the sake of others' quotas: these keep
         nobody waiting who has a right to some."""
         self.passed: list[Rows] = []
-        """Of those."""
+        """What was passed over for that."""
 
     @property
     def count(self) -> int:
@@ -289,16 +289,14 @@ class _Turn:
         for row, words in zip(rows.tolist(), pool.digests_of(rows).tolist(), strict=True):
             if spent >= self._budget:
                 break
-            owner = int(pool.incarnations_of(np.array([row]))[0])
-            if owner in self.refused:
-                self.passed.append(np.array([row]))
-                seen += 1
-                continue
-            units, parts = self._order_one(row, words, owner)
+            refused = len(self.refused)
+            units, parts = self._order_one(row, words)
             if units < 0:
                 self._budget = 0  # not for another one either, now
                 break
             seen += 1
+            if len(self.refused) > refused:
+                break  # more of them are not tried
             if parts:
                 orders += parts
                 copies, spent = copies + 1, spent + units
@@ -307,7 +305,7 @@ class _Turn:
             self._note(np.array(orders, COPY), copies, spent)
         return seen
 
-    def _order_one(self, row: int, digest: list[int], owner: int) -> tuple[int, list[CopyRow]]:
+    def _order_one(self, row: int, digest: list[int]) -> tuple[int, list[CopyRow]]:
         """(units, COPY rows), without any where it is to have no copy on this node; units are below
         0 where there is no room, or it is not worth a write now."""
         pool, node = self._pool, self._node
@@ -334,9 +332,10 @@ class _Turn:
             if twin is not None:
                 target = twin.hold()
             else:
+                owner = int(pool.incarnations_of(np.array([row]))[0])
                 target = take_on_ssd(pool, self._segments, units, owner)
                 if target is None and pool.quotas.active:
-                    self.refused.add(owner)
+                    self.refused.update(pool.quotas.alike(pool.namespaces, owner))
                     self.passed.append(np.array([row]))
                     return 0, []
             if target is None:

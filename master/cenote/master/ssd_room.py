@@ -14,7 +14,7 @@ from .decisions import Why
 from .eviction import evict, evict_nearby, reserve_units
 from .objects import LIVE
 from .pool import Pool, Rows
-from .quotas import KEPT, NO_LIMIT, lowest_of, may_go
+from .quotas import KEPT, lowest_of, may_go
 from .segments import Segment
 from .spans import SEGMENT_MASK
 from .victims import evictable_mask, spare_what_is_within
@@ -64,7 +64,7 @@ def take_run_on_ssd(
     run = _take_first(segments, everything, units)
     if run is not None:
         return run
-    has_limit = (quotas.limits(pool.namespaces)[1:3] != NO_LIMIT).any(0)
+    has_limit = quotas.has_limit(pool.namespaces)
     owner = int(owners[0])
     if not has_limit[owner]:
         mine = np.flatnonzero(~has_limit[owners])
