@@ -30,7 +30,7 @@ from .pool import Pool, Rows
 from .segments import DRAM, Segment
 from .spans import SEGMENT_MASK, Spans, pack_span, segments_of
 from .ssd_room import RUN_SHARE_MAX, Run, take_on_ssd, take_run_on_ssd
-from .tier_tables import ColdQueue, Copy
+from .tier_tables import ColdQueue, Copy, source_of
 from .twins import Sharing, are_shared, find_twin, may_have_twins, note_known
 from .victims import evictable_mask
 
@@ -271,11 +271,15 @@ class _Turn:
         ordered["target_replica"] = replica
         pool.state[rows] |= np.uint8(COPYING)
         node, add = segment.node, pool.copies.add
-        versions = zip(epochs.tolist(), records[:, 2].tolist(), owners, strict=True)
+        left_by = source_of(ordered["source_segment"], sources[:, 1]).tolist()
+        versions = zip(epochs.tolist(), records[:, 2].tolist(), owners, left_by, strict=True)
         words = pool.digests_of(rows).tolist()
-        for i, ((low, high), (epoch, seq, owner)) in enumerate(zip(words, versions, strict=True)):
+        for i, ((low, high), version) in enumerate(zip(words, versions, strict=True)):
+            epoch, seq, owner, source = version
             span = spans[i : i + 1]
-            add(Copy(ids + i, node, low, high, epoch, seq, segment, span, False, owner))
+            one = Copy(ids + i, node, low, high, epoch, seq, segment, span, False, owner)
+            one.source = source
+            add(one)
         self._note(ordered, count, int(run.units.sum()))
 
     def order_odd(self, rows: Rows) -> int:

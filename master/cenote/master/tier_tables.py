@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,16 @@ from .nodes import Node
 from .segments import DRAM, Segment
 from .spans import Spans
 
-__all__ = ["ColdQueue", "Copies", "Copy", "Tiers"]
+__all__ = ["NO_SOURCE", "ColdQueue", "Copies", "Copy", "Tiers", "source_of"]
 
 Rows = NDArray[np.int64]
+NO_SOURCE = -1
+
+
+def source_of(segments: NDArray[Any], slots: NDArray[Any]) -> NDArray[np.int64]:
+    """What an extent in memory is told by, as the source of a copy: its segment and its slot."""
+    sources: NDArray[np.int64] = segments.astype(np.int64) << 32 | slots.astype(np.int64)
+    return sources
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +46,8 @@ class Copy:
     shares: tuple[int, int] | None = None
     """Where it only takes a slot, since others have its bytes there already (`twins`): segment and
     offset of the source that this was noted of."""
+    source: int = NO_SOURCE
+    """Of a demotion: `source_of` its first extent in memory."""
 
     @property
     def units(self) -> int:
