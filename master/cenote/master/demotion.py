@@ -8,8 +8,7 @@ The coldest objects are looked for in whole columns, for all nodes at once, and 
 for each node. Most of them are of one kind (one extent, in memory), and are ordered as a batch that
 takes one run of the device.
 
-"Coldest" is by the age of stamps here, whatever the policy: `EvictionPolicy.victims` takes it that
-those it names go, and moves others along its queues.
+"Coldest" is what the eviction policy in force says (`EvictionPolicy.coldest`).
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from numpy.typing import NDArray
 
 from cenote.api.rows import COPY, UNIT_BYTES
 from cenote.policy.endurance import count_admitted, is_admitted, is_spared
-from cenote.policy.lru import oldest_first
 
 from .copies import CopyRow, begin_copy, order_copies
 from .nodes import Node
@@ -381,6 +379,8 @@ def _count_worth_it(pool: Pool, node: Node, rows: Rows, charges: NDArray[np.int6
 
 
 def _is_due(pool: Pool, now_s: float, row_s: float) -> bool:
+    # Policies with several queues take twice as long to say what is coldest.
+    row_s *= 1 if pool.policy.by_age else 2
     rest_s = max(CANDIDATES_S_MIN, row_s * pool.objects.high_water)
     return now_s - pool.tiers.looked_at_s >= rest_s
 
@@ -433,7 +433,7 @@ def _coldest(
     # As many as that are if they are of the usual size.
     count = min(most, math.ceil(share * len(positions)))
     for _ in range(SIZE_GUESSES):
-        rows = oldest_first(pool.stamp[:end], positions, count)
+        rows = pool.policy.coldest(pool.stamp[:end], positions, count)
         counts, spans = pool.spans_of(rows)
         units = np.where(column[segments_of(spans)], spans[:, 3], 0).astype(np.int64)
         found = int(units.sum())

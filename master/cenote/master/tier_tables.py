@@ -161,7 +161,7 @@ class Tiers:
         self.left = 0
         """Demotions that may still be ordered before the next tick."""
         self.cold_until = 0
-        """What has no later stamp is to have a copy."""
+        """What has no later stamp is to have a copy, where the policy goes by age."""
         self.looked_at_s = -1.0
         self.fruitless: tuple[float, int, bytes] = (-1.0, 0, b"")
         """When nothing was found on an SSD that may go, on which, and which namespaces' it was to
