@@ -142,9 +142,10 @@ class SimDisk:
         self.on_request: Callable[[str], float] = lambda what: 0.0
         """The moment before a request takes effect: faults like it. Tells how much later than
         otherwise that is."""
-        self.is_gone: Callable[[Version], bool] = lambda version: False
-        """Whether the master has let go of it: nothing comes of its copies, and its source may have
-        been others', and its bytes again, while the device took them from there."""
+        self.is_held: Callable[[Version], bool] = lambda version: True
+        """Whether the master has it in this host's memory. What has left that may have been
+        others', and its bytes again, while the device took them from there: such a copy must not
+        count (`TierOracle._check_added`)."""
         self.is_well = False
         """All faults have ended: nothing takes long any more, whatever was to."""
         self.crawl_s: dict[str, float] = {}
@@ -262,7 +263,7 @@ class SimDisk:
             if known or checksum == int(record["checksum"]):
                 continue
             version = int(record["epoch"]), int(record["seq"])
-            if self.is_gone(version):
+            if not self.is_held(version):
                 continue
             raise Violation(
                 f"{self.name} was given slot {slot} of version {version} before its payload"

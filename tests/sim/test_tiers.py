@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cenote.api.rows import CopyStatus
 from cenote.runtime.memory import address_of
 from cenote.transport.memory_access import MEMORY
 from sim.contents import DEDUP
@@ -19,6 +20,7 @@ from sim.test_sim import BROKEN, MUTATION_SEEDS, told
 from sim.tier_mutations import TIER_MUTATIONS
 from sim.tiers import TIERS
 from sim.world import Options, simulate
+from unit.master import test_sources_that_leave
 from unit.store import test_puller, test_ssd, test_ssd_faults
 
 WITH_TIERS = ALL_FAULTS | {TIERS}
@@ -61,6 +63,7 @@ RARE: dict[str, Callable[[Path], None]] = {
     "pulls outlive tenures": partial(
         _with_two, test_puller.test_nothing_of_an_earlier_leader_lands
     ),
+    "sources may leave": lambda _: test_sources_that_leave.test_it_does_not_count(CopyStatus.DONE),
 }
 """No seed is known that notices these now, of the first 29 to 70 (as the simulator was an hour
 before, seed 16 noticed pulls that are not proven); a scenario of its own does."""

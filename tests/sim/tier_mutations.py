@@ -157,6 +157,11 @@ def _versions_are_not_compared() -> contextlib.AbstractContextManager[None]:
     return replaced(copies, "_rows_of", rows_of)
 
 
+def _sources_may_leave() -> contextlib.AbstractContextManager[None]:
+    """A copy counts though its source has left memory meanwhile."""
+    return replaced(copies, "_have_stayed", lambda some, *_: np.ones(len(some), np.bool_))
+
+
 def _pins_are_overlooked() -> contextlib.AbstractContextManager[None]:
     """Room in memory is made of what has a copy, pinned or not."""
 
@@ -215,6 +220,7 @@ TIER_MUTATIONS: dict[str, Mutation] = {
     "copies count when ordered": _copies_count_when_ordered,
     "sources go first": _sources_go_first,
     "versions are not compared": _versions_are_not_compared,
+    "sources may leave": _sources_may_leave,
     "pins are overlooked": _pins_are_overlooked,
     "dead daemons go on": _dead_daemons_go_on,
     "copies are inherited": _copies_are_inherited,

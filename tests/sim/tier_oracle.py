@@ -24,7 +24,7 @@ from sim.loop import Violation
 
 if TYPE_CHECKING:
     from sim.oracle import Oracle
-    from sim.stores import SegmentFile
+    from sim.stores import SegmentFile, StoreHost
 
 __all__ = ["TierOracle"]
 
@@ -194,6 +194,12 @@ class TierOracle:
                 raise Violation(
                     f"version {version} is pinned, and leaves the memory of {file.name}"
                 )
+
+    def is_in_memory(self, host: StoreHost, version: Version) -> bool:
+        """Whether the master has it there, as far as is known."""
+        oracle = self._oracle
+        placed = oracle._placed.get(version, ())
+        return version not in oracle.gone and any(file in host.files for file, _, _ in placed)
 
     # ---- daemons --------------------------------------------------------------------------------
 

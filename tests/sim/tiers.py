@@ -6,6 +6,7 @@ stand on `SimDisk`, and fetch from other daemons over simulated connections.
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import replace
 from functools import partial
 from queue import Empty
@@ -26,6 +27,7 @@ import cenote.store.segments
 import cenote.store.ssd
 from cenote.api.errors import ResourceUnavailable
 from cenote.master.state_config import StateConfig
+from cenote.runtime.memory import address_of
 from cenote.store.copier import Copier
 from cenote.store.disk_io import DiskIo, Staging
 from cenote.store.puller import Puller
@@ -87,7 +89,7 @@ class Tiers:
         disk = SimDisk(self._world.loop, host.name, self.blocks, self.memory_align)
         disk.weather = self.usual_weather()
         disk.on_request = partial(self._on_request, host)
-        disk.is_gone = lambda version: version in self._world.oracle.gone
+        disk.is_held = lambda version: self._world.oracle.tiers.is_in_memory(host, version)
         return disk
 
     def usual_weather(self) -> DiskWeather:
@@ -275,9 +277,19 @@ class Tiers:
             (store.puller, "ReplicaSource", partial(SimSource, self._world)),
             (store.disk_io, "queue", queues),
             (store.disk_io, "os", no_files),
+            (store.disk_io, "MappedFile", _Mapped),
+            (store.disk_io, "collapse", lambda *_: True),
             (store.ssd, "secrets", SimSecrets(loop)),
             (store.ssd, "FAILURES_MAX", self.failures_max),
         ]
+
+
+class _Mapped:
+    """Memory of no file."""
+
+    def __init__(self, _fd: int, size_bytes: int) -> None:
+        self._memory = mmap.mmap(-1, size_bytes)
+        self.address = address_of(self._memory)
 
 
 class SimSource:

@@ -2,7 +2,8 @@
 
 A copy takes space in its target's segment, as a grant does, from its plan to its end. Its source is
 not held: the object may be evicted, removed or replaced meanwhile, and its bytes overwritten, which
-the daemon notices by their checksum. What comes of it is told with a heartbeat:
+the daemon notices by their checksum. (Not where they are the same again by then: so a copy from
+memory counts only if its source has not left it.) What comes of it is told with a heartbeat:
 
     planned --(done, and that version still lives)--> one more replica
         |----(anything else)-------------------------> (free)
@@ -31,7 +32,7 @@ from .objects import LIVE
 from .pool import Pool, Rows
 from .segments import Segment
 from .spans import NO_SPANS, SEGMENT_MASK, Spans, segments_of, to_placed
-from .tier_tables import Copy
+from .tier_tables import NO_SOURCE, Copy, source_of
 from .twins import Twin, forget_twins, note_ordered
 
 __all__ = [
@@ -73,7 +74,10 @@ def begin_copy(
     record = pool.record_of(row)
     copy_id = pool.copies.new_ids(1)
     low, high = digest
-    one = Copy(copy_id, target.node, low, high, record[3], record[2], target, span, is_promotion)
+    version, owner = (record[3], record[2]), record[5]
+    one = Copy(copy_id, target.node, low, high, *version, target, span, is_promotion, owner)
+    if not is_promotion and twin is None:
+        one.source = source[0][0] << 32 | source[0][3]
     pool.copies.add(one)
     note_ordered(pool, source, one, twin)
     pool.state[row] |= np.uint8(COPYING)
@@ -141,10 +145,9 @@ def _link(pool: Pool, rows: Rows, added: Spans, copies: list[Copy]) -> NDArray[n
     counts, spans = pool.spans_of(rows)
     owner = np.repeat(np.arange(len(rows)), counts)
     replica = (added[:, 0] >> 16) & 0xFF
-    clash = np.zeros(len(rows), np.bool_)
-    clash[owner[((spans[:, 0] >> 16) & 0xFF) == replica[owner]]] = True
-    good = ~clash
-    if clash.any():
+    good = _have_stayed(copies, spans, owner)
+    good[owner[((spans[:, 0] >> 16) & 0xFF) == replica[owner]]] = False
+    if not good.all():
         if good.any():
             kept = [one for one, is_good in zip(copies, good.tolist(), strict=True) if is_good]
             _link(pool, rows[good], added[good], kept)
@@ -175,14 +178,26 @@ def _link(pool: Pool, rows: Rows, added: Spans, copies: list[Copy]) -> NDArray[n
     return good
 
 
+def _have_stayed(copies: list[Copy], spans: Spans, owner: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whose sources in memory these objects (`spans`, of which `owner` has each) still have. The
+    place of another one may have been others' while the device took it from there, and the same
+    bytes' again before the daemon looked at them (`copy_writer`)."""
+    sources = np.array([one.source for one in copies], np.int64)
+    stayed: NDArray[np.bool_] = sources == NO_SOURCE
+    # Whatever is being copied gets no other replica meanwhile: what is there was there all along.
+    stayed[owner[source_of(segments_of(spans), spans[:, 1]) == sources[owner]]] = True
+    return stayed
+
+
 def _note_bad_source(pool: Pool, one: Copy, row: int) -> None:
     """The bytes of a living object are not what was sealed. On an SSD they go; what is in memory is
-    left to those who verify it, and not copied again."""
-    if not one.is_promotion:
-        pool.state[row] |= np.uint8(UNCOPYABLE)
-        return
+    left to those who verify it, and not copied again (unless it has left that place)."""
     rows = np.array([row])
     counts, spans = pool.spans_of(rows)
+    if not one.is_promotion:
+        if _have_stayed([one], spans, np.zeros(len(spans), np.int64))[0]:
+            pool.state[row] |= np.uint8(UNCOPYABLE)
+        return
     here = pool.segments.on_ssd[segments_of(spans)]
     here &= np.isin(segments_of(spans), one.node.segment_ids)
     pool.counters.damaged += int(here.any())

@@ -3,9 +3,9 @@
 What lies in memory as the device wants it (at an address that is a multiple of
 `Device.memory_align`) is written from where it is; nothing is copied. Its bytes are hashed after
 they were written: memory that has its old bytes then had them before, since space that is given to
-another object does not get them back. (Should it ever, by way of the very same bytes put there
-twice, a reader's checksum finds what came between.) What does not lie so goes through staging
-memory and is hashed there.
+another object does not get them back. (Where the very same bytes are put there once more, what the
+device took may be what came between; then the source has left that place, which the master knows,
+and counts no copy of it.) What does not lie so goes through staging memory and is hashed there.
 
 Neighbours on the device are one write, wherever they are in memory.
 """
