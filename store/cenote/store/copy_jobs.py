@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import groupby
-from operator import itemgetter
 from struct import Struct
 from typing import Final
 
@@ -23,8 +21,8 @@ __all__ = ["Copy", "find", "has_bytes", "has_twin", "unpack_copies"]
 
 _ROW: Final = Struct("<4Q6I")
 """COPY."""
-_FOUND: Final = Struct("<4xQQ8xQQ16xHH")
-"""Of a record's body: offset, length, checksum, object size, extent index, extent count."""
+_FOUND: Final = Struct(f"<{BODY_AT}x4xQQ8xQQ16xHH")
+"""Of a record: offset, length, checksum, object size, extent index, extent count."""
 
 assert _ROW.size == COPY.itemsize
 
@@ -66,15 +64,17 @@ class Copy:
 
 def unpack_copies(rows: NDArray[np.void], epoch: int) -> list[Copy]:
     """Copies of COPY rows."""
-    copies = []
-    for copy_id, group in groupby(_ROW.iter_unpack(rows.tobytes()), itemgetter(0)):
-        parts = list(group)
-        _, _, offset, length, _, _, _, segment_id, slot, replica = parts[0]
-        sources = [(part[5], part[6], part[4], part[1]) for part in parts]
-        one = Copy(copy_id, epoch, sources, segment_id, slot, offset, length, replica)
-        if sources[-1][0] == segment_id:
-            one.twin = sources.pop()[1:]
-        copies.append(one)
+    copies: list[Copy] = []
+    last_id = -1
+    for row in _ROW.iter_unpack(rows.tobytes()):
+        copy_id, seq, offset, length, version, source, source_slot, target, slot, replica = row
+        if copy_id != last_id:
+            copies.append(Copy(copy_id, epoch, [], target, slot, offset, length, replica))
+            last_id = copy_id
+        if source == target:
+            copies[-1].twin = source_slot, version, seq
+        else:
+            copies[-1].sources.append((source, source_slot, version, seq))
     return copies
 
 
@@ -93,7 +93,7 @@ def has_bytes(
     record = target.record(*twin)
     if record is None:
         return False
-    at, _, found, size, index, count = _FOUND.unpack_from(record, BODY_AT)
+    at, _, found, size, index, count = _FOUND.unpack_from(record)
     return (at, found, size, index, count) == (offset, checksum, payload_bytes, 0, 1)
 
 
@@ -113,7 +113,7 @@ def find(segments: LocalSegments, one: Copy, memory_align: int) -> bool:
         if segment is None or record is None:
             one.status = CopyStatus.SOURCE_CHANGED
             return False
-        offset, length, checksum, object_size, number, count = _FOUND.unpack_from(record, BODY_AT)
+        offset, length, checksum, object_size, number, count = _FOUND.unpack_from(record)
         if number != index or count != len(one.sources):
             one.status = CopyStatus.FAILED
             return False

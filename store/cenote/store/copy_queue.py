@@ -43,15 +43,14 @@ class CopyQueue:
             self._copies.clear()
             self._changed.notify_all()
 
-    def take(self, *, wait: bool) -> Copy | None:
-        """The next one, if there is any; `wait` for it, a second at most."""
+    def take(self, most: int = 1, *, wait: bool) -> list[Copy]:
+        """The next ones, as far as there are any; `wait` for the first, a second at most."""
         with self._lock:
             if wait and not self._copies:
                 self._changed.wait(_LOOK_S)
-            if not self._copies:
-                return None
-            self.taken += 1
-            return self._copies.popleft()
+            some = [self._copies.popleft() for _ in range(min(most, len(self._copies)))]
+            self.taken += len(some)
+            return some
 
     def ended(self, count: int) -> None:
         """So many of those taken have."""

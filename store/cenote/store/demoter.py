@@ -38,6 +38,8 @@ FLUSH_BYTES: Final = 32 << 20
 FLUSH_WAIT_S: Final = 0.01
 """What is flushed together: a flush waits until there is so much, for so long at most."""
 PAUSE_S_MIN: Final = 0.02
+TAKEN_MAX: Final = 32
+"""Copies that are begun before it is looked which ones have ended."""
 _JOIN_S: Final = 1.0
 
 _log = get_logger(__name__)
@@ -91,23 +93,29 @@ class Demoter:
         writer: PayloadWriter | None = None
         disk: DiskIo | None = None
         while not self._stopping.is_set():
-            one = self.queue.take(wait=writer is None or not writer.is_busy)
+            some = self.queue.take(TAKEN_MAX, wait=writer is None or not writer.is_busy)
             if self._segments.disk is not disk or writer is None:
                 disk = self._segments.disk
                 writer = None if disk is None else PayloadWriter(disk, self._segments)
-            try:
-                if one is not None:
+            if writer is not None and not some:
+                self._await_one(writer)
+            for one in some:
+                try:
                     self._begin(one, writer, disk)
-                elif writer is not None:
-                    writer.send()
-                    writer.await_first()
-            except Exception:  # a bug here must cost these copies alone
-                _log.exception("copies failed")
-                if one is not None and one.status == CopyStatus.DONE:
-                    one.status = CopyStatus.FAILED
-                    self._hand_over([one])
+                except Exception:  # a bug here must cost this copy alone
+                    _log.exception("a copy failed")
+                    if one.status == CopyStatus.DONE:
+                        one.status = CopyStatus.FAILED
+                        self._hand_over([one])
             if writer is not None:
                 self._hand_over(writer.take_ended())
+
+    def _await_one(self, writer: PayloadWriter) -> None:
+        try:
+            writer.send()
+            writer.await_first()
+        except Exception:  # as below
+            _log.exception("copies failed")
 
     def _begin(self, one: Copy, writer: PayloadWriter | None, disk: DiskIo | None) -> None:
         if writer is None or disk is None:

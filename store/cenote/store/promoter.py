@@ -55,16 +55,14 @@ class Promoter:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            one = self.queue.take(wait=True)
-            if one is None:
-                continue
-            try:
-                self._promote(one)
-            except Exception:  # a bug here must cost this copy alone
-                _log.exception("a copy failed")
-                one.status = CopyStatus.FAILED
-            self._outcomes.report([one])
-            self.queue.ended(1)
+            for one in self.queue.take(wait=True):
+                try:
+                    self._promote(one)
+                except Exception:  # a bug here must cost this copy alone
+                    _log.exception("a copy failed")
+                    one.status = CopyStatus.FAILED
+                self._outcomes.report([one])
+                self.queue.ended(1)
 
     def _promote(self, one: Copy) -> None:
         disk, target = self._segments.disk, self._segments.by_id(one.segment_id)
