@@ -44,6 +44,20 @@ def doctor(
     dram_dir: Annotated[Path, typer.Option(metavar="DIR", help="Where it is taken from.")] = Path(
         "/dev/shm"
     ),
+    ssd: Annotated[
+        str,
+        typer.Option(
+            envvar="CENOTE_STORE_SSD",
+            metavar="PATH",
+            help="A store daemon's file or block device; default: those of daemons that run here.",
+        ),
+    ] = "",
+    ssd_size: Annotated[
+        str,
+        typer.Option(
+            envvar="CENOTE_STORE_SSD_SIZE", metavar="SIZE", help="What it is to use of it: 1TiB."
+        ),
+    ] = "",
     rdma_devices: Annotated[
         str,
         typer.Option(metavar="LIST", help="RDMA devices to use: mlx5_0,mlx5_2:1 or mlx5_*,!mlx5_3"),
@@ -56,7 +70,8 @@ def doctor(
 ) -> int:
     """Check this host and its way to the pool: each finding with a verdict and a remedy.
 
-    Nothing is changed. Exit code 1 where something fails; warnings alone are 0.
+    Nothing is changed; an SSD that nobody uses is measured for two seconds. Exit code 1 where
+    something fails; warnings alone are 0.
     """
     from cenote.runtime.units import parse_size_bytes
     from cenote.transport.nics.filters import DeviceFilter
@@ -68,20 +83,37 @@ def doctor(
     from .doctor.host import host_checks
     from .doctor.rdma import rdma_checks
 
-    allowed = DeviceFilter.parse(rdma_devices)
     dram_bytes = parse_size_bytes(dram) if dram else None
-    host = [
+    tls = (etcd_ca, etcd_cert, etcd_key)
+    checks = [
         *host_checks(dram_dir, dram_bytes, has_rdma=has_devices()),
+        *_ssd_checks(ssd, parse_size_bytes(ssd_size) if ssd_size else 0, dram_dir),
         *gpu_checks(),
         *clock_checks(),
-        *rdma_checks(allowed),
+        *rdma_checks(DeviceFilter.parse(rdma_devices)),
+        *_pool_checks(master, grpc, split_transports(transports), (etcd, tls), deadline),
     ]
-    tls = (etcd_ca, etcd_cert, etcd_key)
-    pool = _pool_checks(master, grpc, split_transports(transports), (etcd, tls), deadline)
-    findings = run_checks([*host, *pool], deadline)
+    findings = run_checks(checks, deadline)
     _print(findings, as_json=json)
-    failed = any(finding.verdict is Verdict.FAIL for finding in findings)
-    return EXIT_ERROR if failed else EXIT_OK
+    return EXIT_ERROR if any(each.verdict is Verdict.FAIL for each in findings) else EXIT_OK
+
+
+def _ssd_checks(path: str, wanted_bytes: int, dram_dir: Path) -> list[Check]:
+    """Of the SSD that is named, else of those that daemons on this host have."""
+    from cenote.store.node_files import running_nodes
+
+    from .doctor.findings import Check, Finding, Verdict
+    from .doctor.ssd import ssd_checks
+
+    if path:
+        return ssd_checks(Path(path), wanted_bytes)
+    running = running_nodes(dram_dir) if dram_dir.is_dir() else []
+    found = [ssd_checks(Path(node.ssd), 0, node.name) for node in running if node.ssd]
+    if found:
+        return [check for checks in found for check in checks]
+    text = "none is named, and no store daemon that runs here has one"
+    skipped = Finding("ssd", Verdict.SKIPPED, text, "--ssd PATH, where one is to have it")
+    return [Check("ssd", lambda _: [skipped])]
 
 
 def _pool_checks(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,6 +21,8 @@ from .options import (
 from .watching import Watch, watched
 
 if TYPE_CHECKING:
+    from cenote.client import Client
+
     from .cmd_ls import Listed
     from .connect import Admin
 
@@ -42,17 +46,14 @@ def pin(
     """Keep objects from eviction, until `unpin` or for a time."""
     from cenote.runtime.units import parse_duration_s
 
-    from .connect import open_admin, open_client
-    from .output import parse_key
-
-    encoded = [parse_key(key) for key in keys]
     ttl_s = parse_duration_s(ttl) if ttl else None
-    with (
-        open_admin(master, grpc, deadline) as admin,
-        open_client(master, admin, namespace, deadline_s=deadline) as client,
-    ):
-        done = client.pin(encoded, ttl_s=ttl_s).tolist()
-    return _report("pinned", keys, done, namespace, json=json)
+
+    def pin_all(client: Client, encoded: list[bytes]) -> list[bool]:
+        done: list[bool] = client.pin(encoded, ttl_s=ttl_s).tolist()
+        return done
+
+    asked = _Asked(keys, namespace, master, grpc, deadline)
+    return _report("pinned", asked, asked.of_client(pin_all), json=json)
 
 
 def unpin(
@@ -64,16 +65,9 @@ def unpin(
     deadline: DeadlineS = 30.0,
 ) -> int:
     """Let objects be evicted again."""
-    from .connect import open_admin, open_client
-    from .output import parse_key
-
-    encoded = [parse_key(key) for key in keys]
-    with (
-        open_admin(master, grpc, deadline) as admin,
-        open_client(master, admin, namespace, deadline_s=deadline) as client,
-    ):
-        done = client.unpin(encoded).tolist()
-    return _report("unpinned", keys, done, namespace, json=json)
+    asked = _Asked(keys, namespace, master, grpc, deadline)
+    done = asked.of_client(lambda client, encoded: client.unpin(encoded).tolist())
+    return _report("unpinned", asked, done, json=json)
 
 
 def prefetch(
@@ -88,21 +82,38 @@ def prefetch(
 
     In the background: `cenote stat` shows where one is, `cenote status` how much was promoted.
     """
-    from .connect import open_admin, open_client
-    from .output import parse_key
-
-    encoded = [parse_key(key) for key in keys]
-    with (
-        open_admin(master, grpc, deadline) as admin,
-        open_client(master, admin, namespace, deadline_s=deadline) as client,
-    ):
-        there = client.prefetch(encoded).present.tolist()
-    return _report("asked for", keys, there, namespace, json=json)
+    asked = _Asked(keys, namespace, master, grpc, deadline)
+    there = asked.of_client(lambda client, encoded: client.prefetch(encoded).present.tolist())
+    return _report("asked for", asked, there, json=json)
 
 
-def _report(what: str, keys: list[str], done: list[bool], namespace: str, *, json: bool) -> int:
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Keys as they were typed, and where they are to be."""
+
+    keys: list[str]
+    namespace: str
+    master: str
+    grpc: str | None
+    deadline_s: float
+
+    def of_client(self, call: Callable[[Client, list[bytes]], list[bool]]) -> list[bool]:
+        """What `call` says of each key."""
+        from .connect import open_admin, open_client
+        from .output import parse_key
+
+        encoded = [parse_key(key) for key in self.keys]
+        with (
+            open_admin(self.master, self.grpc, self.deadline_s) as admin,
+            open_client(self.master, admin, self.namespace, deadline_s=self.deadline_s) as client,
+        ):
+            return call(client, encoded)
+
+
+def _report(what: str, asked: _Asked, done: list[bool], *, json: bool) -> int:
     from .output import note, print_json
 
+    keys, namespace = asked.keys, asked.namespace
     missing = [key for key, there in zip(keys, done, strict=True) if not there]
     if json:
         print_json({what.replace(" ", "_"): sum(done), "missing": missing})

@@ -12,7 +12,10 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["BURST_SHARE", "is_admitted", "is_spared"]
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["BURST_SHARE", "count_admitted", "is_admitted", "is_spared"]
 
 BURST_SHARE: Final = 1 / 8
 """Of a daily budget: the most that may be written at once, after a time without writes."""
@@ -35,3 +38,19 @@ def is_admitted(
     if size_bytes > allowance_bytes:
         return False
     return was_reused or not is_spared(budget_bytes, allowance_bytes)
+
+
+def count_admitted(
+    sizes_bytes: NDArray[np.int64],
+    budget_bytes: int,
+    allowance_bytes: int,
+    was_reused: NDArray[np.bool_],
+) -> int:
+    """How many of these objects are to be written, one after the other, up to the first one that is
+    not: `is_admitted` of each, with what those before it leave of the allowance."""
+    if not budget_bytes:
+        return len(sizes_bytes)
+    before = allowance_bytes - (np.cumsum(sizes_bytes) - sizes_bytes)
+    admitted = sizes_bytes <= before
+    admitted &= was_reused | (before >= budget_bytes * BURST_SHARE / 2)
+    return len(admitted) if admitted.all() else int(np.argmin(admitted))

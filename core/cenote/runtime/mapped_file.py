@@ -15,7 +15,7 @@ import os
 import weakref
 from typing import Any, Final, final
 
-__all__ = ["HUGE_PAGE_BYTES", "MappedFile", "collapse"]
+__all__ = ["HUGE_PAGE_BYTES", "MappedFile", "collapse", "collapse_error", "huge_part"]
 
 HUGE_PAGE_BYTES: Final = 2 << 20
 _MADV_COLLAPSE: Final = 25  # since Linux 6.1
@@ -95,14 +95,38 @@ def _map(
     return int(address)
 
 
-def collapse(address: int, size_bytes: int) -> bool:
-    """Put huge pages behind what of a mapping can have them; contents stay as they are. False where
-    the kernel can't, now or ever, which costs only time."""
+def huge_part(address: int, size_bytes: int) -> int:
+    """How many bytes of a mapping's range whole huge pages could lie behind."""
+    first, last = _whole(address, size_bytes)
+    return last - first
+
+
+def collapse(address: int, size_bytes: int) -> int:
+    """Put huge pages behind what of a mapping can have them; contents stay as they are. Returns
+    behind how many bytes they lie now: fewer than `huge_part` where the kernel can't, now or ever,
+    which costs only time."""
+    first, last = _whole(address, size_bytes)
+    if first == last:
+        return 0
+    error = collapse_error(first, last - first)
+    if not error:
+        return last - first
+    if error == errno.EINVAL or last - first == HUGE_PAGE_BYTES:  # no such thing here
+        return 0
+    # It went on behind what it had no memory for, and does not say what that was.
+    pages = range(first, last, HUGE_PAGE_BYTES)
+    return HUGE_PAGE_BYTES * sum(not collapse_error(page, HUGE_PAGE_BYTES) for page in pages)
+
+
+def _whole(address: int, size_bytes: int) -> tuple[int, int]:
+    """Where the first whole huge page in a range begins, and where the last one ends."""
     first = -(-address // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-    last = (address + size_bytes) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
-    if last <= first:
-        return True
-    while _madvise(first, last - first, _MADV_COLLAPSE):
-        if ctypes.get_errno() != errno.EINTR:
-            return False
-    return True
+    return first, max(first, (address + size_bytes) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES)
+
+
+def collapse_error(address: int, size_bytes: int) -> int:
+    """0 where huge pages lie behind all of these whole ones now, else why not (errno)."""
+    while _madvise(address, size_bytes, _MADV_COLLAPSE):
+        if (error := ctypes.get_errno()) != errno.EINTR:
+            return error
+    return 0

@@ -10,7 +10,14 @@ from cenote.api.errors import ConfigError, InvalidArgument
 from cenote.policy.names import AUTO, POLICIES
 from cenote.rpc.address import refuse_open_ports
 from cenote.runtime.config import option
-from cenote.security.tls import TlsFiles
+from cenote.security.tls import ClientAuth
+from cenote.security.tls_options import (
+    TLS_CA,
+    TLS_CLIENT_AUTH,
+    TLS_KEY,
+    TLS_SERVER_NAME,
+    ServerTlsOptions,
+)
 
 from .dedup_domains import domain_of
 from .metadata import MetadataOptions
@@ -31,7 +38,7 @@ def host_and_port(address: str, name: str) -> tuple[str, int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MasterConfig:
+class MasterConfig(ServerTlsOptions):
     """Each field is a flag, with `-` for `_`."""
 
     listen: str = field(
@@ -84,27 +91,10 @@ class MasterConfig:
             " changes, as the other two"
         ),
     )
-    tls_key: str = field(default="", metadata=option(help="PEM file with the key of --tls-cert"))
-    tls_ca: str = field(
-        default="",
-        metadata=option(
-            help="PEM file with the CAs that signed others' certificates; revocation lists may be"
-            " in it, too"
-        ),
-    )
-    tls_client_auth: Literal["required", "optional", "off"] = field(
-        default="required",
-        metadata=option(
-            help="with --tls-cert: whether clients have to show a certificate; optional: one that"
-            " is shown is checked (gRPC asks for none then)"
-        ),
-    )
-    tls_server_name: str = field(
-        default="",
-        metadata=option(
-            help="that servers' certificates have to be for; default: the host that is connected to"
-        ),
-    )
+    tls_key: str = field(default="", metadata=TLS_KEY)
+    tls_ca: str = field(default="", metadata=TLS_CA)
+    tls_client_auth: ClientAuth = field(default="required", metadata=TLS_CLIENT_AUTH)
+    tls_server_name: str = field(default="", metadata=TLS_SERVER_NAME)
     isolation: Literal["strict", "pool"] = field(
         default="strict",
         metadata=option(
@@ -289,16 +279,6 @@ class MasterConfig:
                 f"--node-dead-s {self.node_dead_s:g} is less than two heartbeats",
                 remedy="raise it, or lower --heartbeat-s",
             )
-
-    def tls_files(self) -> TlsFiles:
-        """What is said about TLS."""
-        return TlsFiles(
-            cert=self.tls_cert,
-            key=self.tls_key,
-            ca=self.tls_ca,
-            server_name=self.tls_server_name,
-            client_auth=self.tls_client_auth,
-        )
 
     @property
     def has_credentials(self) -> bool:

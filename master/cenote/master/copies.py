@@ -74,7 +74,8 @@ def begin_copy(
     record = pool.record_of(row)
     copy_id = pool.copies.new_ids(1)
     low, high = digest
-    one = Copy(copy_id, target.node, low, high, record[3], record[2], target, span, is_promotion)
+    version, owner = (record[3], record[2]), record[5]
+    one = Copy(copy_id, target.node, low, high, *version, target, span, is_promotion, owner)
     if not is_promotion and twin is None:
         one.source = source[0][0] << 32 | source[0][3]
     pool.copies.add(one)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cenote.api.rows import COPY, UNIT_BYTES
-from cenote.policy.endurance import is_admitted, is_spared
+from cenote.policy.endurance import count_admitted, is_admitted, is_spared
 from cenote.policy.lru import oldest_first
 
 from .copies import CopyRow, begin_copy, order_copies
@@ -31,7 +31,7 @@ from .objects import LIVE
 from .pool import Pool, Rows
 from .segments import DRAM, Segment
 from .spans import SEGMENT_MASK, Spans, pack_span, segments_of
-from .ssd_room import RUN_SHARE_MAX, take_on_ssd, take_run_on_ssd
+from .ssd_room import RUN_SHARE_MAX, Run, take_on_ssd, take_run_on_ssd
 from .tier_tables import ColdQueue, Copy, source_of
 from .twins import Sharing, are_shared, find_twin, may_have_twins, note_known
 from .victims import evictable_mask
@@ -129,44 +129,55 @@ def _demote_of(pool: Pool, node: Node, segments: list[Segment], budget: int) -> 
         return
     turn = _Turn(pool, node, segments, budget)
     while turn.goes_on and not queue.is_empty:
-        start = queue.at
-        rows, positions, is_plain = _next_of(pool, node, queue, turn.left)
+        rows, stamps, is_plain = _next_of(pool, node, queue, turn)
         if not len(rows):
             continue
         # As many as are of one kind.
         alike = int(np.argmax(is_plain != is_plain[0])) or len(rows)
-        count = turn.order_plain(rows[:alike]) if is_plain[0] else 0
-        count = count or turn.order_odd(rows[:alike])
-        if count < len(rows):  # the rest keeps its place
-            queue.at = start + int(positions[count])
+        left = np.ones(len(rows), np.bool_)
+        if is_plain[0]:
+            left[turn.order_plain(rows[:alike])] = False
+        if left.all():
+            left[: turn.order_odd(rows[:alike])] = False
+        queue.put_back(rows[left], stamps[left])
     if turn.is_declined:
         queue.clear()
     turn.send()
 
 
 def _next_of(
-    pool: Pool, node: Node, queue: ColdQueue, count: int
-) -> tuple[Rows, NDArray[np.int64], NDArray[np.bool_]]:
-    """Of the next so many of a queue: those that still are to be copied, which ones of them these
-    were, and whether each has one extent, in this node's memory, that no other holds."""
-    rows, stamps = queue.take(count)
+    pool: Pool, node: Node, queue: ColdQueue, turn: _Turn
+) -> tuple[Rows, NDArray[np.uint64], NDArray[np.bool_]]:
+    """The next ones of a queue, as far as they still are to be copied: rows, stamps, and whether
+    each has one extent, in this node's memory, that no other holds."""
+    rows, stamps = queue.take(turn.left)
     states = pool.state.take(rows)
     good = (pool.stamp.take(rows) == stamps) & ((states & np.uint8(LIVE)) != 0)
     good &= (states & np.uint8(COPYING | _UNWANTED)) == 0
-    positions = np.flatnonzero(good)
-    rows = rows[positions]
+    if turn.refused:
+        good &= ~np.isin(pool.incarnations_of(rows), list(turn.refused))
+    rows, stamps = rows[good], stamps[good]
     segments = pool.extent_words.take(rows * 4) & SEGMENT_MASK
     is_plain = np.isin(segments, node.segment_ids) & ~pool.segments.on_ssd[segments]
     is_plain &= pool.objects.extents[rows] == 1
     if may_have_twins(pool, node):
         is_plain &= ~are_shared(pool, rows)
-    return rows, positions, is_plain
+    return rows, stamps, is_plain
 
 
 class _Turn:
     """What is ordered for one node at one time."""
 
-    __slots__ = ("_budget", "_node", "_odd_left", "_orders", "_pool", "_segments", "is_declined")
+    __slots__ = (
+        "_budget",
+        "_node",
+        "_odd_left",
+        "_orders",
+        "_pool",
+        "_segments",
+        "is_declined",
+        "refused",
+    )
 
     def __init__(self, pool: Pool, node: Node, segments: list[Segment], budget: int) -> None:
         self._pool = pool
@@ -178,6 +189,9 @@ class _Turn:
         self.is_declined = False
         """The next one is not worth a write, and nor are those behind it, most likely: they are to
         be looked for anew, without such."""
+        self.refused: set[int] = set()
+        """Incarnations that no room can be made for, for the sake of others' quotas: these keep
+        nobody waiting who has a right to some."""
 
     @property
     def left(self) -> int:
@@ -198,28 +212,38 @@ class _Turn:
         self._budget -= units
         self._pool.tiers.left -= copies
 
-    def order_plain(self, rows: Rows) -> int:
-        """Of objects with one extent, in memory, as many as there is room for at once; how many."""
+    def order_plain(self, rows: Rows) -> Rows:
+        """Of objects with one extent, in memory, as many as there is room for at once: which of
+        them."""
         pool, node = self._pool, self._node
-        if pool.quotas.active or node.node_id in pool.tiers.allowances:
-            return 0
         units = pool.extent_words.take(rows * 4 + 3).astype(np.int64)
         sums = np.cumsum(self._segments[0].round_up(units))
         most = max(s.capacity_units for s in self._segments) // RUN_SHARE_MAX
         within = int(np.searchsorted(sums, self._budget)) + 1
         count = min(within, int(np.searchsorted(sums, most, "right")), len(rows))
+        charges = None
+        if node.node_id in pool.tiers.allowances:
+            charges = _charge_of(units)
+            count = min(count, _count_worth_it(pool, node, rows, charges))
         if not count:
-            return 0
-        rows = rows[:count]
-        taken = take_run_on_ssd(pool, self._segments, units[:count])
-        if taken is None:
-            return 0
-        segment, offsets, slots, units = taken
+            return rows[:0]
+        owners = pool.incarnations_of(rows)
+        run = take_run_on_ssd(pool, self._segments, units[:count], owners[:count])
+        if run is None:
+            return rows[:0]
+        self._begin(rows[run.chosen], owners[run.chosen].tolist(), run)
+        if charges is not None:
+            pool.tiers.allowances[node.node_id] -= int(charges[run.chosen].sum())
+        return run.chosen
+
+    def _begin(self, rows: Rows, owners: list[int], run: Run) -> None:
+        """Note the copies of these, to the room that was taken for them, and order them."""
+        pool, segment, count = self._pool, run.segment, len(rows)
         spans = np.empty((count, 4), np.uint32)
         sources = pool.extent_words.reshape(-1, 4)[rows]
         replica = np.where((sources[:, 0] >> 16) & 0xFF == _SSD_REPLICA_MIN, 2, _SSD_REPLICA_MIN)
         spans[:, 0] = segment.segment_id | replica << 16
-        spans[:, 1], spans[:, 2], spans[:, 3] = slots, offsets, units
+        spans[:, 1], spans[:, 2], spans[:, 3] = run.slots, run.offsets, run.units
         ids, records = pool.copies.new_ids(count), pool.records_of(rows)
         ordered = np.zeros(count, COPY)
         ordered["copy_id"] = np.arange(ids, ids + count, dtype=np.uint64)
@@ -229,23 +253,23 @@ class _Turn:
         ordered["source_slot"] = sources[:, 1]
         ordered["target_offset"] = spans[:, 2].astype(np.uint64) * np.uint64(UNIT_BYTES)
         ordered["target_length"] = spans[:, 3].astype(np.uint64) * np.uint64(UNIT_BYTES)
-        ordered["target_segment"], ordered["target_slot"] = segment.segment_id, slots
+        ordered["target_segment"], ordered["target_slot"] = segment.segment_id, run.slots
         ordered["target_replica"] = replica
         pool.state[rows] |= np.uint8(COPYING)
-        words, seqs = pool.digests_of(rows).tolist(), records[:, 2].tolist()
+        node, add = segment.node, pool.copies.add
         left_by = source_of(ordered["source_segment"], sources[:, 1]).tolist()
-        for i, ((low, high), epoch, seq, source) in enumerate(
-            zip(words, epochs.tolist(), seqs, left_by, strict=True)
-        ):
+        versions = zip(epochs.tolist(), records[:, 2].tolist(), owners, left_by, strict=True)
+        words = pool.digests_of(rows).tolist()
+        for i, ((low, high), version) in enumerate(zip(words, versions, strict=True)):
+            epoch, seq, owner, source = version
             span = spans[i : i + 1]
-            one = Copy(ids + i, segment.node, low, high, epoch, seq, segment, span, False)
+            one = Copy(ids + i, node, low, high, epoch, seq, segment, span, False, owner)
             one.source = source
-            pool.copies.add(one)
-        self._note(ordered, count, int(units.sum()))
-        return count
+            add(one)
+        self._note(ordered, count, int(run.units.sum()))
 
     def order_odd(self, rows: Rows) -> int:
-        """Of any objects, one by one; how many were seen to."""
+        """Of any objects, one by one; how many were seen to, the first ones."""
         pool = self._pool
         rows = rows[: self._odd_left]
         orders: list[CopyRow] = []
@@ -253,6 +277,9 @@ class _Turn:
         for row, words in zip(rows.tolist(), pool.digests_of(rows).tolist(), strict=True):
             if spent >= self._budget:
                 break
+            if self.refused and int(pool.incarnations_of(np.array([row]))[0]) in self.refused:
+                seen += 1
+                continue
             units, parts = self._order_one(row, words)
             if units < 0:
                 self._budget = 0  # not for another one either, now
@@ -284,7 +311,10 @@ class _Turn:
             if twin is Sharing.PENDING:
                 continue  # it is looked for again
             units = sum(extent[5] for extent in here) if twin is None else 0
-            if not _is_worth_it(pool, node, units, was_reused=bool(pool.state[row] & TOUCHED)):
+            charge = _charge_if_worth_it(
+                pool, node, units, was_reused=bool(pool.state[row] & TOUCHED)
+            )
+            if charge < 0:
                 self.is_declined = True
                 return -1, []
             if twin is not None:
@@ -292,8 +322,13 @@ class _Turn:
             else:
                 owner = int(pool.incarnations_of(np.array([row]))[0])
                 target = take_on_ssd(pool, self._segments, units, owner)
+                if target is None and pool.quotas.active:
+                    self.refused.add(owner)
+                    return 0, []
             if target is None:
                 return -1, []
+            if charge:
+                pool.tiers.allowances[node.node_id] -= charge
             segment, slot, offset, length = target
             free = next(n for n in range(_SSD_REPLICA_MIN, 256) if n not in replicas)
             span = pack_span(segment.segment_id, free, slot, offset, length)
@@ -302,19 +337,27 @@ class _Turn:
         return 0, []
 
 
-def _is_worth_it(pool: Pool, node: Node, units: int, *, was_reused: bool) -> bool:
-    """Whether a copy of so many units may be written to a node's device, for the sake of its
-    budget; it is taken off this tick's allowance."""
+def _charge_of(units: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Bytes that copies of so many units are written as: the last block is filled up, and a page of
+    slots is written with it."""
+    return (-(-units * UNIT_BYTES // _BLOCK_BYTES) + 1) * _BLOCK_BYTES
+
+
+def _charge_if_worth_it(pool: Pool, node: Node, units: int, *, was_reused: bool) -> int:
+    """Bytes that a copy of so many units is charged to the budget of a node's device, 0 where it
+    has none; below 0 where it is not worth that."""
     allowance = pool.tiers.allowances.get(node.node_id)
     if allowance is None:
-        return True
-    # Its last block is filled up, and a page of slots is written with it.
-    size = (-(-units * UNIT_BYTES // _BLOCK_BYTES) + 1) * _BLOCK_BYTES
+        return 0
+    charge = int(_charge_of(np.array(units)))
     budget = node.counters.ssd_write_budget_bytes
-    if not is_admitted(size, budget, allowance, was_reused=was_reused):
-        return False
-    pool.tiers.allowances[node.node_id] = allowance - size
-    return True
+    return charge if is_admitted(charge, budget, allowance, was_reused=was_reused) else -1
+
+
+def _count_worth_it(pool: Pool, node: Node, rows: Rows, charges: NDArray[np.int64]) -> int:
+    """How many of these, in their order."""
+    allowance, budget = pool.tiers.allowances[node.node_id], node.counters.ssd_write_budget_bytes
+    return count_admitted(charges, budget, allowance, (pool.state.take(rows) & TOUCHED) != 0)
 
 
 # ---- what is cold ---------------------------------------------------------------------------

@@ -251,7 +251,7 @@ class Targets:
         move = Move(task, source[0][1], leaves)
         copy_id = pool.copies.new_ids(1)
         node = segment.node
-        one = Copy(copy_id, node, low, high, epoch, seq, segment, span, False, move)
+        one = Copy(copy_id, node, low, high, epoch, seq, segment, span, False, record[5], move)
         pool.copies.add(one)
         note_ordered(pool, source, one, twin)
         pool.state[row] |= np.uint8(COPYING)

@@ -14,7 +14,8 @@ that takes its namespace beyond its quota counts it as being beyond, so it gives
 before anybody's that are kept.
 
 A namespace counts as beyond where it is beyond any of its limits. Bytes are those of all copies,
-with what is granted to writers; those in memory and those on SSDs have limits of their own.
+with what is granted to writers, or held for copies to SSDs under way; those in memory and those on
+SSDs have limits of their own.
 """
 
 from __future__ import annotations
@@ -33,14 +34,23 @@ from .namespaces import Namespaces
 if TYPE_CHECKING:
     from .pool import Pool, Rows
 
-__all__ = ["KEPT", "NO_QUOTA", "PRIORITY_NORMAL", "Quotas", "Ranks", "lowest_of", "may_go"]
+__all__ = [
+    "KEPT",
+    "NO_LIMIT",
+    "NO_QUOTA",
+    "PRIORITY_NORMAL",
+    "Quotas",
+    "Ranks",
+    "lowest_of",
+    "may_go",
+]
 
 PRIORITY_LOW: Final = 1
 PRIORITY_NORMAL: Final = 2
 PRIORITY_HIGH: Final = 3
 KEPT: Final = 3
 _NORMAL_RANK: Final = PRIORITY_NORMAL - 1
-_NONE: Final = 1 << 62
+NO_LIMIT: Final = 1 << 62
 
 Ranks = NDArray[np.int8]
 
@@ -109,19 +119,23 @@ class Quotas:
         """What whoever claims room now has in memory for sure; as good as endless without that."""
         return int(self.limits(namespaces)[0, self.claim.incarnation])
 
+    def claim_ssd_units_max(self, namespaces: Namespaces) -> int:
+        """The same, on SSDs."""
+        return int(self.limits(namespaces)[1, self.claim.incarnation])
+
     def limits(self, namespaces: Namespaces) -> NDArray[np.int64]:
         """int64[4, incarnations]: units in memory, units on SSDs, objects, priority's rank."""
         state = (namespaces.version, namespaces.count, self.version)
         if state != self._columns_of:
-            columns = np.full((4, namespaces.count), _NONE, np.int64)
+            columns = np.full((4, namespaces.count), NO_LIMIT, np.int64)
             columns[3] = _NORMAL_RANK
             for namespace_id, quota in self.by_id.items():
                 namespace = namespaces.by_id.get(namespace_id)
                 if namespace is not None:
                     columns[:, namespace.incarnation] = (
-                        quota.dram_bytes // UNIT_BYTES or _NONE,
-                        quota.ssd_bytes // UNIT_BYTES or _NONE,
-                        quota.objects or _NONE,
+                        quota.dram_bytes // UNIT_BYTES or NO_LIMIT,
+                        quota.ssd_bytes // UNIT_BYTES or NO_LIMIT,
+                        quota.objects or NO_LIMIT,
                         quota.priority - 1,
                     )
             self._columns, self._columns_of = columns, state
@@ -134,21 +148,30 @@ class Quotas:
         objects = namespaces.objects[:count].copy()
         if on_ssd:
             used = namespaces.ssd_units[:count].copy()
+            under_way = pool.copies.ssd_units_by_owner
         else:
             used = namespaces.units[:count] - namespaces.ssd_units[:count]
-            for incarnation, units in pool.grants.units_by_incarnation.items():
-                used[incarnation] += units
+            under_way = pool.grants.units_by_incarnation
+        for incarnation, units in under_way.items():
+            used[incarnation] += units
         if claim.on_ssd == on_ssd:
             used[claim.incarnation] += claim.units
             objects[claim.incarnation] += claim.objects
         return used - limits[int(on_ssd)], objects - limits[2]
+
+    def is_beyond_by_claim(self, pool: Pool) -> bool:
+        """Whether whoever claims room is within its quota without that, and beyond with it."""
+        units, objects = self.excess(pool, on_ssd=self.claim.on_ssd)
+        over = int(units[self.claim.incarnation]), int(objects[self.claim.incarnation])
+        before = over[0] - self.claim.units, over[1] - self.claim.objects
+        return max(before) <= 0 < max(over)
 
     def ranks(self, pool: Pool, *, on_ssd: bool = False) -> Ranks:
         """By incarnation."""
         limits = self.limits(pool.namespaces)
         over_units, over_objects = self.excess(pool, on_ssd=on_ssd)
         priority = limits[3]
-        limited = (limits[int(on_ssd)] != _NONE) | (limits[2] != _NONE)
+        limited = (limits[int(on_ssd)] != NO_LIMIT) | (limits[2] != NO_LIMIT)
         beyond = (over_units > 0) | (over_objects > 0)
         found = np.where(beyond, np.minimum(priority, _NORMAL_RANK), KEPT + priority)
         ranks: Ranks = np.where(limited, found, priority).astype(np.int8)
@@ -163,13 +186,14 @@ class Quotas:
         return int(ranks.max()) + 1 if ranks[claim.incarnation] >= KEPT else KEPT
 
 
-def may_go(pool: Pool, rows: Rows, *, on_ssd: bool) -> NDArray[np.bool_]:
-    """Which rows may be given up for what claims room now."""
+def may_go(pool: Pool, rows: Rows, *, on_ssd: bool, kept: bool = True) -> NDArray[np.bool_]:
+    """Which rows may be given up for what claims room now; not `kept`: none that is."""
     quotas = pool.quotas
     if not quotas.active:
         return np.ones(len(rows), np.bool_)
     ranks = quotas.ranks(pool, on_ssd=on_ssd)
-    may: NDArray[np.bool_] = ranks[pool.incarnations_of(rows)] < quotas.reach(ranks, on_ssd=on_ssd)
+    reach = quotas.reach(ranks, on_ssd=on_ssd) if kept else KEPT
+    may: NDArray[np.bool_] = ranks[pool.incarnations_of(rows)] < reach
     return may
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from .move_tables import Move
 from .nodes import Node
-from .segments import Segment
+from .segments import DRAM, Segment
 from .spans import Spans
 
 __all__ = ["NO_SOURCE", "ColdQueue", "Copies", "Copy", "Tiers", "source_of"]
@@ -37,6 +37,8 @@ class Copy:
     target: Segment
     span: Spans
     is_promotion: bool
+    owner: int
+    """The object's incarnation of a namespace."""
     move: Move | None = None
     """Where it is from another node."""
     given_up: bool = False
@@ -60,11 +62,13 @@ class Copy:
 class Copies:
     """Those under way."""
 
-    __slots__ = ("_next_id", "by_id", "retry_at_s", "units_by_node")
+    __slots__ = ("_next_id", "by_id", "retry_at_s", "ssd_units_by_owner", "units_by_node")
 
     def __init__(self, epoch: int) -> None:
         self.by_id: dict[int, Copy] = {}
         self.units_by_node: dict[int, int] = {}
+        self.ssd_units_by_owner: dict[int, int] = {}
+        """Incarnation -> what its copies to SSDs under way will take there."""
         self.retry_at_s: dict[int, float] = {}
         """Node id -> when its device is tried again after a failure."""
         self._next_id = (epoch & 0xFFFFFF) << 40 | 1
@@ -76,14 +80,22 @@ class Copies:
         return copy_id
 
     def add(self, one: Copy) -> None:
+        units, node_id = one.units, one.node.node_id
         self.by_id[one.copy_id] = one
-        node_id = one.node.node_id
-        self.units_by_node[node_id] = self.units_by_node.get(node_id, 0) + one.units
+        self.units_by_node[node_id] = self.units_by_node.get(node_id, 0) + units
+        if one.target.tier != DRAM:
+            by_owner = self.ssd_units_by_owner
+            by_owner[one.owner] = by_owner.get(one.owner, 0) + units
 
     def pop(self, copy_id: int) -> Copy | None:
         one = self.by_id.pop(copy_id, None)
         if one is not None:
-            self.units_by_node[one.node.node_id] -= one.units
+            units = one.units
+            self.units_by_node[one.node.node_id] -= units
+            if one.target.tier != DRAM:
+                left = self.ssd_units_by_owner.pop(one.owner) - units
+                if left:
+                    self.ssd_units_by_owner[one.owner] = left
         return one
 
     @property
@@ -115,6 +127,11 @@ class ColdQueue:
         self.at += len(rows)
         return rows, self.stamps[some]
 
+    def put_back(self, rows: Rows, stamps: NDArray[np.uint64]) -> None:
+        """These, of what was taken, are the next ones again."""
+        end, self.at = self.at, self.at - len(rows)
+        self.rows[self.at : end], self.stamps[self.at : end] = rows, stamps
+
     def clear(self) -> None:
         self.at = len(self.rows)
 
@@ -131,6 +148,7 @@ class Tiers:
         "has_budgets",
         "left",
         "looked_at_s",
+        "nothing_loose",
         "victims",
         "wanted",
     )
@@ -145,8 +163,10 @@ class Tiers:
         self.cold_until = 0
         """What has no later stamp is to have a copy."""
         self.looked_at_s = -1.0
-        self.victims: dict[int, tuple[Rows, NDArray[np.uint64]]] = {}
-        """SSD segment id -> what is to be evicted there next, and its stamps."""
+        self.nothing_loose: tuple[float, bytes] = (-1.0, b"")
+        """When nothing was found on SSDs that nobody keeps, and which namespaces' that would be."""
+        self.victims: dict[tuple[int, int], tuple[Rows, NDArray[np.uint64]]] = {}
+        """What is to be evicted on an SSD next, and its stamps; the business of `ssd_room`."""
         self.allowances: dict[int, int] = {}
         """Node id -> bytes that may be written to its device in this tick, where writes there have
         a budget."""

@@ -24,7 +24,7 @@ from .quotas import KEPT, Ranks
 from .segments import DRAM
 from .spans import SEGMENT_MASK, distinct
 
-__all__ = ["evictable_mask", "next_victims"]
+__all__ = ["evictable_mask", "next_victims", "spare_what_is_within"]
 
 _QUEUE_SHARE = 64
 _QUEUE_MAX = 16_384
@@ -135,7 +135,7 @@ def _take(
         owners = pool.incarnations_of(rows)
         good &= ranks[owners] == queue.rank
         if queue.rank < KEPT:
-            _spare_what_is_within(pool, rows, owners, good)
+            spare_what_is_within(pool, rows, owners, good, on_ssd=False)
     positions = np.flatnonzero(good)
     rows = rows[positions]
     if len(rows) > 1:
@@ -148,12 +148,17 @@ def _take(
     return rows
 
 
-def _spare_what_is_within(
-    pool: Pool, rows: Rows, owners: NDArray[np.int64], good: NDArray[np.bool_]
+def spare_what_is_within(
+    pool: Pool,
+    rows: Rows,
+    owners: NDArray[np.int64],
+    good: NDArray[np.bool_],
+    *,
+    on_ssd: bool,
 ) -> None:
     """Of namespaces beyond their quotas, take out of `good` what would bring them within: all but
     the object that does. Not of the one that claims room: it is to make that itself."""
-    over_units, over_objects = pool.quotas.excess(pool, on_ssd=False)
+    over_units, over_objects = pool.quotas.excess(pool, on_ssd=on_ssd)
     claimant = pool.quotas.claim.incarnation
     for owner in distinct(owners[good]).tolist():
         units, objects = int(over_units[owner]), int(over_objects[owner])

@@ -15,7 +15,14 @@ from cenote.kv.directory import EtcdDirectory, etcd_url_in
 from cenote.kv.etcd_options import parse_etcd_url
 from cenote.rpc.address import UNIX_PATH_BYTES_MAX, is_loopback, refuse_open_ports
 from cenote.runtime.config import option
-from cenote.security.tls import TlsFiles
+from cenote.security.tls import ClientAuth
+from cenote.security.tls_options import (
+    TLS_CA,
+    TLS_CLIENT_AUTH,
+    TLS_KEY,
+    TLS_SERVER_NAME,
+    ServerTlsOptions,
+)
 from cenote.transport.nics.filters import DeviceFilter
 
 from .dram import SEGMENT_BYTES_MIN
@@ -59,7 +66,7 @@ def _default_name() -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreConfig:
+class StoreConfig(ServerTlsOptions):
     """Each field is a flag, with `-` for `_`."""
 
     master: tuple[str, ...] = field(
@@ -212,27 +219,10 @@ class StoreConfig:
             " read again when it changes, as the other two"
         ),
     )
-    tls_key: str = field(default="", metadata=option(help="PEM file with the key of --tls-cert"))
-    tls_ca: str = field(
-        default="",
-        metadata=option(
-            help="PEM file with the CAs that signed others' certificates; revocation lists may be"
-            " in it, too"
-        ),
-    )
-    tls_client_auth: Literal["required", "optional", "off"] = field(
-        default="required",
-        metadata=option(
-            help="with --tls-cert: whether clients have to show a certificate; optional: one that"
-            " is shown is checked (gRPC asks for none then)"
-        ),
-    )
-    tls_server_name: str = field(
-        default="",
-        metadata=option(
-            help="that servers' certificates have to be for; default: the host that is connected to"
-        ),
-    )
+    tls_key: str = field(default="", metadata=TLS_KEY)
+    tls_ca: str = field(default="", metadata=TLS_CA)
+    tls_client_auth: ClientAuth = field(default="required", metadata=TLS_CLIENT_AUTH)
+    tls_server_name: str = field(default="", metadata=TLS_SERVER_NAME)
     tls_data: bool = field(
         default=False,
         metadata=option(
@@ -258,16 +248,6 @@ class StoreConfig:
         default="info", metadata=option(help="least level that is logged")
     )
     log_json: bool = field(default=False, metadata=option(help="log JSON lines"))
-
-    def tls_files(self) -> TlsFiles:
-        """What is said about TLS."""
-        return TlsFiles(
-            cert=self.tls_cert,
-            key=self.tls_key,
-            ca=self.tls_ca,
-            server_name=self.tls_server_name,
-            client_auth=self.tls_client_auth,
-        )
 
     def __post_init__(self) -> None:
         if not self.master:

@@ -14,7 +14,6 @@ from typing import Final, final
 from cenote.api.errors import CenoteError, ResourceUnavailable
 from cenote.rpc.grpc_util import GrpcServer
 from cenote.runtime.log import get_logger
-from cenote.runtime.memory import is_in_memory
 from cenote.runtime.metrics import Metrics
 from cenote.runtime.metrics_http import MetricsServer
 from cenote.runtime.units import format_size
@@ -43,7 +42,8 @@ from .endurance import Endurance
 from .gate import OPEN, PORTS, Gate
 from .grpc_service import STORE_SERVICE, StoreGrpc
 from .master_link import LaneMasterLink
-from .node_files import NodeFiles, control_directory_for, stale_nodes
+from .memory_warnings import warn_of_disk, warn_of_stale_memory, warn_of_stale_memory_later
+from .node_files import NodeFiles, control_directory_for
 from .pool_copy import PoolCopyFile
 from .preparation import Preparation
 from .puller import Puller
@@ -110,6 +110,7 @@ class StoreDaemon:
         self._puller: Puller | None = None
         self._grpc: GrpcServer | None = None
         self._metrics_server: MetricsServer | None = None
+        self._stale: asyncio.Task[None] | None = None
 
     # ---- start --------------------------------------------------------------------------------
 
@@ -201,20 +202,9 @@ class StoreDaemon:
             config.dram_dir,
             config.name,
             control_directory=control_directory_for(config.dram_dir),
+            ssd=config.ssd,
         )
-        if not is_in_memory(config.dram_dir):
-            _log.warning(
-                "--dram-dir is on a disk, which every put will wait for: give a tmpfs or hugetlbfs",
-                directory=config.dram_dir,
-            )
-        for stale in stale_nodes(files):
-            _log.warning(
-                "memory is kept for a store daemon that isn't running",
-                node=stale.name,
-                pid=stale.pid,
-                size=format_size(stale.size_bytes),
-                remove_with=stale.remove_command,
-            )
+        warn_of_disk(config.dram_dir)
         if config.ssd:
             self._ssd = SsdFile(
                 Path(config.ssd),
@@ -223,13 +213,17 @@ class StoreDaemon:
                 object_bytes=config.ssd_object_size,
                 huge_pages=config.huge_pages,
             )
-        self.segments = segments = open_segments(
-            files,
-            config.dram,
-            boot_id_bytes(self._boot_id),
-            allow_less=config.dram_allow_less,
-            ssd=self._ssd,
-        )
+        try:
+            self.segments = segments = open_segments(
+                files,
+                config.dram,
+                boot_id_bytes(self._boot_id),
+                allow_less=config.dram_allow_less,
+                ssd=self._ssd,
+            )
+        except ResourceUnavailable:
+            warn_of_stale_memory(files)
+            raise
         kept_at = pool_path(config, files)
         if not any(segment.reopened for segment in segments.all()):
             kept_at.unlink(missing_ok=True)  # nothing is left of what it was about
@@ -290,6 +284,7 @@ class StoreDaemon:
         )
         agent.start()
         verifier.start()
+        self._stale = asyncio.create_task(warn_of_stale_memory_later(files))
         return agent
 
     def _stats(
@@ -406,6 +401,7 @@ class StoreDaemon:
         segments, files = self.segments, self._files
         assert segments is not None
         assert files is not None
+        warn_of_stale_memory(files)
         wanted = sum(segment.size_bytes for segment in segments.dram())
         ready = sum(segment.ready_bytes for segment in segments.dram())
         could_be_had = ready + files.available_bytes()[0]
@@ -436,6 +432,8 @@ class StoreDaemon:
                 self._opening.exception()  # `start` raised it, unless it was cancelled before
         if self._failed is not None and self._failed.done() and not self._failed.cancelled():
             self._failed.exception()  # `wait` may not have been there to take it
+        if self._stale is not None:
+            self._stale.cancel()
         closing: list[Awaitable[object]] = []
         if self.agent is not None:
             agent, survive = self.agent, self._contents_survive()

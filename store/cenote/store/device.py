@@ -8,23 +8,35 @@ seam at which tests let it fail.
 from __future__ import annotations
 
 import errno
-import fcntl
 import mmap
 import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Protocol, final
+from typing import Final, Literal, Protocol, final
 
 from cenote.api.errors import InvalidArgument, ResourceUnavailable
+from cenote.runtime.file_lock import lock_exclusively
 from cenote.runtime.log import get_logger
 from cenote.runtime.memory import address_of
+from cenote.runtime.storage import is_memory
 from cenote.runtime.units import format_size
 from cenote.transport.memory_access import MEMORY
 
 from .slot_format import HEADER_COPY_BYTES, HEADER_MAGIC
 
-__all__ = ["BLOCK_BYTES", "PARTS_MAX", "Device", "FileDevice", "Part", "open_device"]
+__all__ = [
+    "BLOCK_BYTES",
+    "PARTS_MAX",
+    "Contents",
+    "Device",
+    "FileDevice",
+    "Part",
+    "contents_of",
+    "memory_align",
+    "open_device",
+    "wipe_command",
+]
 
 BLOCK_BYTES: Final = 4096
 """Addresses, offsets and lengths are multiples of it: no device asks for more."""
@@ -38,6 +50,8 @@ there, and most files have."""
 
 Part = tuple[int, int]
 """(address, length) in memory."""
+Contents = Literal["none", "ours", "other"]
+"""Nothing but zeros; what a store daemon left; or what would be lost."""
 
 _log = get_logger(__name__)
 
@@ -75,7 +89,7 @@ class FileDevice:
 
     def __init__(self, path: Path, fd: int, size_bytes: int) -> None:
         self.path = path
-        self.memory_align = _memory_align(fd)
+        self.memory_align = memory_align(fd)
         self.name = str(path)
         self.size_bytes = size_bytes
         self._fd = fd
@@ -126,6 +140,12 @@ def open_device(path: Path, size_bytes: int) -> FileDevice:
     try:
         _lock(fd, path)
         _check_contents(fd, path)
+        if is_memory(path):
+            _log.warning(
+                "--ssd is in memory: what is kept there takes memory that --dram could have, and is"
+                " lost with a reboot; name a file on a disk, or a block device",
+                path=str(path),
+            )
         return FileDevice(path, fd, _sized(fd, path, size_bytes))
     except BaseException:
         os.close(fd)
@@ -142,14 +162,16 @@ def _open_direct(path: Path) -> int:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-    _log.warning(
-        "this file system has no direct I/O: what is kept on it takes memory a second time",
-        path=str(path),
-    )
-    return os.open(path, flags, 0o600)
+    fd = os.open(path, flags, 0o600)
+    if not is_memory(path):  # of which more is said
+        _log.warning(
+            "this file system has no direct I/O: what is kept on it takes memory a second time",
+            path=str(path),
+        )
+    return fd
 
 
-def _memory_align(fd: int) -> int:
+def memory_align(fd: int) -> int:
     """What direct I/O asks of addresses: tried, since not every kernel tells."""
     page = mmap.mmap(-1, 2 * BLOCK_BYTES)
     start = address_of(page) + SECTOR_BYTES
@@ -162,31 +184,46 @@ def _memory_align(fd: int) -> int:
 
 def _lock(fd: int, path: Path) -> None:
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        ours = lock_exclusively(fd)
     except OSError as error:
+        raise ResourceUnavailable(
+            f"{path} can't be locked: {error.strerror}",
+            remedy="name a file on another file system, or a block device (--ssd)",
+        ) from error
+    if not ours:
         raise ResourceUnavailable(
             f"another process has {path}",
             remedy="stop that store daemon, or give this one another file (--ssd)",
-        ) from error
+        )
+
+
+def contents_of(fd: int) -> Contents:
+    """What the beginning of a file or device holds. Raises OSError."""
+    begin = mmap.mmap(-1, _LOOKED_AT_BYTES)
+    start = address_of(begin)
+    got = os.preadv(fd, [MEMORY[start : start + _LOOKED_AT_BYTES]], 0)
+    data = begin[:got]
+    if any(data[at : at + len(HEADER_MAGIC)] == HEADER_MAGIC for at in (0, HEADER_COPY_BYTES)):
+        return "ours"
+    return "other" if data.strip(b"\0") else "none"
+
+
+def wipe_command(path: Path) -> str:
+    """What makes a file or device one that a store daemon takes, whatever it holds."""
+    return f"dd if=/dev/zero of={path} bs=1M count=1" if path.is_block_device() else f"rm {path}"
 
 
 def _check_contents(fd: int, path: Path) -> None:
     """Raises InvalidArgument where there is something else than what a store daemon left."""
-    begin = mmap.mmap(-1, _LOOKED_AT_BYTES)
-    start = address_of(begin)
     try:
-        got = os.preadv(fd, [MEMORY[start : start + _LOOKED_AT_BYTES]], 0)
+        contents = contents_of(fd)
     except OSError:  # whoever reads the headers says so
         return
-    data = begin[:got]
-    ours = (data[at : at + len(HEADER_MAGIC)] == HEADER_MAGIC for at in (0, HEADER_COPY_BYTES))
-    if not data.strip(b"\0") or any(ours):
-        return
-    wipe = f"dd if=/dev/zero of={path} bs=1M count=1" if path.is_block_device() else f"rm {path}"
-    raise InvalidArgument(
-        f"{path} holds something that no store daemon wrote, and that would be lost",
-        remedy=f"name another file or device (--ssd), or, if it may go: {wipe}",
-    )
+    if contents == "other":
+        raise InvalidArgument(
+            f"{path} holds something that no store daemon wrote, and that would be lost",
+            remedy="name another file or device (--ssd), or, if it may go: " + wipe_command(path),
+        )
 
 
 def _sized(fd: int, path: Path, size_bytes: int) -> int:

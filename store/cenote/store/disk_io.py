@@ -22,7 +22,7 @@ from typing import Final, final
 
 from cenote.api.errors import ResourceUnavailable
 from cenote.runtime.log import get_logger
-from cenote.runtime.mapped_file import MappedFile, collapse
+from cenote.runtime.mapped_file import MappedFile, collapse, huge_part
 from cenote.transport.memory_access import MEMORY
 
 from .device import BLOCK_BYTES, PARTS_MAX, Device, Part
@@ -69,7 +69,8 @@ class Staging:
                 remedy="ask for less with --ssd-staging",
             ) from error
         self.address = self._mapped.address
-        if huge_pages and not collapse(self.address, self.size_bytes):
+        place = (self.address, self.size_bytes)
+        if huge_pages and collapse(*place) < huge_part(*place):
             _log.debug("staging memory has not only huge pages", bytes=self.size_bytes)
         self.buffers = count
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()

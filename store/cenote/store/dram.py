@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from cenote.api.errors import InvalidArgument, ResourceUnavailable
 from cenote.api.rows import EXTENT, UNIT_BYTES
 from cenote.runtime.log import get_logger
-from cenote.runtime.mapped_file import MappedFile, collapse
+from cenote.runtime.mapped_file import MappedFile, collapse, huge_part
 from cenote.runtime.memory import PAGE_BYTES, allocate_file, populate
 from cenote.runtime.units import format_size
 from cenote.v1 import common_pb2, master_pb2
@@ -180,6 +180,7 @@ class DramSegment:
         """Of its first byte in this process."""
         self.ready_bytes = header.ready_bytes
         """Backed by memory so far, from the beginning."""
+        self._huge_bytes = 0
         self._given_up = list(survivor.retired) if survivor else []
         self._retired = RangeSet(self._given_up)
         self._table = SlotTable(
@@ -377,14 +378,24 @@ class DramSegment:
     def make_huge(self, offset: int, length: int) -> bool:
         """Put huge pages behind a backed range, contents and all, except where data was given up.
 
-        False where the kernel can't for some of it, which costs only time later.
+        False where the kernel can't for any of it, which costs only time later.
         """
         if self._granule_bytes != PAGE_BYTES:
             return True  # they are what the file is of
         with self._pages:
-            ranges = self._retired.gaps(offset, offset + length)
-            made = [collapse(self.address + start, size) for start, size in ranges]
-        return all(made)
+            ranges = [
+                (self.address + start, size)
+                for start, size in self._retired.gaps(offset, offset + length)
+            ]
+            made = sum(collapse(*each) for each in ranges)
+            self._huge_bytes += made
+        return bool(made) or not any(huge_part(*each) for each in ranges)
+
+    @property
+    def huge_bytes(self) -> int:
+        """Of the data area, what this process has put huge pages behind; all that is backed where
+        the file is of huge pages."""
+        return self._huge_bytes if self._granule_bytes == PAGE_BYTES else self.ready_bytes
 
     def retire(self, offset: int, length: int, slots: int) -> bool:
         """Give a data range up, and grow the table by as many slots, towards `slots` in all.

@@ -1,7 +1,7 @@
 """The files of a store daemon in its memory directory, and the lock that keeps them its own.
 
-    cenote-<node>.lock       locked while the daemon lives; names its pid and the node's uuid, and
-                             counts its starts
+    cenote-<node>.lock       locked while the daemon lives; names its pid, the node's uuid and its
+                             SSD, and counts its starts
     cenote-<node>.pool       which pool it belongs to, and that pool's namespaces
     cenote-<node>.claims     what clients that write over shared memory are touching; they map it
     cenote-<node>-<i>.data   segment i, which clients map
@@ -15,7 +15,6 @@ written to, and a slot table grows by less than a huge page at a time.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -27,9 +26,19 @@ from pathlib import Path
 from typing import Final, final
 
 from cenote.api.errors import InvalidArgument, ResourceUnavailable
+from cenote.runtime.file_lock import is_locked, lock_exclusively
 from cenote.runtime.memory import available_bytes
+from cenote.runtime.storage import mount_of
 
-__all__ = ["NODE_NAME", "NodeFiles", "StaleNode", "control_directory_for", "stale_nodes"]
+__all__ = [
+    "NODE_NAME",
+    "NodeFiles",
+    "RunningNode",
+    "StaleNode",
+    "control_directory_for",
+    "running_nodes",
+    "stale_nodes",
+]
 
 NODE_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 _PLAIN_MEMORY: Final = Path("/dev/shm")
@@ -42,9 +51,9 @@ class NodeFiles:
     """The locked files of one node. `close` unlocks them."""
 
     def __init__(
-        self, directory: Path, name: str, *, control_directory: Path | None = None
+        self, directory: Path, name: str, *, control_directory: Path | None = None, ssd: str = ""
     ) -> None:
-        """Lock the node `name`, whose data files lie in `directory`.
+        """Lock the node `name`, whose data files lie in `directory`, and whose SSD is `ssd`.
 
         Lock and slot tables lie in `control_directory`, by default the same. Raises
         ResourceUnavailable where another process has the name, naming its pid, or where a directory
@@ -58,13 +67,13 @@ class NodeFiles:
         self.directory = directory
         self.control_directory = directory if control_directory is None else control_directory
         self.name = name
+        self._ssd = ssd
         self.lock_path = self.control_directory / f"cenote-{name}.lock"
         self.claims_path = self.control_directory / f"cenote-{name}.claims"
         self.pool_path = self.control_directory / f"cenote-{name}.pool"
         self._lock_fd = _lock(self.lock_path, name)
         known = _read_lock(self._lock_fd)
-        starts = known.get("starts", "")
-        self.start_number = (int(starts) if starts.isdecimal() else 0) + 1
+        self.start_number = _number(known.get("starts", "")) + 1
         """Rises with each start, as far as this file is there: see `announce`."""
         with contextlib.suppress(ValueError):
             uuid = bytes.fromhex(known.get("node_uuid", ""))
@@ -79,7 +88,12 @@ class NodeFiles:
         ResourceUnavailable."""
         self.node_uuid = node_uuid
         self.start_number = max(self.start_number, starts_before + 1)
-        known = {"pid": os.getpid(), "node_uuid": node_uuid.hex(), "starts": self.start_number}
+        known = {
+            "pid": os.getpid(),
+            "node_uuid": node_uuid.hex(),
+            "starts": self.start_number,
+            "ssd": self._ssd,
+        }
         text = json.dumps(known) + "\n"
         try:
             os.ftruncate(self._lock_fd, 0)
@@ -159,12 +173,13 @@ def stale_nodes(files: NodeFiles) -> list[StaleNode]:
         theirs = [p for p, _ in _segment_files(files.directory, files.control_directory, name)]
         if name == files.name or not theirs:
             continue
-        with contextlib.suppress(OSError):  # gone meanwhile, another user's, or locked: not stale
-            fd = os.open(lock_path, os.O_RDWR | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # gone meanwhile, or another user's: not stale
+            fd = os.open(lock_path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if is_locked(fd):
+                    continue
                 size_bytes = sum(path.stat().st_blocks * 512 for path in theirs)
-                pid = int(_read_lock(fd).get("pid", "0"))
+                pid = _number(_read_lock(fd).get("pid", ""))
             finally:
                 os.close(fd)
             others = [lock_path.with_suffix(suffix) for suffix in (".claims", ".pool")]
@@ -174,21 +189,38 @@ def stale_nodes(files: NodeFiles) -> list[StaleNode]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class RunningNode:
+    """What a daemon that lives tells in its lock file."""
+
+    name: str
+    pid: int
+    ssd: str
+    """The file or block device that it was given; "" for none."""
+
+
+def running_nodes(directory: Path) -> list[RunningNode]:
+    """Nodes whose data files lie in `directory` and whose daemons live, as far as this user may
+    know."""
+    found = []
+    for lock_path in sorted(control_directory_for(directory).glob("cenote-*.lock")):
+        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
+            fd = os.open(lock_path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                if is_locked(fd):
+                    known = _read_lock(fd)
+                    name = lock_path.name.removeprefix("cenote-").removesuffix(".lock")
+                    pid = _number(known.get("pid", ""))
+                    found.append(RunningNode(name, pid, known.get("ssd", "")))
+            finally:
+                os.close(fd)
+    return found
+
+
 def control_directory_for(directory: Path) -> Path:
     """Where lock and slot tables of data files in `directory` go: elsewhere for hugetlbfs."""
-    return _PLAIN_MEMORY if _file_system_of(directory) == "hugetlbfs" else directory
-
-
-def _file_system_of(directory: Path) -> str:
-    """The kind of file system that a directory lies on, as mount names it; empty if unknown."""
-    real, best, kind = os.path.realpath(directory), "", ""
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        point = before.split()[4].encode().decode("unicode_escape")
-        inside = real == point or real.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):  # of several on one point the last one shows
-            best, kind = point, after.split()[0]
-    return kind
+    mount = mount_of(directory)
+    return _PLAIN_MEMORY if mount is not None and mount.kind == "hugetlbfs" else directory
 
 
 def _segment_files(data: Path, control: Path, name: str) -> Iterator[tuple[Path, int]]:
@@ -215,15 +247,13 @@ def _lock(path: Path, name: str) -> int:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise _unusable(path, error) from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not lock_exclusively(fd):
             pid = _read_lock(fd).get("pid", "unknown")
             os.close(fd)
             raise ResourceUnavailable(
                 f"another store daemon has the name {name!r}: pid {pid} holds {path}",
                 remedy="stop it, or give this one another --name",
-            ) from None
+            )
         # Somebody may have removed the file between our open and our lock.
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(fd), os.stat(path)):
@@ -238,3 +268,8 @@ def _read_lock(fd: int) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     return {key: str(value) for key, value in known.items()} if isinstance(known, dict) else {}
+
+
+def _number(text: str) -> int:
+    """0 for what is none."""
+    return int(text) if text.isdecimal() else 0

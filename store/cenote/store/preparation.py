@@ -16,6 +16,7 @@ from typing import Final, final
 
 from cenote.api.errors import CenoteError
 from cenote.runtime.log import get_logger
+from cenote.runtime.units import format_duration, format_size
 
 from .dram import DramSegment
 
@@ -67,8 +68,8 @@ class Preparation:
         self._failed = False
         self._untouchable = False
         self._huge_tries = HUGE_TRIES_IN_VAIN_MAX if huge_pages else 0
-        self.huge_bytes = 0
-        """Of what was touched, the ranges that have huge pages."""
+        self._began_s = time.monotonic()
+        self._told = False
         count = threads or max(1, min(4, (os.cpu_count() or 1), 1 + len(segments)))
         self._threads = [
             threading.Thread(target=self._run, name=f"cenote-prepare-{i}", daemon=True)
@@ -81,6 +82,11 @@ class Preparation:
     def done(self) -> bool:
         """Whether nothing is left to do."""
         return not any(thread.is_alive() for thread in self._threads)
+
+    @property
+    def huge_bytes(self) -> int:
+        """Of the segments, what lies on huge pages."""
+        return sum(segment.huge_bytes for segment in self._segments)
 
     def wait_first(self, timeout_s: float) -> bool:
         """Wait until there is some memory in each segment, at most so long; whether there is."""
@@ -133,9 +139,22 @@ class Preparation:
                     self._busy += 1
                     return lambda: self._touch(*task)
                 if not self._busy:
+                    self._tell()
                     return None
                 self._changed.wait()
         return None
+
+    def _tell(self) -> None:
+        """Once, by the thread that finds nothing left to do first."""
+        if self._told or self._failed:  # of which more was said
+            return
+        self._told = True
+        _log.info(
+            "memory is prepared",
+            size=format_size(sum(segment.ready_bytes for segment in self._segments)),
+            on_huge_pages=format_size(self.huge_bytes),
+            took=format_duration(time.monotonic() - self._began_s),
+        )
 
     def _allocate(self, segment: DramSegment) -> None:
         large = segment.size_bytes >= _LARGE_SEGMENT_BYTES
@@ -174,11 +193,9 @@ class Preparation:
     def _make_huge(self, segment: DramSegment, offset: int, length: int) -> None:
         begun_s = time.monotonic()
         made = segment.make_huge(offset, length)
-        if made:
-            self.huge_bytes += length
         if made and time.monotonic() - begun_s < HUGE_STEP_S_MAX:
             self._huge_tries = HUGE_TRIES_IN_VAIN_MAX
             return
         self._huge_tries -= 1
         if not self._huge_tries:
-            _log.info("no more huge pages can be had for memory", bytes=self.huge_bytes)
+            _log.info("no more huge pages can be had for memory", had=format_size(self.huge_bytes))

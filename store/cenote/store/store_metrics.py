@@ -340,6 +340,11 @@ def _register_segment(metrics: Metrics, segment: DramSegment | SsdSegment) -> No
         "slots": ("In the segment's slot table.", lambda: segment.table.slots),
         "sealed_slots": ("Slots in use.", lambda: segment.table.sealed),
     }
+    if not isinstance(segment, SsdSegment):
+        values["huge_bytes"] = (
+            "Of a segment's data area, on huge pages; what system settings add is not counted.",
+            lambda: segment.huge_bytes,
+        )
     for name, (text, read) in values.items():
         metrics.gauge(f"cenote_store_segment_{name}", text, read, **labels)
     counts: dict[str, tuple[str, Callable[[], float]]] = {

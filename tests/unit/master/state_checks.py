@@ -88,6 +88,11 @@ def _check_tiers(pool: Pool) -> None:
     for copy in pool.copies.by_id.values():
         units[copy.node.node_id] = units.get(copy.node.node_id, 0) + copy.units
     assert units == {n: u for n, u in pool.copies.units_by_node.items() if u}
+    owned: dict[int, int] = {}
+    for copy in pool.copies.by_id.values():
+        if pool.segments.on_ssd[copy.target.segment_id]:
+            owned[copy.owner] = owned.get(copy.owner, 0) + copy.units
+    assert pool.copies.ssd_units_by_owner == owned
 
 
 def _check_counts(pool: Pool) -> None:

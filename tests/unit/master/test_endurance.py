@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
 from cenote.master import commands as c
 from cenote.master.node_counters import NodeCounters
-from cenote.policy.endurance import BURST_SHARE, is_admitted, is_spared
+from cenote.policy.endurance import BURST_SHARE, count_admitted, is_admitted, is_spared
 from unit.master.state_kit import KIB, Kit
 from unit.master.test_state_tiers import GRANTED
 from unit.master.tiers_kit import SSD_ID, copy_all, kit_with_ssd, settle
@@ -48,6 +52,24 @@ def test_what_is_admitted() -> None:
     assert is_spared(budget, 49)
     assert not is_spared(budget, 50)
     assert not is_spared(0, 0)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.booleans()), max_size=30),
+    st.sampled_from([0, 800, 2000]),
+    st.integers(0, 300),
+)
+def test_what_is_admitted_of_several(
+    objects: list[tuple[int, bool]], budget: int, allowance: int
+) -> None:
+    expected, left = 0, allowance
+    for size, was_reused in objects:
+        if not is_admitted(size, budget, left, was_reused=was_reused):
+            break
+        expected, left = expected + 1, left - size
+    sizes = np.array([size for size, _ in objects], np.int64)
+    reused = np.array([was_reused for _, was_reused in objects], np.bool_)
+    assert count_admitted(sizes, budget, allowance, reused) == expected
 
 
 def test_with_plenty_left_everything_goes() -> None:

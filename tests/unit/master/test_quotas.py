@@ -12,6 +12,7 @@ from cenote.api.errors import NamespaceNotFound, QuotaExceeded
 from cenote.api.rows import UNIT_BYTES, PutStatus
 from cenote.master import commands as c
 from cenote.master.effects import QuotaSet
+from cenote.master.segments import DRAM
 from cenote.master.state import StateConfig
 from unit.master.state_checks import check, pool_of
 from unit.master.state_kit import KIB, FakeNode, Kit, new_node, restarted
@@ -259,6 +260,60 @@ def test_a_flood_leaves_what_is_within_a_quota_on_the_ssd_alone(flooders_quota: 
         kit.fill("flood", range(number, number + 2))
         demote(kit)
     assert kit.there("quiet", range(60)) == before
+    check(kit.state)
+
+
+def used_on_ssd(kit: Tenants, name: str) -> int:
+    """Blocks of 4 KiB."""
+    return {one.name: one for one in kit.state.namespaces()}[name].ssd_used_bytes // (4 * KIB)
+
+
+def test_who_gets_no_room_on_the_ssd_keeps_nobody_waiting_who_does() -> None:
+    kit = Tenants("kept", "loose", node=ssd_node(1, ssd_bytes=128 * KIB))
+    kit.quota("kept", ssd_bytes=128 * KIB)
+    for number in range(0, 120, 10):
+        kit.fill("kept", range(number, number + 10))
+        demote(kit)
+    (ssd,) = (s for s in pool_of(kit.state).segments.by_id.values() if s.tier != DRAM)
+    assert ssd.free_units == 0
+    kit.fill("loose", range(1000, 1010))
+    demoted = pool_of(kit.state).counters.demoted
+    for number in range(200, 260, 10):  # those of `loose` are the coldest ones soon
+        kit.fill("kept", range(number, number + 10))
+        demote(kit, 2)
+    assert pool_of(kit.state).counters.demoted >= demoted + 60
+    assert used_on_ssd(kit, "loose") == 0
+    check(kit.state)
+
+
+def test_copies_under_way_count() -> None:
+    """Those of one tick are not each within a quota that they are beyond together."""
+    kit = Tenants("quiet", "busy", node=ssd_node(1, 256 * KIB, ssd_bytes=256 * KIB))
+    kit.quota("quiet", ssd_bytes=40 * 4 * KIB)
+    kit.quota("busy", ssd_bytes=24 * 4 * KIB)
+    kit.fill("quiet", range(40))
+    kit.fill("busy", range(1000, 1200))
+    demote(kit, 6)  # 40 of them, and 24
+    kit.fill("busy", range(2000, 2200))  # those leave memory
+    assert used_on_ssd(kit, "quiet") == 40
+    demote(kit, 3)
+    assert used_on_ssd(kit, "quiet") == 40
+    assert used_on_ssd(kit, "busy") == 24
+    check(kit.state)
+
+
+def test_on_an_ssd_too_no_more_goes_than_is_beyond() -> None:
+    config = StateConfig(reserve_share=0.25)  # of which much is made at once
+    kit = Tenants("a1", "b1", config=config, node=ssd_node(1, ssd_bytes=256 * KIB))
+    kit.quota("a1", ssd_bytes=20 * 4 * KIB)
+    for number in range(0, 100, 10):
+        kit.fill("a1", range(number, number + 10))
+        demote(kit)
+    assert used_on_ssd(kit, "a1") > 40
+    for number in range(1000, 1400, 5):
+        kit.fill("b1", range(number, number + 5))
+        demote(kit)
+    assert used_on_ssd(kit, "a1") in (19, 20)
     check(kit.state)
 
 

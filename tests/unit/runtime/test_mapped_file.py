@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import gc
 import os
 import re
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cenote.runtime import mapped_file
-from cenote.runtime.mapped_file import HUGE_PAGE_BYTES, MappedFile, collapse
+from cenote.runtime.mapped_file import HUGE_PAGE_BYTES, MappedFile, collapse, huge_part
 from cenote.runtime.memory import PAGE_BYTES, create_memfd, populate
 
 MIB = 1 << 20
@@ -90,7 +92,8 @@ def test_contents_stay_when_huge_pages_are_put_behind_them(fd: int) -> None:
     written = os.urandom(8 * MIB)
     os.pwrite(fd, written, 0)
     mapped = MappedFile(fd, 8 * MIB)
-    if not collapse(mapped.address, 8 * MIB):
+    assert huge_part(mapped.address, 8 * MIB) == 8 * MIB
+    if collapse(mapped.address, 8 * MIB) < 8 * MIB:
         pytest.skip("this kernel has no MADV_COLLAPSE of files in memory, or no huge page is free")
     assert bytes(mapped.memory) == written
     other = MappedFile(fd, 8 * MIB, writable=False)
@@ -102,8 +105,32 @@ def test_contents_stay_when_huge_pages_are_put_behind_them(fd: int) -> None:
 
 def test_what_is_less_than_a_huge_page_is_left_alone(fd: int) -> None:
     mapped = MappedFile(fd, 8 * MIB)
-    assert collapse(mapped.address + PAGE_BYTES, HUGE_PAGE_BYTES)
+    assert huge_part(mapped.address + PAGE_BYTES, HUGE_PAGE_BYTES) == 0
+    assert collapse(mapped.address + PAGE_BYTES, HUGE_PAGE_BYTES) == 0
     assert not lines_of(mapped.address)["ShmemPmdMapped"]
+
+
+@pytest.mark.parametrize(
+    ("number", "calls", "huge_bytes"),
+    [(errno.ENOMEM, 5, 3 * HUGE_PAGE_BYTES), (errno.EINVAL, 1, 0)],
+)
+def test_pages_that_could_be_had_are_told_from_those_that_could_not(
+    fd: int, monkeypatch: pytest.MonkeyPatch, number: int, calls: int, huge_bytes: int
+) -> None:
+    mapped = MappedFile(fd, 8 * MIB)
+    asked: list[tuple[int, int]] = []
+
+    def scarce(address: int, size_bytes: int, _: int) -> int:
+        asked.append((address - mapped.address, size_bytes))
+        if address - mapped.address <= 2 * MIB < address - mapped.address + size_bytes:
+            ctypes.set_errno(number)
+            return -1
+        return 0
+
+    monkeypatch.setattr(mapped_file, "_madvise", scarce)
+    assert collapse(mapped.address, 8 * MIB) == huge_bytes
+    assert len(asked) == calls
+    assert asked[0] == (0, 8 * MIB)
 
 
 def test_where_no_address_space_is_left_to_choose_from(

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 
 from cenote.api.errors import InvalidArgument, ResourceUnavailable
-from cenote.store.node_files import NodeFiles, control_directory_for, stale_nodes
+from cenote.runtime import file_lock
+from cenote.store.node_files import (
+    NodeFiles,
+    control_directory_for,
+    running_nodes,
+    stale_nodes,
+)
 
 
 def test_a_name_has_one_daemon_at_a_time(tmp_path: Path) -> None:
@@ -38,7 +46,8 @@ def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
         files.announce(files.node_uuid)
         files.close()
         known = json.loads(lock.read_text())
-        assert known == {"pid": os.getpid(), "node_uuid": files.node_uuid.hex(), "starts": 1}
+        uuid = files.node_uuid.hex()
+        assert known == {"pid": os.getpid(), "node_uuid": uuid, "starts": 1, "ssd": ""}
     command = ["flock", "--exclusive", "--nonblock", str(lock), "true"]
     assert subprocess.run(command, check=False).returncode == 0
 
@@ -99,6 +108,59 @@ def test_files_of_dead_daemons_are_found_and_the_command_removes_them(tmp_path: 
     assert alive.data_path(0).exists()
     alive.close()
     own.close()
+
+
+def test_daemons_that_run_are_found_and_others_are_not(tmp_path: Path) -> None:
+    alive = NodeFiles(tmp_path, "alive", ssd="/dev/nvme0n1")
+    silent = NodeFiles(tmp_path, "silent")
+    dead = NodeFiles(tmp_path, "dead", ssd="/dev/nvme1n1")
+    for files in (alive, dead):
+        files.announce(files.node_uuid)
+    dead.close()
+    found = running_nodes(tmp_path)
+    assert [(node.name, node.pid, node.ssd) for node in found] == [
+        ("alive", os.getpid(), "/dev/nvme0n1"),
+        ("silent", 0, ""),
+    ]
+    silent.close()
+    alive.close()
+    assert running_nodes(tmp_path) == []
+
+
+def test_a_dead_daemon_of_which_nothing_is_known(tmp_path: Path) -> None:
+    own = NodeFiles(tmp_path, "own")
+    (tmp_path / "cenote-dead.lock").write_text('{"pid": null}')
+    (tmp_path / "cenote-dead-0.data").write_bytes(bytes(4096))
+    (found,) = stale_nodes(own)
+    assert (found.name, found.pid) == ("dead", 0)
+    own.close()
+
+
+def test_who_looks_for_dead_daemons_keeps_none_from_starting(tmp_path: Path) -> None:
+    """The look takes the lock for a moment."""
+    path = tmp_path / "cenote-n1.lock"
+    looking = os.open(path, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    started: list[NodeFiles] = []
+    real, tried = fcntl.flock, threading.Event()
+
+    def noted(descriptor: int, operation: int) -> None:
+        try:
+            real(descriptor, operation)
+        except BlockingIOError:
+            tried.set()
+            raise
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fcntl, "flock", noted)
+        patch.setattr(file_lock, "PATIENCE_S", 30.0)
+        starting = threading.Thread(target=lambda: started.append(NodeFiles(tmp_path, "n1")))
+        starting.start()
+        assert tried.wait(30)
+        os.close(looking)
+        starting.join(30)
+    assert [files.name for files in started] == ["n1"]
+    started[0].close()
 
 
 def test_lock_and_tables_may_lie_apart_from_the_data(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from cenote.api.errors import CenoteError, ResourceUnavailable
 from cenote.runtime import memory
+from cenote.runtime.units import format_size
 from cenote.store import dram as dram_module
 from cenote.store import preparation
 from cenote.store.dram import DramSegment
@@ -123,11 +125,12 @@ def test_huge_pages_are_given_up_where_there_are_none(
 ) -> None:
     tries = []
 
-    def none_left(address: int, size_bytes: int) -> bool:
+    def none_left(address: int, size_bytes: int) -> int:
         tries.append((address, size_bytes))
-        return False
+        return 0
 
     monkeypatch.setattr(dram_module, "collapse", none_left)
+    monkeypatch.setattr(dram_module, "huge_part", lambda _, size_bytes: size_bytes)
     monkeypatch.setattr(preparation, "_TOUCH_STEP_BYTES", MIB // 4)
     work = Preparation(segments.dram(), no_failure, threads=1, chunk_bytes=MIB)
     assert work.wait(30)
@@ -144,9 +147,9 @@ def test_huge_pages_are_given_up_where_they_take_long(
 ) -> None:
     tries = []
 
-    def found_at_last(address: int, size_bytes: int) -> bool:
+    def found_at_last(address: int, size_bytes: int) -> int:
         tries.append(address)
-        return True
+        return size_bytes
 
     monkeypatch.setattr(dram_module, "collapse", found_at_last)
     monkeypatch.setattr(preparation, "HUGE_STEP_S_MAX", 0.0)
@@ -165,9 +168,9 @@ def test_memory_is_given_out_while_the_kernel_looks_for_huge_pages(
     assert segment.allocate_next(MIB) == (0, MIB)
     looking, found = threading.Event(), threading.Event()
 
-    def look(address: int, size_bytes: int) -> bool:
+    def look(address: int, size_bytes: int) -> int:
         looking.set()
-        return found.wait(30)
+        return size_bytes if found.wait(30) else 0
 
     monkeypatch.setattr(dram_module, "collapse", look)
     thread = threading.Thread(target=segment.make_huge, args=(0, MIB))
@@ -196,11 +199,55 @@ def test_given_up_data_gets_no_huge_pages(
     segment.retire(MIB, 64 << 10, segment.table.slots + 64)
     asked = []
 
-    def noted(address: int, size_bytes: int) -> bool:
+    def noted(address: int, size_bytes: int) -> int:
         asked.append((address, size_bytes))
-        return True
+        return size_bytes
 
     monkeypatch.setattr(dram_module, "collapse", noted)
     assert segment.make_huge(0, 2 * MIB)
     base = segment.address
     assert asked == [(base, MIB), (base + MIB + (64 << 10), MIB - (64 << 10))]
+    assert segment.huge_bytes >= 2 * MIB - (64 << 10)
+
+
+@pytest.mark.parametrize("huge", [True, False])
+def test_what_was_prepared_is_told_once(
+    segments: LocalSegments,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    huge: bool,
+) -> None:
+    monkeypatch.setattr(dram_module, "collapse", lambda _, size_bytes: size_bytes)
+    size_bytes = sum(segment.size_bytes for segment in segments.dram())
+    with caplog.at_level(logging.INFO, "cenote.store.preparation"):
+        work = Preparation(segments.dram(), no_failure, huge, threads=3, chunk_bytes=MIB)
+        assert work.wait(30)
+    (told,) = (r.__dict__["cenote_fields"] for r in caplog.records)
+    assert told["size"] == format_size(size_bytes)
+    assert told["on_huge_pages"] == format_size(size_bytes if huge else 0)
+    assert work.huge_bytes == (size_bytes if huge else 0)
+    assert told["took"]
+
+
+def test_a_preparation_that_is_stopped_tells_nothing(
+    segments: LocalSegments, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    go_on, begun = threading.Event(), threading.Event()
+    real = DramSegment.allocate_next
+
+    def slow(self: DramSegment, chunk_bytes: int) -> tuple[int, int] | None:
+        begun.set()
+        assert go_on.wait(30)
+        return real(self, chunk_bytes)
+
+    monkeypatch.setattr(DramSegment, "allocate_next", slow)
+    with caplog.at_level(logging.INFO, "cenote.store.preparation"):
+        work = Preparation(segments.dram(), no_failure, threads=1, chunk_bytes=MIB)
+        assert begun.wait(30)
+        stopper = threading.Thread(target=work.stop)
+        stopper.start()
+        wait_until(lambda: work._stopping, what="the stop")
+        go_on.set()
+        stopper.join(30)
+        assert work.wait(30)
+    assert not caplog.records

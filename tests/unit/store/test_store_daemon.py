@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from cenote.api.errors import CenoteError, ResourceUnavailable
 from cenote.runtime.config import load_config
 from cenote.store import dram as dram_module
+from cenote.store import memory_warnings
 from cenote.store.config import ENV_PREFIX, StoreConfig
 from cenote.store.daemon import StoreDaemon
 from cenote.store.node_files import NodeFiles
@@ -165,22 +166,76 @@ def test_a_name_in_use_ends_the_start(tmp_path: Path) -> None:
     run(test())
 
 
+def kept_for_others(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """What was told of memory that is kept for daemons that don't run."""
+    return [
+        record.__dict__["cenote_fields"]
+        for record in caplog.records
+        if "memory is kept for a store daemon" in record.getMessage()
+    ]
+
+
 def test_memory_that_dead_daemons_hold_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(memory_warnings, "GRACE_S", 0.0)
+
     async def test() -> None:
         async with running(tmp_path, name="old"):
             pass
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             async with running(tmp_path):
+                await wait_until_async(lambda: bool(kept_for_others(caplog)), what="the warning")
+
+    run(test())
+    (told,) = kept_for_others(caplog)
+    assert told["node"] == "old"
+    assert told["remove_with"].startswith(f"rm {tmp_path}/cenote-old-0.data ")
+
+
+def test_daemons_that_start_side_by_side_are_not_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_started = asyncio.Event()
+    looked: list[str] = []
+
+    async def when_all_are_there() -> None:
+        await all_started.wait()
+
+    def look(own: NodeFiles) -> None:
+        warn(own)
+        looked.append(own.name)
+
+    warn = memory_warnings.warn_of_stale_memory
+    monkeypatch.setattr(memory_warnings, "warn_of_stale_memory", look)
+    monkeypatch.setattr(memory_warnings, "_let_others_start", when_all_are_there)
+
+    async def test() -> None:
+        async with running(tmp_path, name="a"), running(tmp_path, name="b"):
+            pass
+        with caplog.at_level(logging.WARNING):
+            async with running(tmp_path, name="a"), running(tmp_path, name="b"):
+                assert not looked
+                all_started.set()
+                await wait_until_async(lambda: sorted(looked) == ["a", "b"], what="both looks")
+
+    run(test())
+    assert not kept_for_others(caplog)
+
+
+def test_memory_that_is_short_has_what_is_kept_told_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with running(tmp_path, name="old"):
+            pass
+        with caplog.at_level(logging.WARNING), pytest.raises(ResourceUnavailable):
+            async with running(tmp_path, dram=1 << 42):
                 pass
 
     run(test())
-    (record,) = (r for r in caplog.records if "memory is kept for a store daemon" in r.getMessage())
-    told = record.__dict__["cenote_fields"]
-    assert told["node"] == "old"
-    assert told["remove_with"].startswith(f"rm {tmp_path}/cenote-old-0.data ")
+    assert [told["node"] for told in kept_for_others(caplog)] == ["old"]
 
 
 @pytest.mark.parametrize("in_memory", [False, True])
@@ -190,7 +245,7 @@ def test_memory_on_a_disk_is_warned_of_once(
     caplog: pytest.LogCaptureFixture,
     in_memory: bool,
 ) -> None:
-    monkeypatch.setattr("cenote.store.daemon.is_in_memory", lambda _: in_memory)
+    monkeypatch.setattr("cenote.store.memory_warnings.is_in_memory", lambda _: in_memory)
 
     async def test() -> None:
         with caplog.at_level(logging.WARNING):

@@ -19,6 +19,7 @@ from cenote.runtime.units import format_size
 from cenote.store.claims import membarrier
 
 from .findings import Check, Finding, Verdict
+from .huge import huge_page_checks
 
 __all__ = [
     "DramFacts",
@@ -49,6 +50,7 @@ def host_checks(dram_dir: Path, dram_bytes: int | None, has_rdma: bool) -> list[
             "huge pages",
             lambda _: [judge_huge_pages(_read_huge_pages(), str(dram_dir), dram_bytes)],
         ),
+        *huge_page_checks(dram_dir),
         Check("locked memory", lambda _: [judge_memlock(read_memlock(), has_rdma, dram_bytes)]),
         Check("open files", lambda _: [judge_files(*resource.getrlimit(resource.RLIMIT_NOFILE))]),
     ]
