@@ -54,6 +54,9 @@ class Adoption:
     repeated: set[tuple[int, int, int, int]] = field(default_factory=set)
     """(segment index, offset, size, checksum) of what several versions say: they are the same bytes
     in one place (content dedup), and none has overwritten another there."""
+    regained: set[tuple[int, int]] = field(default_factory=set)
+    """(segment id, offset) of what was found again on SSDs: nothing that is taken in later says
+    otherwise of these places."""
     older: dict[int, _Held] = field(default_factory=dict)
     """By segment id."""
 
@@ -316,7 +319,8 @@ def _displace(work: Adoption, found: Found, segment: Segment, offset: int, units
     epochs = records[:, 3] & _EPOCH_MASK
     older = (epochs < found.epoch) | ((epochs == found.epoch) & (records[:, 2] < found.seq))
     free = (pool.lease_count.take(rows) == 0) & ((pool.state.take(rows) & LIVE) != 0)
-    if not (older & free).all():
+    found_now = [(segment.segment_id, start) in work.regained for start in spans[:, 2].tolist()]
+    if not (older & free).all() or any(found_now):
         return False
     regain(work, rows, spans)
     pool.drop_replicas(rows, spans, GoneReason.LOST)
@@ -351,6 +355,8 @@ def regain(work: Adoption, rows: Rows, lost: Spans) -> None:
         if replicas:
             _add_replicas(pool, row, added, replicas)
             work.known[taken] = True
+            places = zip(segments_of(added).tolist(), added[:, 2].tolist(), strict=True)
+            work.regained.update(places)
 
 
 def _spare_slots(work: Adoption) -> tuple[Rows, NDArray[np.int64]]:
@@ -366,27 +372,36 @@ def _spare_slots(work: Adoption) -> tuple[Rows, NDArray[np.int64]]:
     rows, at = rows[same], at[same]
     if not len(at):
         return rows, at
-    kept = ~_are_overlapped(slots[at], slots[_newer_slots(work)])
+    kept = ~_are_overlapped(work, slots[at], slots[_newer_slots(work)])
     rows, at = rows[kept], at[kept]
     order = np.argsort(rows, kind="stable")
     return rows[order], at[order]
 
 
-def _are_overlapped(slots: NDArray[np.void], others: NDArray[np.void]) -> NDArray[np.bool_]:
+def _are_overlapped(
+    work: Adoption, slots: NDArray[np.void], others: NDArray[np.void]
+) -> NDArray[np.bool_]:
     """Where others say that other bytes lie than these slots do."""
     overlapped = np.zeros(len(slots), np.bool_)
     others = others[~np.isin(_contents(others), _contents(slots))]
     for index in distinct(slots["segment_index"]).tolist():
+        segment = work.by_index[index]
         here, there = slots["segment_index"] == index, others["segment_index"] == index
-        starts = others["offset"][there].astype(np.int64)
+        starts, ends = _places_of(segment, others[there])
         order = np.argsort(starts, kind="stable")
-        starts = starts[order]
-        ends = starts + others["length"][there][order].astype(np.int64)
-        ends = np.r_[np.int64(0), np.maximum.accumulate(ends)]
-        first = slots["offset"][here].astype(np.int64)
-        last = first + slots["length"][here].astype(np.int64)
-        overlapped[here] = ends[np.searchsorted(starts, last)] > first
+        ends = np.r_[np.int64(0), np.maximum.accumulate(ends[order])]
+        first, last = _places_of(segment, slots[here])
+        overlapped[here] = ends[np.searchsorted(starts[order], last)] > first
     return overlapped
+
+
+def _places_of(
+    segment: Segment, slots: NDArray[np.void]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where the extents of these slots begin and end, in units: as `_extent_of`."""
+    starts = (slots["offset"] // np.uint64(UNIT_BYTES)).astype(np.int64)
+    units = -(-slots["length"].astype(np.int64) // UNIT_BYTES)
+    return starts, starts + segment.round_up(units)
 
 
 def _contents(slots: NDArray[np.void]) -> NDArray[np.uint64]:
