@@ -125,6 +125,25 @@ def test_what_was_copied_outlives_memory() -> None:
     assert [key for key in range(60) if after.exists(key) == [1]] == copied
 
 
+def test_references_to_the_same_bytes_share_their_place_when_they_are_found() -> None:
+    kit = kit_with_ssd()
+    for key in range(20):
+        put_bytes(kit, [key], [1])
+    put_bytes(kit, list(range(20, 75)), list(range(1000, 1055)))
+    journal = kit.durable()
+    settle(kit)
+    copied = [key for key in range(75) if SSD_ID in where(kit, key)]
+    alike = len([key for key in copied if key < 20])
+    assert 5 < alike < len(copied)
+    used = pool_of(kit.state).segments.by_id[SSD_ID].used_units
+    assert used == (len(copied) - alike + 1) * 64
+    kit.nodes[1].segments[0] = new_node(1).segments[0]
+    kit.nodes[1].segments[0].incarnation = b"after a reboot"
+    after = attached_again(kit, journal)
+    assert [key for key in range(75) if where(after, key) == {SSD_ID}] == copied
+    assert pool_of(after.state).segments.by_id[SSD_ID].used_units == used
+
+
 @pytest.mark.parametrize("other_first", [False, True])
 @pytest.mark.parametrize("other_lost", [False, True])
 def test_what_another_node_has_counts_once_it_has_said_so(
