@@ -191,7 +191,7 @@ class Oracle:
         removed = self._last_removal(put.key) > number
         others = [v for other in self.puts.values() if other.key == put.key for v in other.versions]
         put_again = any(self.numbers[v] > number for v in others)
-        moved = away and version in self.tiers.forgotten
+        moved = away and version in self.tiers.forgotten and not self.tiers.will_find(version)
         overwritten = away and not is_intact(put.value, self._placed[version], version)
         return striped or removed or put_again or moved or overwritten
 
@@ -207,7 +207,7 @@ class Oracle:
     def is_safe(self, put: PutRecord, version: Version) -> bool:
         """Whether it is sealed, or really lost."""
         excused = self._is_really_lost(version) or self._is_excused(put, version)
-        return excused or bool(self.surviving_replicas(version))
+        return bool(excused or self.surviving_replicas(version)) or self.tiers.will_find(version)
 
     def _is_really_lost(self, version: Version) -> bool:
         """Whether something that held it is gone, with no word of the master's."""
@@ -319,7 +319,7 @@ class Oracle:
         if put is None or not put.is_acked(version):
             return
         survives = self.surviving_replicas(version, forgotten)
-        if survives and not self._is_excused(put, version):
+        if (survives or self.tiers.will_find(version)) and not self._is_excused(put, version):
             raise Violation(
                 f"put {put.serial} of key {put.key}, version {version}, was acknowledged and is"
                 f" lost, though its replicas {sorted(survives)} are there"

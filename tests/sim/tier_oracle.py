@@ -51,6 +51,8 @@ class TierOracle:
         """Of these a replica was really lost, and does not count any more."""
         self.forgotten: set[Version] = set()
         """Where these are is not what a journal says that lost its end."""
+        self._untold: dict[Version, list[Place]] = {}
+        """Where on SSDs they are all the same."""
 
     @property
     def is_on(self) -> bool:
@@ -76,6 +78,8 @@ class TierOracle:
             before = self._oracle._placed.get(version, [])
             if before and {at[:2] for at in before} != {at[:2] for at in places}:
                 self.forgotten.add(version)
+                untold = self._untold.setdefault(version, [])
+                untold += [at for at in before if isinstance(at[0], DiskFile) and at not in untold]
             if places:
                 self._place(version, before, places)
         unlink = pool.unlink
@@ -154,6 +158,20 @@ class TierOracle:
         for place in before:
             if place not in after and (place[0].is_lost or version in place[0].damaged):
                 self.bereft.add(version)
+
+    def will_find(self, version: Version) -> bool:
+        """Whether the journal does not tell that it is on an SSD, but its slot does, the journal
+        has it in the memory of that host, and no other slot contradicts."""
+        oracle = self._oracle
+        placed, value = oracle._placed[version], oracle.put_of[version].value
+        hosts = {file.name.partition("[")[0] for file, _, _ in placed}
+        numbers = {replica for _, _, replica in placed}
+        for file, slot, replica in self._untold.get(version, ()):
+            good = not file.is_lost and version not in file.damaged and replica not in numbers
+            good = good and file.disk.host in hosts and is_sealed(file, slot, version)
+            if good and file.is_believable(slot, version, value):
+                return True
+        return False
 
     def _check_added(self, version: Version, file: Any, slot: int, offset: int, _: int) -> None:
         """A copy counts now: it is where its slot says, and is what was put."""

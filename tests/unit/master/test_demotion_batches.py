@@ -109,7 +109,7 @@ def play(plan: Plan, one_by_one: range) -> tuple[list[Seen], int]:
     copies are planned one by one."""
     config: dict[str, Any] = {"session_granted_share_max": 1.0, "reserve_share": 0.0}
     size = plan.ssd_blocks // plan.disks * BLOCK
-    node = ssd_node(1, MEMORY_BYTES, size)
+    node = ssd_node(1, MEMORY_BYTES, size, ssd_slots=max(512, plan.ssd_blocks))
     if plan.disks > 1:
         node.segments.append(FakeSegment(b"inc-1-more", size, size, BLOCK, slots=512, tier=2))
     kit = Tenants(*NAMES, config=StateConfig(**config), node=node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import random
@@ -30,6 +31,8 @@ FLUSH_SLOW_S: Final = 0.02
 _PHASE_S: Final = 0.6
 _SHORT_PHASE_S: Final = 0.25
 _FLUSHES_MIN: Final = 3
+_HANGS_S: Final = 20.0
+"""As a daemon sees it. Who asked has given up by then; the threads end with the process."""
 _BLOCK_OF_TOKENS: Final = 2560 << 10
 """Of a large model, 16 tokens."""
 
@@ -112,7 +115,9 @@ def _stream(move: Callable[[int], None], length: int, size_bytes: int, seconds: 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(max(0.0, until_s + _HANGS_S - time.monotonic()))
+    if any(thread.is_alive() for thread in threads):
+        raise TimeoutError(errno.ETIMEDOUT, f"a request took more than {_HANGS_S:g} s")
     if failure is not None:
         raise failure
     return moved / (time.monotonic() - began_s)
