@@ -123,7 +123,10 @@ def _take(
     low: NDArray[np.bool_] | None,
     ranks: Ranks | None,
 ) -> Rows:
-    count = min(max(units // max(1, pool.mean_units) + 1, _TAKE_MIN), _TAKE_MAX)
+    # The mean counts copies on SSDs, too, in larger units. What is too much keeps its place.
+    more = _MORE if pool.segments.has_ssd else 1
+    count = more * units // max(1, pool.mean_units) + 1
+    count = min(max(count, _TAKE_MIN), _TAKE_MAX)
     at = queue.at
     rows = queue.rows[at : at + count]
     queue.at = at + len(rows)
