@@ -41,10 +41,11 @@ NOTICED_AT = {
     "failed writes count": 61,
     "pins are overlooked": 4,
     "slots are not flushed": 1,
+    "untold copies are cleared": 1,
     "versions are not compared": 1,
 }
 """As in `test_sim.py`: where to begin, to save time."""
-FAULTS_OF = {"untold copies are cleared": WITH_POWER | {TIERS}}
+FAULTS_OF = {"untold copies are cleared": WITH_POWER | {TIERS, DEDUP}}
 """For bugs that other faults are needed for."""
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from cenote.api.rows import UNIT_BYTES
-from cenote.master.commands import Heartbeat
+from cenote.master.commands import Attach, Heartbeat
 from cenote.master.effects import GoneReason, ReplicasChanged
 from cenote.master.pool import Pool, Rows
 from sim.disk import DiskFile
@@ -218,6 +218,13 @@ class TierOracle:
         oracle = self._oracle
         placed = oracle._placed.get(version, ())
         return version not in oracle.gone and any(file in host.files for file, _, _ in placed)
+
+    def carried_out(self, command: object, reply: Any) -> None:
+        """A daemon that has attached knows which slots to clear; and which of them are on its SSD
+        again when it starts once more is nobody's business in this tenure."""
+        if isinstance(command, Attach) and reply.node_id:
+            for places in self._untold.values():
+                places[:] = [at for at in places if at[0].disk.host != command.node_name]
 
     # ---- daemons --------------------------------------------------------------------------------
 
