@@ -78,7 +78,8 @@ def _master() -> Metrics:
 def _store() -> Metrics:
     metrics = Metrics()
     segment = SimpleNamespace(index=0, tier=common_pb2.TIER_DRAM)
-    segments = cast("Any", SimpleNamespace(all=lambda: [segment]))
+    disk = SimpleNamespace(counters=None)
+    segments = cast("Any", SimpleNamespace(all=lambda: [segment], disk=disk, ssd=tuple))
     server = cast("Any", SimpleNamespace(counters=None, times=served_times()))
     anything = cast("Any", SimpleNamespace())
     metrics.build_info("store", "0")

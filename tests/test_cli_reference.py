@@ -65,6 +65,12 @@ def test_a_section_names_all_options_and_no_others(path: str) -> None:
     assert any(example.startswith(path) for example in EXAMPLES), "no example"
 
 
+def test_help_is_broken_where_the_terminal_ends_alone() -> None:
+    for path, command in COMMANDS.items():
+        for paragraph in (command.help or "").split("\n\n"):
+            assert "\n" not in paragraph, path
+
+
 @pytest.mark.parametrize("line", EXAMPLES)
 def test_every_example_is_right_usage(line: str) -> None:
     words = shlex.split(line)

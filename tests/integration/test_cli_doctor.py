@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from cenote.cli.daemons import clean_environment
 from cluster import Cluster, run_cenote
 from etcd import EtcdCluster
 from promptness import ends_within
+from waiting import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -96,6 +99,43 @@ def test_a_pool_that_is_well_and_one_that_is_not() -> None:
         found = findings(cluster.cli("doctor", "--json", "--deadline", "2"))
         assert found[f"master {cluster.lane}"]["verdict"] == "fail"
         assert "no connection" in found[f"master {cluster.lane}"]["found"]
+
+
+def test_the_ssd_of_a_daemon_that_runs_and_one_that_is_to_be(tmp_path: Path) -> None:
+    ssd = tmp_path / "ssd"
+    flags = {"ssd": str(ssd), "ssd-size": 16 * MIB, "metrics-listen": "127.0.0.1:0"}
+    with Cluster(stores=1, dram_bytes=16 * MIB, store_flags=flags) as cluster:
+        cluster.wait_alive(1)
+        found = findings(cluster.cli("doctor", "--json", "--dram-dir", str(cluster.dram_directory)))
+        (store,) = cluster.stores
+        in_use = found["ssd s0 use"]
+        assert in_use["verdict"] == "ok"
+        assert f"pid {store.pid}" in in_use["found"]
+        assert str(ssd) in found["ssd s0"]["found"]
+        assert found["ssd s0 speed"]["verdict"] == "skipped"
+        assert found["transparent huge pages"]["verdict"] in ("ok", "warn")
+        wait_until(lambda: "memory is prepared" in store.log_text(), what="the memory")
+        with urllib.request.urlopen(store.ready["metrics"], timeout=10) as answer:
+            told = re.search(r"cenote_store_segment_huge_bytes{.*} (\S+)", answer.read().decode())
+        assert told is not None
+        huge_bytes = float(told[1])
+        assert huge_bytes % (2 * MIB) == 0
+        can = found["transparent huge pages"]["verdict"] == "ok"
+        assert huge_bytes <= 16 * MIB * can
+        assert "ssd" not in found
+
+    options = ["--ssd", str(ssd), "--ssd-size", "16MiB", "--deadline", "1"]
+    kept = findings(run_cenote("doctor", "--json", *options))
+    assert kept["ssd use"]["verdict"] == "ok"
+    assert "what a store daemon left" in kept["ssd use"]["found"]
+    assert kept["ssd room"]["verdict"] == "ok"
+    too_many = ["--ssd-size", "9PiB", "--deadline", "1"]
+    too_much = run_cenote("doctor", "--json", *options[:1], str(tmp_path / "new"), *too_many)
+    assert too_much.returncode == 1
+    assert findings(too_much)["ssd room"]["verdict"] == "fail"
+    assert {path.name for path in tmp_path.iterdir()} <= {"ssd", "ssd.pool"}
+    by_environment = run_cenote("doctor", "--json", environment={"CENOTE_STORE_SSD": "/none/ssd"})
+    assert findings(by_environment)["ssd"]["verdict"] == "fail"
 
 
 def test_masters_with_etcd(tmp_path: Path) -> None:

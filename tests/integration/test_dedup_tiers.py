@@ -52,13 +52,19 @@ class Ten:
         assert self.admin.status().dedup_objects == 9
 
     def read(self) -> None:
-        """All are there, and right. A daemon that was just started may be avoided for a moment."""
+        """All are there, and right. A daemon that was just started may be avoided for a moment, so
+        something else is read first: what is asked for twice comes back to memory."""
+
+        def is_answered(client: Client) -> bool:
+            return client.put("probe", b"!").stored and client.get("probe") == b"!"
 
         def are_there(client: Client) -> bool:
             client.forget_locations()
             return client.get_batch(KEYS) == [VALUE] * len(KEYS)
 
         for client in self.clients:
+            wait_until(partial(is_answered, client), what="the daemon to answer")
+            assert client.remove("probe")
             wait_until(partial(are_there, client), what="five reads")
 
     def used(self) -> tuple[int, int]:

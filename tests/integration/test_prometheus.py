@@ -27,6 +27,8 @@ MAY_BE_EMPTY = frozenset(
         "Tenure left",  # the metadata are in a file
         "Errors in the engines",  # there are none
         "Copies",
+        "SSDs: bytes",  # there is none
+        "SSDs: waiting and failing",
     )
 )
 """Panels that have nothing to show of a pool that is well, and has neither RDMA nor etcd."""

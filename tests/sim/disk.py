@@ -89,6 +89,20 @@ class DiskFile:
         sealed &= (int(record["epoch"]), int(record["seq"])) == version
         return bool(sealed) and bytes(disk.durable[start : start + len(value)]) == value
 
+    def is_believable(self, slot: int, version: Version, value: bytes) -> bool:
+        """Whether this slot's bytes are there, and no other one says that others are, or that it
+        has these elsewhere."""
+        records = np.frombuffer(self.table, SLOT_RECORD)
+        own, there = records[slot], records["state"] == STATE_SEALED
+        start, length = int(own["offset"]), int(own["length"])
+        starts = records["offset"].astype(np.int64)
+        hit = (starts < start + length) & (starts + records["length"].astype(np.int64) > start)
+        hit &= (starts != start) | (records["checksum"] != own["checksum"])
+        hit |= (records["epoch"] == version[0]) & (records["seq"] == version[1])
+        others = hit & there
+        others[slot] = False
+        return not others.any() and self.data[start : start + len(value)].tobytes() == value
+
     def is_flipped(self, offset: int, length: int) -> bool:
         """Whether a bit of what lies there was flipped."""
         start = self.disk.plan.data_at + offset

@@ -110,6 +110,7 @@ class Oracle:
             self.tiers.command = type(command)
             try:
                 reply = apply(command)
+                self.tiers.carried_out(command, reply)
                 if digests is not None:
                     check_answer(self, pool, digests, reply)
                 return reply
@@ -181,19 +182,17 @@ class Oracle:
         was since; or its key was removed or put again before its daemon came; or it lies on several
         nodes, of which none brings a whole replica."""
         away = self.power_failed or self.has_lost_metadata
-        if version[0] < self._opened_anew:
-            return True
-        if not (away or self.journal_lags):
-            return False
+        if version[0] < self._opened_anew or not (away or self.journal_lags):
+            return version[0] < self._opened_anew
         nodes = {(f.name.partition("[")[0], replica) for f, _, replica in self._placed[version]}
         striped = len(nodes) > len({replica for _, replica in nodes})
-        number = self.numbers[version]
-        removed = self._last_removal(put.key) > number
+        removed = self._last_removal(put.key) > (number := self.numbers[version])
         others = [v for other in self.puts.values() if other.key == put.key for v in other.versions]
         put_again = any(self.numbers[v] > number for v in others)
-        moved = away and version in self.tiers.forgotten
-        overwritten = away and not is_intact(put.value, self._placed[version], version)
-        return striped or removed or put_again or moved or overwritten
+        moved = version in self.tiers.forgotten
+        moved |= not is_intact(put.value, self._placed[version], version)  # or overwritten
+        gone = away and moved and not self.tiers.will_find(version)
+        return striped or removed or put_again or gone
 
     def _check_slots(self, put: PutRecord, version: Version) -> None:
         """As long as the master has not let go of it, an acknowledged object's slots are its own:
@@ -207,7 +206,7 @@ class Oracle:
     def is_safe(self, put: PutRecord, version: Version) -> bool:
         """Whether it is sealed, or really lost."""
         excused = self._is_really_lost(version) or self._is_excused(put, version)
-        return excused or bool(self.surviving_replicas(version))
+        return bool(excused or self.surviving_replicas(version)) or self.tiers.will_find(version)
 
     def _is_really_lost(self, version: Version) -> bool:
         """Whether something that held it is gone, with no word of the master's."""
@@ -319,7 +318,7 @@ class Oracle:
         if put is None or not put.is_acked(version):
             return
         survives = self.surviving_replicas(version, forgotten)
-        if survives and not self._is_excused(put, version):
+        if (survives or self.tiers.will_find(version)) and not self._is_excused(put, version):
             raise Violation(
                 f"put {put.serial} of key {put.key}, version {version}, was acknowledged and is"
                 f" lost, though its replicas {sorted(survives)} are there"

@@ -11,11 +11,11 @@ import numpy as np
 
 from cenote.client.masters import Masters
 from cenote.master import adopting, replay
-from cenote.master.attach import _make_usable
 from cenote.master.decider import Decider
 from cenote.master.effects import SegmentMet
 from cenote.master.kv_keeper import Keeper
 from cenote.master.operations import Operations
+from cenote.master.reconciling import make_usable
 from cenote.master.state import MasterState
 from sim.journal_mutations import MUTATIONS as JOURNAL_MUTATIONS
 from sim.mutations import replaced
@@ -47,7 +47,7 @@ def _space_before_attach() -> contextlib.AbstractContextManager[None]:
         effects = start(state, *times)
         pool = state._pool
         for segment in pool.segments.by_id.values():
-            _make_usable(pool, segment, _Report(segment))  # type: ignore[arg-type]
+            make_usable(pool, segment, _Report(segment))  # type: ignore[arg-type]
         for node in pool.nodes.by_id.values():
             node.attached = True
         return effects

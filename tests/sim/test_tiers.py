@@ -41,9 +41,12 @@ NOTICED_AT = {
     "failed writes count": 61,
     "pins are overlooked": 4,
     "slots are not flushed": 1,
+    "untold copies are cleared": 1,
     "versions are not compared": 1,
 }
 """As in `test_sim.py`: where to begin, to save time."""
+FAULTS_OF = {"untold copies are cleared": WITH_POWER | {TIERS, DEDUP}}
+"""For bugs that other faults are needed for."""
 
 
 def _with_two(scenario: Callable[[test_puller.Two], None], path: Path) -> None:
@@ -108,16 +111,16 @@ def test_a_seed_with_tiers_is_the_same_run_again() -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [name for name in TIER_MUTATIONS if name not in RARE])
 def test_bugs_on_purpose_in_copies_are_noticed(name: str) -> None:
-    first = NOTICED_AT.get(name, 0)
+    first, faults = NOTICED_AT.get(name, 0), FAULTS_OF.get(name, WITH_TIERS)
     with TIER_MUTATIONS[name]():
         for seed in (*range(first, MUTATION_SEEDS), *range(first)):
-            report = simulate(Options(seed, faults=WITH_TIERS))
+            report = simulate(Options(seed, faults=faults))
             if report.failure:
                 break
     assert report.failure, f"{name!r} was not noticed in {MUTATION_SEEDS} seeds"
     print(f"{name!r} was noticed by seed {report.seed}")
     assert not BROKEN.search(report.failure), report.failure
-    clean = not simulate(Options(report.seed, faults=WITH_TIERS)).failure
+    clean = not simulate(Options(report.seed, faults=faults)).failure
     assert clean, "and it was not the mutation that failed"
 
 

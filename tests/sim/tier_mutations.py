@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 
 from cenote.api.rows import COPIED, CopyStatus
-from cenote.master import attach, copies, demotion, lookups, moves, replay, tiers
+from cenote.master import (
+    adopting,
+    attach,
+    copies,
+    demotion,
+    lookups,
+    moves,
+    reconciling,
+    replay,
+    tiers,
+)
 from cenote.master.effects import ReplicasChanged
 from cenote.master.move_tables import NO_REPLICA
 from cenote.master.nodes import Node
@@ -162,6 +172,12 @@ def _sources_may_leave() -> contextlib.AbstractContextManager[None]:
     return replaced(copies, "_have_stayed", lambda some, *_: np.ones(len(some), np.bool_))
 
 
+def _untold_copies_are_cleared() -> contextlib.AbstractContextManager[None]:
+    """What a journal has lost of copies is not looked for on SSDs."""
+    nothing: Callable[..., None] = lambda *_: None  # noqa: E731
+    return together(replaced(adopting, "regain", nothing), replaced(reconciling, "regain", nothing))
+
+
 def _pins_are_overlooked() -> contextlib.AbstractContextManager[None]:
     """Room in memory is made of what has a copy, pinned or not."""
 
@@ -221,6 +237,7 @@ TIER_MUTATIONS: dict[str, Mutation] = {
     "sources go first": _sources_go_first,
     "versions are not compared": _versions_are_not_compared,
     "sources may leave": _sources_may_leave,
+    "untold copies are cleared": _untold_copies_are_cleared,
     "pins are overlooked": _pins_are_overlooked,
     "dead daemons go on": _dead_daemons_go_on,
     "copies are inherited": _copies_are_inherited,

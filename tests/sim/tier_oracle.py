@@ -15,7 +15,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from cenote.api.rows import UNIT_BYTES
-from cenote.master.commands import Heartbeat
+from cenote.master.commands import Attach, Heartbeat
 from cenote.master.effects import GoneReason, ReplicasChanged
 from cenote.master.pool import Pool, Rows
 from sim.disk import DiskFile
@@ -51,6 +51,8 @@ class TierOracle:
         """Of these a replica was really lost, and does not count any more."""
         self.forgotten: set[Version] = set()
         """Where these are is not what a journal says that lost its end."""
+        self._untold: dict[Version, list[Place]] = {}
+        """Where on SSDs they are all the same."""
 
     @property
     def is_on(self) -> bool:
@@ -76,6 +78,8 @@ class TierOracle:
             before = self._oracle._placed.get(version, [])
             if before and {at[:2] for at in before} != {at[:2] for at in places}:
                 self.forgotten.add(version)
+                untold = self._untold.setdefault(version, [])
+                untold += [at for at in before if isinstance(at[0], DiskFile) and at not in untold]
             if places:
                 self._place(version, before, places)
         unlink = pool.unlink
@@ -155,6 +159,20 @@ class TierOracle:
             if place not in after and (place[0].is_lost or version in place[0].damaged):
                 self.bereft.add(version)
 
+    def will_find(self, version: Version) -> bool:
+        """Whether the journal does not tell that it is on an SSD, but its slot does, the journal
+        has it in the memory of that host, and no other slot contradicts."""
+        oracle = self._oracle
+        placed, value = oracle._placed[version], oracle.put_of[version].value
+        hosts = {file.name.partition("[")[0] for file, _, _ in placed}
+        numbers = {replica for _, _, replica in placed}
+        for file, slot, replica in self._untold.get(version, ()):
+            good = not file.is_lost and version not in file.damaged and replica not in numbers
+            good = good and file.disk.host in hosts and is_sealed(file, slot, version)
+            if good and file.is_believable(slot, version, value):
+                return True
+        return False
+
     def _check_added(self, version: Version, file: Any, slot: int, offset: int, _: int) -> None:
         """A copy counts now: it is where its slot says, and is what was put."""
         if file.is_lost or version in file.damaged:
@@ -200,6 +218,13 @@ class TierOracle:
         oracle = self._oracle
         placed = oracle._placed.get(version, ())
         return version not in oracle.gone and any(file in host.files for file, _, _ in placed)
+
+    def carried_out(self, command: object, reply: Any) -> None:
+        """A daemon that has attached knows which slots to clear; and which of them are on its SSD
+        again when it starts once more is nobody's business in this tenure."""
+        if isinstance(command, Attach) and reply.node_id:
+            for places in self._untold.values():
+                places[:] = [at for at in places if at[0].disk.host != command.node_name]
 
     # ---- daemons --------------------------------------------------------------------------------
 

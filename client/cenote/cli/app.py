@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Final
 
@@ -96,6 +97,22 @@ app.add_typer(namespaces_app, name="namespaces", rich_help_panel=_RUN)
 app.add_typer(config_app, name="config", rich_help_panel=_RUN)
 app.add_typer(cmd_upkeep.debug_app, name="debug", rich_help_panel=_RUN)
 app.add_typer(token_app, name="token", rich_help_panel=_RUN)
+
+
+def _unwrapped(doc: str) -> str:
+    """A docstring whose paragraphs are a line each: their lines are as long as those of the source,
+    and Typer breaks them where the terminal ends, too."""
+    paragraphs = inspect.cleandoc(doc).split("\n\n")
+    return "\n\n".join(
+        paragraph if paragraph.startswith(" ") else paragraph.replace("\n", " ")
+        for paragraph in paragraphs
+    )
+
+
+for _typer in (app, namespaces_app, config_app, cmd_upkeep.debug_app, token_app):
+    for _command in _typer.registered_commands:
+        assert _command.callback is not None
+        _command.help = _unwrapped(_command.callback.__doc__ or "")
 
 
 @app.callback(invoke_without_command=True)

@@ -21,59 +21,80 @@ _ETCD_SCHEME: Final = "etcd://"
 _Tls = tuple[str, str, str]
 
 
-def doctor(
-    master: Annotated[
-        str | None,
-        typer.Option(
-            envvar="CENOTE_MASTER",
-            metavar="HOST:PORT",
-            help="The master's lane; several with commas; or etcd://HOST:PORT,... Default: one on "
-            "this host, if there is.",
-        ),
-    ] = None,
-    grpc: GrpcAddress = None,
-    etcd: Annotated[
-        str, typer.Option(metavar="URL", help="etcd://HOST:PORT,...; by default the master's.")
-    ] = "",
-    etcd_ca: Annotated[str, typer.Option(metavar="FILE", help="CA of etcd, for TLS.")] = "",
-    etcd_cert: Annotated[str, typer.Option(metavar="FILE", help="Our certificate for it.")] = "",
-    etcd_key: Annotated[str, typer.Option(metavar="FILE", help="Its key.")] = "",
-    dram: Annotated[
-        str, typer.Option(metavar="SIZE", help="What a store daemon here is to give: 64GiB.")
-    ] = "",
-    dram_dir: Annotated[Path, typer.Option(metavar="DIR", help="Where it is taken from.")] = Path(
-        "/dev/shm"
+_Master = Annotated[
+    str | None,
+    typer.Option(
+        envvar="CENOTE_MASTER",
+        metavar="HOST:PORT",
+        help="The master's lane; several with commas; or etcd://HOST:PORT,... Default: the store"
+        " daemon's, else one on this host, if there is.",
     ),
-    ssd: Annotated[
-        str,
-        typer.Option(
-            envvar="CENOTE_STORE_SSD",
-            metavar="PATH",
-            help="A store daemon's file or block device; default: those of daemons that run here.",
-        ),
-    ] = "",
-    ssd_size: Annotated[
-        str,
-        typer.Option(
-            envvar="CENOTE_STORE_SSD_SIZE", metavar="SIZE", help="What it is to use of it: 1TiB."
-        ),
-    ] = "",
-    rdma_devices: Annotated[
-        str,
-        typer.Option(metavar="LIST", help="RDMA devices to use: mlx5_0,mlx5_2:1 or mlx5_*,!mlx5_3"),
-    ] = "",
+]
+_Etcd = Annotated[
+    str, typer.Option(metavar="URL", help="etcd://HOST:PORT,...; by default the master's.")
+]
+_EtcdCa = Annotated[str, typer.Option(metavar="FILE", help="CA of etcd, for TLS.")]
+_EtcdCert = Annotated[str, typer.Option(metavar="FILE", help="Our certificate for it.")]
+_EtcdKey = Annotated[str, typer.Option(metavar="FILE", help="Its key.")]
+_StoreConfigFile = Annotated[
+    str,
+    typer.Option(
+        envvar="CENOTE_STORE_CONFIG",
+        metavar="FILE",
+        help="A store daemon's settings: what is not given here is taken from there.",
+    ),
+]
+_Dram = Annotated[
+    str, typer.Option(metavar="SIZE", help="What a store daemon here is to give: 64GiB.")
+]
+_DramDir = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Where it is taken from; default: /dev/shm.")
+]
+_Ssd = Annotated[
+    str,
+    typer.Option(
+        envvar="CENOTE_STORE_SSD",
+        metavar="PATH",
+        help="A store daemon's file or block device; default: those of daemons that run here.",
+    ),
+]
+_SsdSize = Annotated[
+    str,
+    typer.Option(
+        envvar="CENOTE_STORE_SSD_SIZE", metavar="SIZE", help="What it is to use of it: 1TiB."
+    ),
+]
+_RdmaDevices = Annotated[
+    str,
+    typer.Option(metavar="LIST", help="RDMA devices to use: mlx5_0,mlx5_2:1 or mlx5_*,!mlx5_3"),
+]
+_Deadline = Annotated[
+    float, typer.Option(min=0.1, max=600, metavar="SECONDS", help="Of each check.")
+]
+
+
+def doctor(
+    master: _Master = None,
+    grpc: GrpcAddress = None,
+    etcd: _Etcd = "",
+    etcd_ca: _EtcdCa = "",
+    etcd_cert: _EtcdCert = "",
+    etcd_key: _EtcdKey = "",
+    store_config: _StoreConfigFile = "",
+    dram: _Dram = "",
+    dram_dir: _DramDir = None,
+    ssd: _Ssd = "",
+    ssd_size: _SsdSize = "",
+    rdma_devices: _RdmaDevices = "",
     transports: Transports = TRANSPORTS_DEFAULT,
     json: AsJson = False,
-    deadline: Annotated[
-        float, typer.Option(min=0.1, max=600, metavar="SECONDS", help="Of each check.")
-    ] = 3.0,
+    deadline: _Deadline = 3.0,
 ) -> int:
     """Check this host and its way to the pool: each finding with a verdict and a remedy.
 
     Nothing is changed; an SSD that nobody uses is measured for two seconds. Exit code 1 where
     something fails; warnings alone are 0.
     """
-    from cenote.runtime.units import parse_size_bytes
     from cenote.transport.nics.filters import DeviceFilter
     from cenote.transport.nics.sysfs import has_devices
 
@@ -81,39 +102,31 @@ def doctor(
     from .doctor.findings import Verdict, run_checks
     from .doctor.gpu import gpu_checks
     from .doctor.host import host_checks
+    from .doctor.planned import planned
     from .doctor.rdma import rdma_checks
 
-    dram_bytes = parse_size_bytes(dram) if dram else None
-    tls = (etcd_ca, etcd_cert, etcd_key)
+    plan = planned(
+        store_config,
+        dram=dram,
+        dram_dir=dram_dir,
+        ssd=ssd,
+        ssd_size=ssd_size,
+        rdma_devices=rdma_devices,
+    )
+    tls = (etcd_ca, etcd_cert, etcd_key) if etcd_ca else plan.etcd_tls
+    ways = split_transports(transports)
     checks = [
-        *host_checks(dram_dir, dram_bytes, has_rdma=has_devices()),
-        *_ssd_checks(ssd, parse_size_bytes(ssd_size) if ssd_size else 0, dram_dir),
+        *plan.checks,
+        *host_checks(plan.dram_dir, plan.dram_bytes, has_rdma=has_devices()),
+        *plan.ssd_checks(),
         *gpu_checks(),
         *clock_checks(),
-        *rdma_checks(DeviceFilter.parse(rdma_devices)),
-        *_pool_checks(master, grpc, split_transports(transports), (etcd, tls), deadline),
+        *rdma_checks(DeviceFilter.parse(plan.rdma_devices)),
+        *_pool_checks(master or plan.master, grpc, ways, (etcd, tls), deadline),
     ]
     findings = run_checks(checks, deadline)
     _print(findings, as_json=json)
     return EXIT_ERROR if any(each.verdict is Verdict.FAIL for each in findings) else EXIT_OK
-
-
-def _ssd_checks(path: str, wanted_bytes: int, dram_dir: Path) -> list[Check]:
-    """Of the SSD that is named, else of those that daemons on this host have."""
-    from cenote.store.node_files import running_nodes
-
-    from .doctor.findings import Check, Finding, Verdict
-    from .doctor.ssd import ssd_checks
-
-    if path:
-        return ssd_checks(Path(path), wanted_bytes)
-    running = running_nodes(dram_dir) if dram_dir.is_dir() else []
-    found = [ssd_checks(Path(node.ssd), 0, node.name) for node in running if node.ssd]
-    if found:
-        return [check for checks in found for check in checks]
-    text = "none is named, and no store daemon that runs here has one"
-    skipped = Finding("ssd", Verdict.SKIPPED, text, "--ssd PATH, where one is to have it")
-    return [Check("ssd", lambda _: [skipped])]
 
 
 def _pool_checks(

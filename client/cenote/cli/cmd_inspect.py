@@ -188,11 +188,11 @@ def _status_pairs(reply: admin_pb2.GetStatusResponse) -> list[tuple[str, str | i
         ("capacity", format_size(reply.capacity_bytes)),
         (
             "used",
-            f"{format_size(reply.used_bytes)} ({_share(reply.used_bytes, reply.capacity_bytes)})"
-            f" by {counted(reply.objects, 'object')}",
+            f"{format_size(reply.used_bytes)} ({_share(reply.used_bytes, reply.capacity_bytes)})",
         ),
         *_dedup_pairs(reply),
         *_ssd_pairs(reply),
+        ("objects", f"{reply.objects:,}"),
         ("quotas", _quotas(reply)),
         *([("moving", reply.moving)] if reply.moving else []),
         ("held", ", ".join(text for text, some in held if some) or "nothing"),

@@ -71,6 +71,11 @@ def _show(admin: Admin, namespace: str | None, *, plot: bool, png: Path | None, 
             ["namespace", *(name for _, name in _SHOWN), "references"],
             [(curve.namespace or _EVERYTHING, *_cells(reply, curve)) for curve in curves],
         )
+        if not any(curve.references for curve in curves):
+            note(
+                "nothing was read since the pool has had this capacity: curves begin anew when it"
+                " changes, as with a drain"
+            )
     if plot or png is not None:
         _plot(reply, curves, in_terminal=plot and not json, png=png)
 

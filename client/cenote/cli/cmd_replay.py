@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from cenote.policy.endurance import BURST_SHARE
-
 from .exits import EXIT_ERROR, EXIT_OK
 from .options import MASTER_DEFAULT, AsJson, DeadlineS, GrpcAddress, MasterAddress
 
@@ -151,6 +149,8 @@ def verdict(report: dict[str, Any]) -> int:
 def replay_budget(daily_bytes: int, trace_s: float) -> int:
     """The daily budget to play a trace with that took so long, at whatever speed: its burst, which
     is all that can be spent in a short time, is what a device is given while the trace goes on."""
+    from cenote.policy.endurance import BURST_SHARE
+
     return int(daily_bytes * min(1.0, trace_s / _DAY_S) / BURST_SHARE)
 
 
@@ -281,6 +281,8 @@ def _evictions_since(
         if not interrupts.number:
             raise
         return Evictions(None, None)
+    from cenote.policy.endurance import BURST_SHARE
+
     return Evictions(
         after.evicted_objects - before.evicted_objects,
         after.evicted_bytes - before.evicted_bytes,

@@ -240,6 +240,8 @@ def _print_namespaces(now: Sample) -> None:
 
     status = now.status
     ranked = sorted(now.namespaces, key=lambda n: -n.used_bytes)
+    # Of their own sum: the pool's use was asked for a moment before.
+    total = sum(n.used_bytes - n.ssd_used_bytes for n in ranked)
     has_ssd = bool(status.ssd_capacity_bytes)
     print_table(
         ["namespace", "objects", "memory", "of all", *(["ssd"] if has_ssd else [])],
@@ -248,7 +250,7 @@ def _print_namespaces(now: Sample) -> None:
                 n.name,
                 f"{n.objects:,}",
                 format_size(n.used_bytes - n.ssd_used_bytes),
-                f"{100 * (n.used_bytes - n.ssd_used_bytes) / max(1, status.used_bytes):.1f} %",
+                f"{100 * (n.used_bytes - n.ssd_used_bytes) / max(1, total):.1f} %",
                 *([format_size(n.ssd_used_bytes)] if has_ssd else []),
             )
             for n in ranked[:_NAMESPACES_SHOWN]

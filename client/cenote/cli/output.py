@@ -131,7 +131,7 @@ def _left_out(
 
 
 def _looks_numeric(cells: Sequence[Cell]) -> bool:
-    texts = [str(cell) for cell in cells if cell is not None]
+    texts = [str(cell) for cell in cells if cell not in (None, "-")]
     return bool(texts) and all(text[:1].isdigit() and " " in text for text in texts)
 
 

@@ -24,12 +24,13 @@ import numpy as np
 
 from .base import MAIN, STEP, Keys, Links, Mask, Positions, Stamps, key_words
 from .ghosts import GhostQueue
-from .lru import oldest_first
+from .lru import evenly_mixed, oldest_first
 
 __all__ = ["ArcPolicy"]
 
 _MAIN: Final = np.uint64(MAIN)
 _ZERO: Final = np.uint64(0)
+_MUCH: Final = 1 << 40
 
 
 @final
@@ -49,6 +50,7 @@ class ArcPolicy:
     name = "arc"
     remembers = True
     chained = False
+    by_age = False
     victims_at_once = 32
 
     def __init__(self, clock: int = STEP) -> None:
@@ -191,6 +193,20 @@ class ArcPolicy:
                 left2 -= 1
                 virtual += grows
         return np.array(taken, np.bool_), t1 - left1
+
+    def coldest(self, stamps: Stamps, positions: Positions, count: int) -> Positions:
+        count = min(count, len(positions))
+        is_main = (stamps[positions] & _MAIN) != _ZERO
+        t1, t2 = positions[~is_main], positions[is_main]
+        # As `_split` has it for so many: T1 down to its target, then of both, so that it stays.
+        excess = max(0.0, len(t1) - self._target_share * len(positions))
+        alone = min(float(count), excess / max(self._returning, 1 / _MUCH))
+        in_t1 = min(len(t1), round(alone + (1.0 - self._returning) * (count - alone)))
+        in_t1 = max(in_t1, count - len(t2))
+        in_t2 = count - in_t1
+        return evenly_mixed(
+            oldest_first(stamps, t1, in_t1)[:in_t1], oldest_first(stamps, t2, in_t2)[:in_t2]
+        )
 
     def memory_bytes(self) -> int:
         return self._b1.memory_bytes() + self._b2.memory_bytes()

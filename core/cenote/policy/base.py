@@ -95,6 +95,11 @@ class EvictionPolicy(Protocol):
         ...
 
     @property
+    def by_age(self) -> bool:
+        """Whether the oldest stamps go first, and nothing else counts."""
+        ...
+
+    @property
     def victims_at_once(self) -> int:
         """How many victims it is good to ask for at once in a small cache."""
         ...
@@ -136,6 +141,11 @@ class EvictionPolicy(Protocol):
         at least min(count, evictable ones). It is assumed that as many objects will be stored as
         are evicted. May rewrite stamps of rows that it passes over. `links` where it is `chained`.
         """
+        ...
+
+    def coldest(self, stamps: Stamps, positions: Positions, count: int) -> Positions:
+        """About `count` of these positions, all where there are fewer: what will go first, in about
+        that order, as far as can be told now. Nothing changes by it."""
         ...
 
     def memory_bytes(self) -> int:

@@ -48,7 +48,7 @@ def parent_mark(words: Keys) -> NDArray[np.uint32]:
 class ChainMode:
     """A policy under which no block goes before its successors."""
 
-    __slots__ = ("_inner", "name", "remembers", "victims_at_once")
+    __slots__ = ("_inner", "by_age", "name", "remembers", "victims_at_once")
 
     chained = True
 
@@ -56,6 +56,7 @@ class ChainMode:
         self._inner = inner
         self.name = f"{inner.name}-chain"
         self.remembers = inner.remembers
+        self.by_age = inner.by_age
         self.victims_at_once = inner.victims_at_once
 
     @property
@@ -110,6 +111,9 @@ class ChainMode:
             self._inner.requeue(stamps, kept)
         # Fewer than were wanted: the others have successors that may not go.
         return free if len(free) else chosen
+
+    def coldest(self, stamps: Stamps, positions: Positions, count: int) -> Positions:
+        return self._inner.coldest(stamps, positions, count)
 
     def memory_bytes(self) -> int:
         return self._inner.memory_bytes()

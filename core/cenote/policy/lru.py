@@ -8,7 +8,7 @@ import numpy as np
 
 from .base import MAIN, STEP, Keys, Links, Mask, Positions, Stamps
 
-__all__ = ["LruPolicy", "oldest_first"]
+__all__ = ["LruPolicy", "evenly_mixed", "oldest_first"]
 
 _SAMPLE = 4096
 _SELECT_ALL_MAX = 16 * _SAMPLE
@@ -31,6 +31,7 @@ class LruPolicy:
     name = "lru"
     remembers = False
     chained = False
+    by_age = True
     victims_at_once = 256
 
     def __init__(self, clock: int = STEP) -> None:
@@ -92,6 +93,9 @@ class LruPolicy:
     ) -> Positions:
         return oldest_first(stamps, np.flatnonzero(evictable), count)
 
+    def coldest(self, stamps: Stamps, positions: Positions, count: int) -> Positions:
+        return oldest_first(stamps, positions, count)
+
     def memory_bytes(self) -> int:
         return 0
 
@@ -108,6 +112,14 @@ def oldest_first(stamps: Stamps, positions: Positions, count: int) -> Positions:
         positions = positions[chosen]
         ages = ages[chosen]
     return positions[np.argsort(ages, kind="stable")]
+
+
+def evenly_mixed(one: Positions, other: Positions) -> Positions:
+    """Both, each in its order: anywhere along the way the same share of either is behind."""
+    shares = [np.arange(len(part)) / max(1, len(part)) for part in (one, other)]
+    order = np.argsort(np.concatenate(shares), kind="stable")
+    mixed: Positions = np.concatenate((one, other))[order]
+    return mixed
 
 
 def _below_sampled_threshold(ages: Stamps, count: int) -> Positions | None:

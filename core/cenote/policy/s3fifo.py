@@ -25,7 +25,7 @@ import numpy as np
 
 from .base import FREQUENCY, MAIN, STEP, Keys, Links, Mask, Positions, Stamps, key_words
 from .ghosts import GhostQueue
-from .lru import oldest_first
+from .lru import evenly_mixed, oldest_first
 
 __all__ = ["S3FifoPolicy"]
 
@@ -36,6 +36,7 @@ _FREQUENCY: Final = np.uint64(FREQUENCY)
 _FLAGS: Final = _MAIN | _FREQUENCY
 _ZERO: Final = np.uint64(0)
 _ONE: Final = np.uint64(1)
+_MUCH: Final = 1 << 40
 
 
 @final
@@ -55,6 +56,7 @@ class S3FifoPolicy:
     name = "s3fifo"
     remembers = True
     chained = False
+    by_age = False
     victims_at_once = 32
 
     def __init__(self, clock: int = STEP) -> None:
@@ -178,6 +180,39 @@ class S3FifoPolicy:
         chosen[from_small] = gone
         chosen[~from_small] = found
         return chosen
+
+    def coldest(self, stamps: Stamps, positions: Positions, count: int) -> Positions:
+        count = min(count, len(positions))
+        is_main = (stamps[positions] & _MAIN) != _ZERO
+        small, main = positions[~is_main], positions[is_main]
+        again = (stamps[small] & _FREQUENCY) >= np.uint64(_PROMOTED_USES)
+        going, moving = small[~again], small[again]
+        # As `_plan` has it for so many: S down to its share, then of both, so that it stays.
+        kept = len(going) / max(1, len(small))
+        falls = self._returning + (1.0 - kept) / max(kept, 1 / _MUCH)
+        excess = max(0.0, len(small) - _SMALL_SHARE * len(positions))
+        alone = min(float(count), excess / max(falls, 1 / _MUCH))
+        share = (1.0 - self._returning) * kept
+        in_small = min(len(going), round(alone + share * (count - alone)))
+        in_main = min(len(main), count - in_small)
+        in_small = min(len(going), count - in_main)
+        chosen = evenly_mixed(
+            oldest_first(stamps, going, in_small)[:in_small],
+            self._least_used(stamps, main, in_main),
+        )
+        rest = count - len(chosen)
+        return np.concatenate((chosen, oldest_first(stamps, moving, rest)[:rest]))
+
+    def _least_used(self, stamps: Stamps, main: Positions, wanted: int) -> Positions:
+        """In the order in which they come to the end of M for good, about."""
+        uses = stamps[main] & _FREQUENCY
+        found = [main[:0]]
+        for count in range(FREQUENCY + 1):
+            if wanted <= 0:
+                break
+            found.append(oldest_first(stamps, main[uses == np.uint64(count)], wanted)[:wanted])
+            wanted -= len(found[-1])
+        return np.concatenate(found)
 
     def _plan(self, uses: list[int], small: int, main: int, count: int) -> tuple[list[bool], int]:
         """(of each victim whether it comes from S, how far along the end of S that goes)."""

@@ -11,7 +11,9 @@ from cenote.api.errors import ConfigError, InvalidArgument
 __all__ = [
     "UNIX_PATH_BYTES_MAX",
     "Address",
+    "host_and_port",
     "is_loopback",
+    "joined",
     "parse_address",
     "refuse_open_ports",
 ]
@@ -34,6 +36,23 @@ class Address:
             return f"unix://{self.path}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"tcp://{host}:{self.port}"
+
+
+def host_and_port(address: str, name: str) -> tuple[str, int]:
+    """("::1", 5120) for "[::1]:5120"; port 0 takes a free one. `name`: of the flag. Raises
+    ConfigError."""
+    host, colon, port = address.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    ambiguous = ":" in bare and host == bare
+    wrong_port = not port.isascii() or not port.isdigit() or int(port) > 65535
+    if not colon or not bare or ambiguous or wrong_port:
+        raise ConfigError(f"--{name} {address!r} is no address", remedy="write host:port")
+    return bare, int(port)
+
+
+def joined(host: str, port: int) -> str:
+    """The reverse of `host_and_port`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:

@@ -3,11 +3,14 @@
 Newest first: where extents overlap, the higher version has overwritten the others. A version enters
 the table with those of its replicas that are whole on the daemon that attaches; another daemon may
 bring more of them later.
+
+Likewise copies that it missed, of objects that it knows: `regain`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,17 +24,24 @@ from .pool import Pool, Rows
 from .segments import DRAM, Segment
 from .spans import Spans, distinct, segments_of, to_placed, units_of
 
-__all__ = ["adopt"]
+__all__ = ["Adoption", "adopt", "regain"]
 
 _EPOCH_MASK = np.uint64(0xFFFF_FFFF)
 
 
 @dataclass(slots=True)
-class _Adoption:
+class Adoption:
     """One attach's work: what was taken so far."""
 
     pool: Pool
     by_index: dict[int, Segment]
+    """Segments that are met first in this epoch; of others nothing is taken in."""
+    slots: NDArray[np.void]
+    """All of the daemon's."""
+    known: NDArray[np.bool_]
+    """Which of them the table knows, or has taken in as other replicas of what it knew."""
+    spare: tuple[Rows, NDArray[np.int64]] | None = None
+    """Of other slots on SSDs those that have a version of the table: (rows, rising; positions)."""
     numbers: dict[int, list[int]] = field(default_factory=dict)
     """Segment id -> slot numbers taken."""
     news: dict[tuple[int, int, int], list[tuple[Found, Spans, int]]] = field(default_factory=dict)
@@ -44,27 +54,33 @@ class _Adoption:
     repeated: set[tuple[int, int, int, int]] = field(default_factory=set)
     """(segment index, offset, size, checksum) of what several versions say: they are the same bytes
     in one place (content dedup), and none has overwritten another there."""
-    older: dict[int, tuple[NDArray[np.int64], NDArray[np.int64], Rows, NDArray[np.uint64]]] = field(
-        default_factory=dict
-    )
-    """Segment id -> starts, ends, rows, seqs of what the table had there, by start."""
+    regained: set[tuple[int, int]] = field(default_factory=set)
+    """(segment id, offset) of what was found again on SSDs: nothing that is taken in later says
+    otherwise of these places."""
+    older: dict[int, _Held] = field(default_factory=dict)
+    """By segment id."""
 
 
-def adopt(
-    pool: Pool, segments: list[Segment], slots: NDArray[np.void]
-) -> tuple[int, NDArray[np.bool_]]:
-    """Take in slots (of these segments) that are newer than the journal.
+class _Held(NamedTuple):
+    """What the table had in a segment before, by where it starts."""
 
-    Returns (how many objects, which of the slots are to be cleared).
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    spans: Spans
+    rows: Rows
+    seqs: NDArray[np.uint64]
+
+
+def adopt(work: Adoption) -> tuple[int, NDArray[np.bool_]]:
+    """Take in slots that the table does not know, and that are newer than the journal.
+
+    Returns (how many objects, which of all slots are to be cleared).
     """
-    clear = np.ones(len(slots), np.bool_)
-    newer = _newer(pool, segments, slots)
-    at = np.flatnonzero(newer)
-    if not len(at):
-        return 0, clear
-    work = _Adoption(pool, {segment.index: segment for segment in segments})
+    pool, slots = work.pool, work.slots
     adopted = 0
-    versions = gather(slots, at)
+    clear = ~work.known
+    at = _newer_slots(work)
+    versions = gather(slots, at) if len(at) else []
     _note_repeated(work, versions)
     for found in reversed(versions):
         positions = _adopt_one(work, found)
@@ -78,10 +94,17 @@ def adopt(
     # Oldest first, so that what was stored last is touched last.
     for place in sorted(work.news):
         _store(pool, place, work.news[place][::-1])
-    return adopted, clear
+    return adopted, clear & ~work.known
 
 
-def _note_repeated(work: _Adoption, versions: list[Found]) -> None:
+def _newer_slots(work: Adoption) -> NDArray[np.int64]:
+    """Positions of those slots that the table does not know, and may not have heard of."""
+    at = np.flatnonzero(~work.known)
+    newer = _newer(work.pool, list(work.by_index.values()), work.slots[at])
+    return at[newer]
+
+
+def _note_repeated(work: Adoption, versions: list[Found]) -> None:
     seen = set[tuple[int, int, int, int]]()
     for found in versions:
         for replica in found.replicas.values():
@@ -111,7 +134,7 @@ def _newer(pool: Pool, segments: list[Segment], slots: NDArray[np.void]) -> NDAr
     return newer & unmet
 
 
-def _adopt_one(work: _Adoption, found: Found) -> list[int]:
+def _adopt_one(work: Adoption, found: Found) -> list[int]:
     """One version: positions of the slots that entered the table, none if it can't be adopted."""
     pool = work.pool
     namespace = pool.namespaces.by_id.get(found.namespace_id)
@@ -133,22 +156,9 @@ def _adopt_one(work: _Adoption, found: Found) -> list[int]:
             row = -1
         elif (record[0], record[1]) != (found.size, found.checksum):
             return []  # what one daemon says of this version contradicts another
-    spans: list[tuple[int, int, int, int]] = []
-    positions: list[int] = []
-    replicas = 0
-    for number in _by_tier(work, found, _numbers_of(pool, row)):
-        replica = found.replicas[number]
-        if replica.is_whole():
-            taken = _claim(work, found, number)
-            if taken:
-                spans += taken
-                replicas += 1
-                positions += [position for position, _ in replica.extents.values()]
+    added, replicas, positions = _take(work, found, _numbers_of(pool, row))
     if not replicas:
         return []
-    for word, slot, _, _ in spans:
-        work.numbers.setdefault(word & 0xFFFF, []).append(slot)
-    added = np.array(spans, np.uint32)
     if row > 0:
         _add_replicas(pool, row, added, replicas)
     else:
@@ -156,6 +166,26 @@ def _adopt_one(work: _Adoption, found: Found) -> list[int]:
         place = (found.namespace_id, found.generation, found.epoch)
         work.news.setdefault(place, []).append((found, added, replicas))
     return positions
+
+
+def _take(
+    work: Adoption, found: Found, held: set[int], *, displaces: bool = True
+) -> tuple[Spans, int, list[int]]:
+    """Take the space of all replicas that are whole and have other numbers than those that are
+    held: (extents, how many replicas, positions of their slots)."""
+    spans: list[tuple[int, int, int, int]] = []
+    positions: list[int] = []
+    replicas = 0
+    for number in _by_tier(work, found, held):
+        replica = found.replicas[number]
+        taken = _claim(work, found, number, displaces=displaces) if replica.is_whole() else []
+        if taken:
+            spans += taken
+            replicas += 1
+            positions += [position for position, _ in replica.extents.values()]
+    for word, slot, _, _ in spans:
+        work.numbers.setdefault(word & 0xFFFF, []).append(slot)
+    return np.array(spans, np.uint32).reshape(-1, 4), replicas, positions
 
 
 def _numbers_of(pool: Pool, row: int) -> set[int]:
@@ -166,7 +196,7 @@ def _numbers_of(pool: Pool, row: int) -> set[int]:
     return set(((words >> 16) & 0xFF).tolist())
 
 
-def _by_tier(work: _Adoption, found: Found, held: set[int]) -> list[int]:
+def _by_tier(work: Adoption, found: Found, held: set[int]) -> list[int]:
     """Numbers of replicas that may enter the table, those in memory first.
 
     Not those that the table has: a number may have been given anew, to a copy on an SSD, while the
@@ -182,7 +212,7 @@ def _by_tier(work: _Adoption, found: Found, held: set[int]) -> list[int]:
     return [number for _, number in sorted(places)]
 
 
-def _keep_off(work: _Adoption, found: Found, adopted: list[int]) -> None:
+def _keep_off(work: Adoption, found: Found, adopted: list[int]) -> None:
     """What lies where a version was written that is not adopted has been overwritten by it."""
     taken = set(adopted)
     for replica in found.replicas.values():
@@ -203,8 +233,11 @@ def _extent_of(segment: Segment, slot: Slot) -> tuple[int, int]:
     return int(slot["offset"]) // UNIT_BYTES, -(-units // align) * align
 
 
-def _claim(work: _Adoption, found: Found, replica: int) -> list[tuple[int, int, int, int]]:
-    """Take the space of one replica's extents; nothing when some of it is a newer object's."""
+def _claim(
+    work: Adoption, found: Found, replica: int, *, displaces: bool
+) -> list[tuple[int, int, int, int]]:
+    """Take the space of one replica's extents; nothing when some of it is a newer object's, or
+    (unless it `displaces` these) an older one's."""
     extents = found.replicas[replica].extents
     spans: list[tuple[int, int, int, int]] = []
     for index in range(len(extents)):
@@ -215,7 +248,9 @@ def _claim(work: _Adoption, found: Found, replica: int) -> list[tuple[int, int, 
             not segment.claim(offset, units)
             and not _share(work, found, segment, offset, units)
             and not (
-                _displace(work, found, segment, offset, units) and segment.claim(offset, units)
+                displaces
+                and _displace(work, found, segment, offset, units)
+                and segment.claim(offset, units)
             )
         ):
             for word, _, at, length in spans:
@@ -226,17 +261,17 @@ def _claim(work: _Adoption, found: Found, replica: int) -> list[tuple[int, int, 
     return spans
 
 
-def _share(work: _Adoption, found: Found, segment: Segment, offset: int, units: int) -> bool:
+def _share(work: Adoption, found: Found, segment: Segment, offset: int, units: int) -> bool:
     """Hold this extent with whoever has it, where that is another object of the same bytes."""
     content = found.size, found.checksum
     held = work.claimed.get((segment.segment_id, offset))
     if held is None:
         pool = work.pool
-        starts, ends, rows, seqs = _known_in(work, segment)
-        at = slice(*np.searchsorted(starts, [offset, offset + 1]).tolist())
-        same = (ends[at] == offset + units) & (pool.seqs_of(rows[at]) == seqs[at])
-        same &= (pool.state.take(rows[at]) & LIVE) != 0
-        records = pool.records_of(rows[at])[same]
+        known = _known_in(work, segment)
+        at = slice(*np.searchsorted(known.starts, [offset, offset + 1]).tolist())
+        same = _are_there(pool, known, at) & (known.ends[at] == offset + units)
+        same &= (pool.state.take(known.rows[at]) & LIVE) != 0
+        records = pool.records_of(known.rows[at])[same]
         held = (units, *records[0, :2].tolist()) if len(records) else None
     if held != (units, *content):
         return False
@@ -244,10 +279,8 @@ def _share(work: _Adoption, found: Found, segment: Segment, offset: int, units: 
     return True
 
 
-def _known_in(
-    work: _Adoption, segment: Segment
-) -> tuple[NDArray[np.int64], NDArray[np.int64], Rows, NDArray[np.uint64]]:
-    """What the table had in a segment: starts, ends, rows, seqs, by start."""
+def _known_in(work: Adoption, segment: Segment) -> _Held:
+    """What the table had in a segment."""
     pool = work.pool
     known = work.older.get(segment.segment_id)
     if known is None:
@@ -255,27 +288,144 @@ def _known_in(
         order = np.argsort(spans[:, 2], kind="stable")
         rows, spans = rows[order], spans[order]
         starts = spans[:, 2].astype(np.int64)
-        known = (starts, starts + spans[:, 3], rows, pool.seqs_of(rows))
+        known = _Held(starts, starts + spans[:, 3], spans, rows, pool.seqs_of(rows))
         work.older[segment.segment_id] = known
     return known
 
 
-def _displace(work: _Adoption, found: Found, segment: Segment, offset: int, units: int) -> bool:
-    """Drop older objects that this version has overwritten. False if something there must stay."""
-    pool = work.pool
-    starts, ends, rows, seqs = _known_in(work, segment)
+def _are_there(pool: Pool, known: _Held, at: slice) -> NDArray[np.bool_]:
+    """Whether what the table had there still is there, and has not been displaced."""
+    rows, spans = known.rows[at], known.spans[at]
+    same = np.flatnonzero(pool.seqs_of(rows) == known.seqs[at])
+    counts, present = pool.spans_of(rows[same])
+    owner = np.repeat(same, counts)
+    there = np.zeros(len(rows), np.bool_)
+    there[owner[(present == spans[owner]).all(axis=1)]] = True
+    return there
+
+
+def _displace(work: Adoption, found: Found, segment: Segment, offset: int, units: int) -> bool:
+    """Drop replicas of older objects that this version has overwritten. False if something there
+    must stay."""
+    pool, known = work.pool, _known_in(work, segment)
     part = slice(
-        int(np.searchsorted(ends, offset, "right")), int(np.searchsorted(starts, offset + units))
+        int(np.searchsorted(known.ends, offset, "right")),
+        int(np.searchsorted(known.starts, offset + units)),
     )
-    rows, same = distinct(rows[part]), pool.seqs_of(rows[part]) == seqs[part]
+    rows, spans = known.rows[part], known.spans[part]
+    if not len(rows) or not _are_there(pool, known, part).all():
+        return False
     records = pool.records_of(rows)
     epochs = records[:, 3] & _EPOCH_MASK
     older = (epochs < found.epoch) | ((epochs == found.epoch) & (records[:, 2] < found.seq))
     free = (pool.lease_count.take(rows) == 0) & ((pool.state.take(rows) & LIVE) != 0)
-    if not len(rows) or not same.all() or not (older & free).all():
+    found_now = [(segment.segment_id, start) in work.regained for start in spans[:, 2].tolist()]
+    if not (older & free).all() or any(found_now):
         return False
-    pool.unlink(rows, GoneReason.LOST)
+    regain(work, rows, spans)
+    pool.drop_replicas(rows, spans, GoneReason.LOST)
     return True
+
+
+def regain(work: Adoption, rows: Rows, lost: Spans) -> None:
+    """Before these extents are dropped (each of a row): of what would be nowhere then a slot on an
+    SSD of this node may tell, that the table does not know. It is a replica of the same object.
+
+    The journal has lost that the object was copied there and left memory, or it was not told of it.
+    A version is never given twice, and the object lives, so that nobody has removed it. Nobody is
+    given a lease on what is on an SSD: should the slot be stale, and its place others' by now,
+    readers find that by the checksum. Where a slot that may be adopted says so it is not taken.
+    """
+    pool = work.pool
+    if work.spare is None:
+        work.spare = _spare_slots(work)
+    theirs, positions = work.spare
+    some = np.searchsorted(theirs, rows) < np.searchsorted(theirs, rows, "right")
+    wanted = _left_nowhere(work, rows[some], lost[some]) if some.any() else rows[:0]
+    if not len(wanted):
+        return
+    starts, ends = np.searchsorted(theirs, wanted), np.searchsorted(theirs, wanted, "right")
+    at = np.concatenate([positions[i:j] for i, j in zip(starts, ends, strict=True)])
+    for found in reversed(gather(work.slots, np.sort(at))):
+        row = pool.objects.lookup_one(*np.frombuffer(found.digest, np.uint64).tolist())
+        record = pool.record_of(row)
+        if found.clashes or (record[0], record[1]) != (found.size, found.checksum):
+            continue  # what is said of this version contradicts the table
+        added, replicas, taken = _take(work, found, _numbers_of(pool, row), displaces=False)
+        if replicas:
+            _add_replicas(pool, row, added, replicas)
+            work.known[taken] = True
+            places = zip(segments_of(added).tolist(), added[:, 2].tolist(), strict=True)
+            work.regained.update(places)
+
+
+def _spare_slots(work: Adoption) -> tuple[Rows, NDArray[np.int64]]:
+    pool, slots = work.pool, work.slots
+    on_ssd = [index for index, segment in work.by_index.items() if segment.tier != DRAM]
+    at = np.flatnonzero(np.isin(slots["segment_index"], on_ssd) & ~work.known)
+    digests = np.ascontiguousarray(slots["digest"][at]).view(np.uint64).reshape(-1, 2)
+    rows = np.maximum(pool.objects.lookup(digests), 0)
+    records = pool.records_of(rows)
+    same = (rows > 0) & ((pool.state.take(rows) & LIVE) != 0)
+    same &= records[:, 2] == slots["seq"][at]
+    same &= (records[:, 3] & _EPOCH_MASK) == slots["epoch"][at]
+    rows, at = rows[same], at[same]
+    if not len(at):
+        return rows, at
+    kept = ~_are_overlapped(work, slots[at], slots[_newer_slots(work)])
+    rows, at = rows[kept], at[kept]
+    order = np.argsort(rows, kind="stable")
+    return rows[order], at[order]
+
+
+def _are_overlapped(
+    work: Adoption, slots: NDArray[np.void], others: NDArray[np.void]
+) -> NDArray[np.bool_]:
+    """Where others say that other bytes lie than these slots do."""
+    overlapped = np.zeros(len(slots), np.bool_)
+    others = others[~np.isin(_contents(others), _contents(slots))]
+    for index in distinct(slots["segment_index"]).tolist():
+        segment = work.by_index[index]
+        here, there = slots["segment_index"] == index, others["segment_index"] == index
+        starts, ends = _places_of(segment, others[there])
+        order = np.argsort(starts, kind="stable")
+        ends = np.r_[np.int64(0), np.maximum.accumulate(ends[order])]
+        first, last = _places_of(segment, slots[here])
+        overlapped[here] = ends[np.searchsorted(starts[order], last)] > first
+    return overlapped
+
+
+def _places_of(
+    segment: Segment, slots: NDArray[np.void]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where the extents of these slots begin and end, in units: as `_extent_of`."""
+    starts = (slots["offset"] // np.uint64(UNIT_BYTES)).astype(np.int64)
+    units = -(-slots["length"].astype(np.int64) // UNIT_BYTES)
+    return starts, starts + segment.round_up(units)
+
+
+def _contents(slots: NDArray[np.void]) -> NDArray[np.uint64]:
+    """A number for the bytes that each slot tells of, and where they lie."""
+    numbers = slots["checksum"].astype(np.uint64)
+    for name in ("segment_index", "offset", "object_size"):
+        numbers = numbers * np.uint64(0x9E37_79B9_7F4A_7C15) + slots[name].astype(np.uint64)
+    return numbers
+
+
+def _left_nowhere(work: Adoption, rows: Rows, lost: Spans) -> Rows:
+    """Which of these rows have no replica without one of these extents, as far as is known: what
+    the table has on other nodes may be as wrong, before their daemons have attached."""
+    pool = work.pool
+    unique = distinct(rows)
+    counts, spans = pool.spans_of(unique)
+    owner = np.repeat(np.arange(len(unique)), counts)
+    pairs = owner * 256 + ((spans[:, 0] >> 16) & 0xFF)
+    going = np.searchsorted(unique, rows) * 256 + ((lost[:, 0] >> 16) & 0xFF)
+    here = [segment.segment_id for segment in work.by_index.values()]
+    sure = pool.segments.attached[segments_of(spans)] | np.isin(segments_of(spans), here)
+    stays = sure & ~np.isin(pairs, going)
+    nowhere: Rows = unique[np.bincount(owner[stays], minlength=len(unique)) == 0]
+    return nowhere
 
 
 def _store(pool: Pool, place: tuple[int, int, int], news: list[tuple[Found, Spans, int]]) -> None:

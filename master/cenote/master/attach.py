@@ -1,9 +1,9 @@
 """A daemon attaches: its segments become usable, and its slot tables and the object table agree.
 
 For each segment, in this order: extents of the table that are not sealed there are dropped; the
-allocator is made from what is left; slots newer than the journal are adopted where they are whole
-and overlap nothing (but what has the same bytes there); all other slots that the table does not
-know are to be cleared.
+allocator is made from what is left (`reconciling`); slots newer than the journal are adopted where
+they are whole and overlap nothing (but what has the same bytes there); all other slots that the
+table does not know are to be cleared.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from numpy.typing import NDArray
 from cenote.api.errors import InvalidArgument, NodeNameTaken, NodeSuperseded, StaleEpoch
 from cenote.api.rows import CLAIM, SLOT, SLOT_REF, UNIT_BYTES
 
-from .adopting import adopt
+from .adopting import Adoption, adopt
 from .commands import Attach, AttachReply, PoolCopy, SegmentReport
 from .copies import abandon_copies
-from .effects import GoneReason, NodeKnown, SegmentKnown, SegmentMet, SlotsGrown
-from .inventory import confirm
-from .node_ops import lose_segment, set_endpoints
+from .effects import NodeKnown, SegmentKnown, SegmentMet, SlotsGrown
+from .node_ops import set_endpoints
 from .nodes import Node, NodeState
 from .objects import LIVE
-from .pool import NO_SEGMENT, Pool, Rows
+from .pool import Pool
 from .rebuilding import check_copy, take_in_copy, tell_pool
+from .reconciling import reconcile
 from .segments import NO_SLOT, Segment
 from .session_ops import node_cut_session
 from .sessions import SESSION_ID_BYTES, claimer, is_claimer
 from .slot_growth import instruct_growth
-from .spans import SEGMENT_MASK, Spans, distinct
-from .summed import are_told, check_sums, tells_of, wanted_blocks
+from .spans import distinct
+from .summed import check_sums, wanted_blocks
 
 __all__ = ["attach"]
 
@@ -60,20 +60,13 @@ def attach(pool: Pool, command: Attach, now_s: float) -> AttachReply:
     if not same_process:
         abandon_copies(pool, node)
     segments = _segments(pool, node, command)
-    inventory = command.inventory
-    known = np.zeros(len(inventory), np.bool_)
-    dropped = 0
     # Slots are adopted when a segment is met first in this epoch: what was refused stays refused.
     fresh = [segment for segment in segments if segment.allocator is None]
-    for segment, report in zip(segments, command.segments, strict=True):
-        here = np.flatnonzero(inventory["segment_index"] == report.index)
-        slots = inventory if len(here) == len(inventory) else inventory[here]
-        gone, known_here = _reconcile(pool, segment, command, report, slots, same_process)
-        known[here] = known_here
-        dropped += gone
-        _make_usable(pool, segment, report)
-    unknown = inventory[~known]
-    adopted, stale = adopt(pool, fresh, unknown)
+    inventory = command.inventory
+    known = np.zeros(len(inventory), np.bool_)
+    work = Adoption(pool, {segment.index: segment for segment in fresh}, inventory, known)
+    dropped = reconcile(work, node, command, segments, same_process=same_process)
+    adopted, stale = adopt(work)
     # After what was adopted, and before all that becomes of it: a journal that has lost this, has
     # lost who was given the space of what was evicted, too, so that nobody was.
     for segment in fresh:
@@ -100,7 +93,7 @@ def attach(pool: Pool, command: Attach, now_s: float) -> AttachReply:
     node.unverified = frozenset(report.index for report in command.segments if report.unverified)
     pool.segments.refresh_readable()
     pool.view_changed()
-    refs = _refs_of(unknown[stale])
+    refs = _refs_of(inventory[stale])
     pool.counters.adopted += adopted
     pool.counters.lost += dropped
     if not same_process:
@@ -224,11 +217,7 @@ def _node(pool: Pool, command: Attach, now_s: float) -> tuple[Node, bool]:
 
 
 def _segments(pool: Pool, node: Node, command: Attach) -> list[Segment]:
-    """The segments reported, in order; those of the node that are not are lost."""
-    reported = {report.incarnation for report in command.segments}
-    for segment_id in list(node.segment_ids):
-        if pool.segments.by_id[segment_id].incarnation not in reported:
-            lose_segment(pool, segment_id)
+    """The segments reported, in order."""
     segments = []
     for report in command.segments:
         segment = pool.segments.by_incarnation.get(report.incarnation)
@@ -271,32 +260,6 @@ def _reconcile_growth(pool: Pool, segment: Segment, report: SegmentReport) -> No
             instruct_growth(pool, segment, grown)
 
 
-def _reconcile(
-    pool: Pool,
-    segment: Segment,
-    command: Attach,
-    report: SegmentReport,
-    slots: NDArray[np.void],
-    same_process: bool,
-) -> tuple[int, NDArray[np.bool_]]:
-    """Drop what the table has in this segment and the inventory does not.
-
-    Not when it is the same process in the same epoch: what it has not sealed yet is on its way.
-    Returns (objects lost, which slots the table knows).
-    """
-    if not tells_of(command, report):
-        return 0, np.zeros(0, np.bool_)  # all blocks' sums agree: all of it is sealed
-    rows, spans = pool.rows_in_segment(segment.segment_id)
-    wanted = (pool.state.take(rows) & LIVE) != 0
-    wanted &= are_told(command, report, spans[:, 1])
-    rows, spans = rows[wanted], spans[wanted]
-    records = pool.records_of(rows)
-    sealed, known = confirm(spans, records[:, 3] & np.uint64(0xFFFF_FFFF), records[:, 2], slots)
-    if same_process or sealed.all():
-        return 0, known
-    return pool.drop_replicas(rows[~sealed], spans[~sealed], GoneReason.LOST), known
-
-
 def _withhold(pool: Pool, node: Node, fresh: list[Segment], command: Attach) -> None:
     """What stopped writers of an earlier tenure may be writing into is not granted to others before
     their daemon says that it is over. A grant of this tenure is known here by itself."""
@@ -336,48 +299,3 @@ def _hold_claimed(pool: Pool, node: Node, segment: Segment, claims: NDArray[np.v
         if len(touched):
             hold = pool.hold(touched)
             pool.orphans.add_hold(claimer(claim["session_id"].tobytes()), hold, {node.node_id})
-
-
-def _make_usable(pool: Pool, segment: Segment, report: SegmentReport) -> None:
-    ready_units = report.ready_bytes // UNIT_BYTES
-    if segment.allocator is not None:
-        segment.grow(ready_units)
-        return
-    rows, spans = pool.rows_in_segment(segment.segment_id)
-
-    def newest_first() -> NDArray[np.int64]:
-        # Where two overlap, the higher version has overwritten the other.
-        records = pool.records_of(rows)
-        epochs = records[:, 3] & np.uint64(0xFFFF_FFFF)
-        return np.lexsort((records[:, 2], epochs))[::-1]
-
-    def contents() -> NDArray[np.uint64]:
-        return np.ascontiguousarray(pool.records_of(rows)[:, :2])
-
-    refused = segment.build(ready_units, spans, newest_first, contents)
-    if len(refused):
-        lost, parts = rows[refused], spans[refused]
-        live = (pool.state.take(lost) & LIVE) != 0
-        _drop_overlapping(pool, segment, lost[live], parts[live])
-
-
-def _drop_overlapping(pool: Pool, segment: Segment, rows: Rows, spans: Spans) -> None:
-    """Extents that the allocator could not take: others lie there, which are newer.
-
-    Their space is not theirs to free, so they are cut out of the allocator's sight first.
-    """
-    for row in distinct(rows).tolist():
-        one = np.array([row])
-        _, all_spans = pool.spans_of(one)
-        refused = spans[rows == row]
-        others = all_spans[~(all_spans[:, None] == refused[None]).all(axis=2).any(axis=1)]
-        pool.segments.give(others)
-        segment_less = all_spans.copy()
-        segment_less[:, 0] = (segment_less[:, 0] & ~np.uint32(SEGMENT_MASK)) | NO_SEGMENT
-        pool.set_spans(
-            one,
-            np.array([len(all_spans)]),
-            segment_less,
-            np.array([pool.record_of(row)[8]], np.uint8),
-        )
-        pool.unlink(one, GoneReason.LOST)

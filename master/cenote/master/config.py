@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from cenote.api.errors import ConfigError, InvalidArgument
 from cenote.policy.names import AUTO, POLICIES
-from cenote.rpc.address import refuse_open_ports
+from cenote.rpc.address import host_and_port, refuse_open_ports
 from cenote.runtime.config import option
 from cenote.security.tls import ClientAuth
 from cenote.security.tls_options import (
@@ -23,18 +23,9 @@ from .dedup_domains import domain_of
 from .metadata import MetadataOptions
 from .state_config import StateConfig
 
-__all__ = ["ENV_PREFIX", "MasterConfig", "host_and_port"]
+__all__ = ["ENV_PREFIX", "MasterConfig"]
 
 ENV_PREFIX: Final = "CENOTE_MASTER_"
-
-
-def host_and_port(address: str, name: str) -> tuple[str, int]:
-    """("::1", 5110) for "[::1]:5110"; port 0 takes a free one. Raises ConfigError."""
-    host, colon, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"--{name} {address!r} is no address", remedy="write host:port")
-    return host, int(port)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,7 @@ The coldest objects are looked for in whole columns, for all nodes at once, and 
 for each node. Most of them are of one kind (one extent, in memory), and are ordered as a batch that
 takes one run of the device.
 
-"Coldest" is by the age of stamps here, whatever the policy: `EvictionPolicy.victims` takes it that
-those it names go, and moves others along its queues.
+"Coldest" is what the eviction policy in force says (`EvictionPolicy.coldest`).
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from numpy.typing import NDArray
 
 from cenote.api.rows import COPY, UNIT_BYTES
 from cenote.policy.endurance import count_admitted, is_admitted, is_spared
-from cenote.policy.lru import oldest_first
 
 from .copies import CopyRow, begin_copy, order_copies
 from .nodes import Node
@@ -52,6 +50,9 @@ CANDIDATES_MAX = 16_384
 CANDIDATES_S_MIN, CANDIDATES_ROW_S = 0.01, 50e-9
 """How often the coldest objects are looked for: that reads whole columns, so it depends on how long
 they are."""
+REFUSED_ROW_S = 500e-9
+"""The same, where there are none but those that no room could be made for: others that have become
+cold since are found as late."""
 SIZE_GUESSES = 4
 """How often more of them are looked for, where the coldest are smaller than the others are."""
 _BLOCK_BYTES = 4_096
@@ -142,6 +143,10 @@ def _demote_of(pool: Pool, node: Node, segments: list[Segment], budget: int) -> 
         queue.put_back(rows[left], stamps[left])
     if turn.is_declined:
         queue.clear()
+    elif turn.passed and not turn.count and not _is_due(pool, pool.now_s, REFUSED_ROW_S):
+        # Nobody's turn came after theirs: else they would be looked for all the time.
+        rows = np.concatenate(turn.passed)
+        queue.put_back(rows, pool.stamp.take(rows))
     turn.send()
 
 
@@ -155,7 +160,9 @@ def _next_of(
     good = (pool.stamp.take(rows) == stamps) & ((states & np.uint8(LIVE)) != 0)
     good &= (states & np.uint8(COPYING | _UNWANTED)) == 0
     if turn.refused:
-        good &= ~np.isin(pool.incarnations_of(rows), list(turn.refused))
+        refused = good & np.isin(pool.incarnations_of(rows), list(turn.refused))
+        turn.passed.append(rows[refused])
+        good &= ~refused
     rows, stamps = rows[good], stamps[good]
     segments = pool.extent_words.take(rows * 4) & SEGMENT_MASK
     is_plain = np.isin(segments, node.segment_ids) & ~pool.segments.on_ssd[segments]
@@ -176,6 +183,7 @@ class _Turn:
         "_pool",
         "_segments",
         "is_declined",
+        "passed",
         "refused",
     )
 
@@ -192,11 +200,17 @@ class _Turn:
         self.refused: set[int] = set()
         """Incarnations that no room can be made for, for the sake of others' quotas: these keep
         nobody waiting who has a right to some."""
+        self.passed: list[Rows] = []
+        """What was passed over for that."""
+
+    @property
+    def count(self) -> int:
+        return sum(len(o) for o in self._orders)
 
     @property
     def left(self) -> int:
         """How many may still be ordered."""
-        return min(self._pool.tiers.left, COPIES_AT_ONCE - sum(len(o) for o in self._orders))
+        return min(self._pool.tiers.left, COPIES_AT_ONCE - self.count)
 
     @property
     def goes_on(self) -> bool:
@@ -277,14 +291,14 @@ class _Turn:
         for row, words in zip(rows.tolist(), pool.digests_of(rows).tolist(), strict=True):
             if spent >= self._budget:
                 break
-            if self.refused and int(pool.incarnations_of(np.array([row]))[0]) in self.refused:
-                seen += 1
-                continue
+            refused = len(self.refused)
             units, parts = self._order_one(row, words)
             if units < 0:
                 self._budget = 0  # not for another one either, now
                 break
             seen += 1
+            if len(self.refused) > refused:
+                break  # more of them are not tried
             if parts:
                 orders += parts
                 copies, spent = copies + 1, spent + units
@@ -323,7 +337,8 @@ class _Turn:
                 owner = int(pool.incarnations_of(np.array([row]))[0])
                 target = take_on_ssd(pool, self._segments, units, owner)
                 if target is None and pool.quotas.active:
-                    self.refused.add(owner)
+                    self.refused.update(pool.quotas.alike(pool.namespaces, owner))
+                    self.passed.append(np.array([row]))
                     return 0, []
             if target is None:
                 return -1, []
@@ -363,9 +378,15 @@ def _count_worth_it(pool: Pool, node: Node, rows: Rows, charges: NDArray[np.int6
 # ---- what is cold ---------------------------------------------------------------------------
 
 
+def _is_due(pool: Pool, now_s: float, row_s: float) -> bool:
+    # Policies with several queues take twice as long to say what is coldest.
+    row_s *= 1 if pool.policy.by_age else 2
+    rest_s = max(CANDIDATES_S_MIN, row_s * pool.objects.high_water)
+    return now_s - pool.tiers.looked_at_s >= rest_s
+
+
 def _look_if_due(pool: Pool, now_s: float) -> None:
-    rest_s = max(CANDIDATES_S_MIN, CANDIDATES_ROW_S * pool.objects.high_water)
-    if now_s - pool.tiers.looked_at_s >= rest_s:
+    if _is_due(pool, now_s, CANDIDATES_ROW_S):
         pool.tiers.looked_at_s = now_s
         _look_for_cold(pool, pool.tiers.disk_nodes)
 
@@ -412,7 +433,7 @@ def _coldest(
     # As many as that are if they are of the usual size.
     count = min(most, math.ceil(share * len(positions)))
     for _ in range(SIZE_GUESSES):
-        rows = oldest_first(pool.stamp[:end], positions, count)
+        rows = pool.policy.coldest(pool.stamp[:end], positions, count)
         counts, spans = pool.spans_of(rows)
         units = np.where(column[segments_of(spans)], spans[:, 3], 0).astype(np.int64)
         found = int(units.sum())

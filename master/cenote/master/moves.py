@@ -198,9 +198,8 @@ class Targets:
         column[[s.segment_id for s in segments]] = True
         mask = evictable_mask(pool, column) & (pool.objects.extents > 1)
         mask &= (pool.state[: pool.objects.high_water] & np.uint8(COPYING)) == 0
-        cold = oldest_first(
-            pool.stamp[: pool.objects.high_water], np.flatnonzero(mask), _COPIED_AT_ONCE
-        )
+        stamps = pool.stamp[: pool.objects.high_water]
+        cold = pool.policy.coldest(stamps, np.flatnonzero(mask), _COPIED_AT_ONCE)
         if len(cold):
             counts, spans = pool.spans_of(cold)
             has_copy = np.zeros(len(cold), np.bool_)

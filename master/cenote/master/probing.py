@@ -14,13 +14,12 @@ from collections.abc import Callable
 from typing import Any, Final, final
 
 from cenote.api.errors import ConfigError
+from cenote.rpc.address import host_and_port
 from cenote.runtime.log import get_logger
 from cenote.security.tls import Tls
 from cenote.transport import wire
 from cenote.transport.opening import TLS_SCHEME
 from cenote.v1 import store_pb2
-
-from .config import host_and_port
 
 __all__ = ["PROBE_TIMEOUT_S", "Prober", "answers"]
 

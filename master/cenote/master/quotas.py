@@ -141,6 +141,20 @@ class Quotas:
             self._columns, self._columns_of = columns, state
         return self._columns
 
+    def has_limit(self, namespaces: Namespaces) -> NDArray[np.bool_]:
+        """By incarnation: whether what it has on SSDs is limited."""
+        has: NDArray[np.bool_] = (self.limits(namespaces)[1:3] != NO_LIMIT).any(0)
+        return has
+
+    def alike(self, namespaces: Namespaces, incarnation: int) -> list[int]:
+        """Incarnations that get room on SSDs where this one does: itself, and where it has no limit
+        all others that have none."""
+        has_limit = self.has_limit(namespaces)
+        if has_limit[incarnation]:
+            return [incarnation]
+        found: list[int] = np.flatnonzero(~has_limit).tolist()
+        return found
+
     def excess(self, pool: Pool, *, on_ssd: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(units, objects) by incarnation that it is beyond its quota; far below 0 without one."""
         namespaces, claim = pool.namespaces, self.claim

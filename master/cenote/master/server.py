@@ -21,7 +21,7 @@ from cenote.api.errors import (
     Unauthenticated,
     Unavailable,
 )
-from cenote.rpc.address import is_loopback
+from cenote.rpc.address import host_and_port, is_loopback, joined
 from cenote.rpc.grpc_auth import CredentialsInterceptor
 from cenote.rpc.grpc_util import GrpcServer
 from cenote.rpc.lane_server import LaneLimits, LaneServer
@@ -33,7 +33,7 @@ from cenote.security.tls import Tls
 from cenote.v1 import admin_pb2_grpc, common_pb2, master_pb2_grpc
 
 from .admin import ADMIN_SERVICE, AdminGrpc
-from .config import MasterConfig, host_and_port
+from .config import MasterConfig
 from .front import STANDBY, Front
 from .grpc_service import MASTER_SERVICE, MasterGrpc
 from .guard import PORTS, Guard
@@ -188,10 +188,10 @@ class MasterServer:
         host, port = await self.lane.listen_tcp(
             *host_and_port(config.listen, "listen"), tls=self._tls
         )
-        fields: dict[str, object] = {"lane": f"tcp://{_joined(host, port)}"}
+        fields: dict[str, object] = {"lane": f"tcp://{joined(host, port)}"}
         if not config.advertise:
             known_as = socket.gethostname() if host in _WILDCARDS else host
-            front.set_addresses((_joined(known_as, port),))
+            front.set_addresses((joined(known_as, port),))
         grpc_host = host_and_port(config.grpc, "grpc")[0] if config.grpc else host
         if not self._asks_who_it_is() and not (is_loopback(host) and is_loopback(grpc_host)):
             _log.warning(
@@ -219,7 +219,7 @@ class MasterServer:
                 ADMIN_SERVICE,
             )
             grpc_host, _ = host_and_port(config.grpc, "grpc")
-            fields["grpc"] = _joined(grpc_host, self._grpc.listen(config.grpc, self._tls))
+            fields["grpc"] = joined(grpc_host, self._grpc.listen(config.grpc, self._tls))
             await self._grpc.start()
         if config.metrics_listen:
             metrics = Metrics()
@@ -228,7 +228,7 @@ class MasterServer:
                 register_refusals(metrics, self._refusals)
             metrics_host, metrics_port = host_and_port(config.metrics_listen, "metrics-listen")
             self._metrics_server = MetricsServer(metrics, metrics_port, metrics_host)
-            fields["metrics"] = f"http://{_joined(metrics_host, self._metrics_server.port)}/metrics"
+            fields["metrics"] = f"http://{joined(metrics_host, self._metrics_server.port)}/metrics"
         return fields
 
     def _asks_who_it_is(self) -> bool:
@@ -462,10 +462,6 @@ def _campaign(standby: Standby, config: StateConfig, settings: Settings) -> Mast
         # A pool begins: its id must not be another one under the next leader.
         backend.sync(backend.last_entry).result(BEGIN_S)
     return service
-
-
-def _joined(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _rest_after_load() -> None:

@@ -14,7 +14,7 @@ from .decisions import Why
 from .eviction import evict, evict_nearby, reserve_units
 from .objects import LIVE
 from .pool import Pool, Rows
-from .quotas import KEPT, NO_LIMIT, lowest_of, may_go
+from .quotas import KEPT, lowest_of, may_go
 from .segments import Segment
 from .spans import SEGMENT_MASK
 from .victims import evictable_mask, spare_what_is_within
@@ -64,7 +64,7 @@ def take_run_on_ssd(
     run = _take_first(segments, everything, units)
     if run is not None:
         return run
-    has_limit = (quotas.limits(pool.namespaces)[1:3] != NO_LIMIT).any(0)
+    has_limit = quotas.has_limit(pool.namespaces)
     owner = int(owners[0])
     if not has_limit[owner]:
         mine = np.flatnonzero(~has_limit[owners])
@@ -88,18 +88,10 @@ def _make_run_of(
 ) -> Run | None:
     """Room for these of a batch, whose namespace claims it; or for whoever is first, as far as
     there is some without anything that is kept."""
-    ranks = pool.quotas.ranks(pool, on_ssd=True)
-    loose = ranks < KEPT
-    known = pool.now_s, loose.tobytes()
-    run = None
-    if pool.tiers.nothing_loose != known and pool.namespaces.ssd_units[: len(ranks)][loose].any():
-        run = _make_run(pool, segments, mine, units[mine], kept=False)
-        if run is None:
-            pool.tiers.nothing_loose = known
-            run = _take_first(segments, np.arange(len(units)), units)
-    if run is None and ranks[pool.quotas.claim.incarnation] >= KEPT:
-        run = _make_run(pool, segments, mine, units[mine])
-    return run
+    run = _make_run(pool, segments, mine, units[mine], kept=False)
+    if run is None:
+        run = _take_first(segments, np.arange(len(units)), units)
+    return _make_run(pool, segments, mine, units[mine]) if run is None else run
 
 
 def _take_first(segments: Iterable[Segment], chosen: Rows, units: NDArray[np.int64]) -> Run | None:
@@ -199,10 +191,23 @@ def _evict_on_ssd(
 
 def _evict_coldest(pool: Pool, segment: Segment, goal: int, kept: bool) -> int:
     """At least so many units, if there is that much; returns how many."""
+    fruitless = -1.0, 0, b""
+    if pool.quotas.active:
+        ranks = pool.quotas.ranks(pool, on_ssd=True)
+        may = ranks < (pool.quotas.reach(ranks, on_ssd=True) if kept else KEPT)
+        fruitless = pool.now_s, segment.segment_id, may.tobytes()
+        # Whole columns are not read for what can't be there, or was not a moment ago.
+        if (
+            fruitless == pool.tiers.fruitless
+            or not pool.namespaces.ssd_units[: len(may)][may].any()
+        ):
+            return 0
     freed = _evict_queued(pool, segment, goal, kept=kept)
     if freed < goal:
         _look_for_victims(pool, segment)
         freed += _evict_queued(pool, segment, goal - freed, kept=kept)
+    if not freed:
+        pool.tiers.fruitless = fruitless
     return freed
 
 

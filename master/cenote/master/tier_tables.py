@@ -145,10 +145,10 @@ class Tiers:
         "cold",
         "cold_until",
         "disk_nodes",
+        "fruitless",
         "has_budgets",
         "left",
         "looked_at_s",
-        "nothing_loose",
         "victims",
         "wanted",
     )
@@ -161,10 +161,11 @@ class Tiers:
         self.left = 0
         """Demotions that may still be ordered before the next tick."""
         self.cold_until = 0
-        """What has no later stamp is to have a copy."""
+        """What has no later stamp is to have a copy, where the policy goes by age."""
         self.looked_at_s = -1.0
-        self.nothing_loose: tuple[float, bytes] = (-1.0, b"")
-        """When nothing was found on SSDs that nobody keeps, and which namespaces' that would be."""
+        self.fruitless: tuple[float, int, bytes] = (-1.0, 0, b"")
+        """When nothing was found on an SSD that may go, on which, and which namespaces' it was to
+        be."""
         self.victims: dict[tuple[int, int], tuple[Rows, NDArray[np.uint64]]] = {}
         """What is to be evicted on an SSD next, and its stamps; the business of `ssd_room`."""
         self.allowances: dict[int, int] = {}

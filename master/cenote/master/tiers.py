@@ -16,7 +16,6 @@ from __future__ import annotations
 import numpy as np
 
 from cenote.api.rows import COPY, UNIT_BYTES
-from cenote.policy.lru import oldest_first
 
 from .copies import CopyRow, begin_copy, order_copies, rows_of_version
 from .demotion import budget_of, demote, memory_of, note_allowances
@@ -212,7 +211,7 @@ def _make_room_for(pool: Pool, rows: Rows, budgets: dict[int, int]) -> None:
             # Out of memory, too, goes nothing that is kept; but who gets room may give its own.
             own = np.isin(pool.incarnations_of(copied), pool.incarnations_of(rows))
             copied = copied[own | may_go(pool, copied, on_ssd=False)]
-        cold = oldest_first(pool.stamp[:end], copied, len(rows) + VICTIMS_MORE)
+        cold = pool.policy.coldest(pool.stamp[:end], copied, len(rows) + VICTIMS_MORE)
         if not len(cold):
             continue
         counts, spans = pool.spans_of(cold)

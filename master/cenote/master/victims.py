@@ -30,6 +30,8 @@ _QUEUE_SHARE = 64
 _QUEUE_MAX = 16_384
 _TAKE_MIN = 8
 _TAKE_MAX = 2048
+_MORE = 4
+_LOSES_NOTHING = np.uint8(COPIED | PARTIAL | UNCOPYABLE)
 _ALL_ALIKE = -1
 """The rank of everybody where nobody has a quota."""
 
@@ -121,7 +123,10 @@ def _take(
     low: NDArray[np.bool_] | None,
     ranks: Ranks | None,
 ) -> Rows:
-    count = min(max(units // max(1, pool.mean_units) + 1, _TAKE_MIN), _TAKE_MAX)
+    # The mean counts copies on SSDs, too, in larger units. What is too much keeps its place.
+    more = _MORE if pool.segments.has_ssd else 1
+    count = more * units // max(1, pool.mean_units) + 1
+    count = min(max(count, _TAKE_MIN), _TAKE_MAX)
     at = queue.at
     rows = queue.rows[at : at + count]
     queue.at = at + len(rows)
@@ -170,15 +175,16 @@ def spare_what_is_within(
         good[mine] = (before < units) | (np.arange(len(mine)) < objects)
 
 
-def _without_loss(pool: Pool, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Of these, the ones that are cold and have a copy on an SSD, or are to have none: only where
-    there are no such does an object go before it was copied.
+def _chosen(pool: Pool, mask: NDArray[np.bool_], count: int) -> Rows:
+    """Of these about so many, the coldest first. Where there are SSDs those that have a copy there,
+    or are to have none: only where nothing cold has one does an object go before it was copied.
 
     For as long as the devices keep up, a cold object without a copy will have one in a moment.
     """
-    end = len(mask)
-    good = (pool.state[:end] & np.uint8(COPIED | PARTIAL | UNCOPYABLE)) != 0
-    good &= pool.stamp[:end] <= np.uint64(pool.tiers.cold_until)
+    policy, stamps = pool.policy, pool.stamp[: len(mask)]
+    links = pool.objects.links if policy.chained else None
+    if not pool.segments.has_ssd:
+        return policy.victims(stamps, mask, count, links)
     copied_from = np.zeros(len(pool.segments.readable), np.bool_)
     nodes = [s.node for s in pool.segments.by_id.values() if s.tier != DRAM and s.is_usable]
     for node in nodes:
@@ -186,9 +192,20 @@ def _without_loss(pool: Pool, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
         told = node.counters
         if not is_spared(told.ssd_write_budget_bytes, told.ssd_write_allowance_bytes):
             copied_from[node.segment_ids] = True
-    good |= ~copied_from[pool.objects.segment]
-    good &= mask
-    return good if good.any() else mask
+    if policy.by_age:
+        good = (pool.state[: len(mask)] & _LOSES_NOTHING) != 0
+        good &= stamps <= np.uint64(pool.tiers.cold_until)
+        good |= ~copied_from[pool.objects.segment]
+        good &= mask
+        return policy.victims(stamps, good if good.any() else mask, count, links)
+    # Others know by themselves how far what is cold reaches, if they are asked about all of it.
+    for asked in (count, _MORE * count):
+        rows = policy.victims(stamps, mask, asked, links)
+        good = (pool.state.take(rows) & _LOSES_NOTHING) != 0
+        good |= ~copied_from[pool.extent_words.take(rows * 4) & SEGMENT_MASK]
+        if _MORE * np.count_nonzero(good) >= min(count, len(rows)):
+            break
+    return rows[good] if good.any() else rows[:count]
 
 
 def _fill(pool: Pool, queue: _Queue, low: NDArray[np.bool_] | None, ranks: Ranks | None) -> None:
@@ -203,12 +220,9 @@ def _fill(pool: Pool, queue: _Queue, low: NDArray[np.bool_] | None, ranks: Ranks
     mask = evictable_mask(pool, low)
     if ranks is not None:
         mask &= (ranks == queue.rank)[pool.objects.namespace]
-    if pool.segments.has_ssd:
-        mask = _without_loss(pool, mask)
-    policy = pool.policy
-    count = min(max(pool.objects.live_count // _QUEUE_SHARE, policy.victims_at_once), _QUEUE_MAX)
-    links = pool.objects.links if policy.chained else None
-    rows = policy.victims(pool.stamp[: len(mask)], mask, count, links)
+    at_once = pool.policy.victims_at_once
+    count = min(max(pool.objects.live_count // _QUEUE_SHARE, at_once), _QUEUE_MAX)
+    rows = _chosen(pool, mask, count)
     queue.rows = rows
     queue.stamps = pool.stamp.take(rows)
     queue.empty_for = (-1.0, b"") if len(rows) else (pool.now_s, members)

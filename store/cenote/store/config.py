@@ -13,7 +13,13 @@ from typing import Final, Literal
 from cenote.api.errors import ConfigError, ResourceUnavailable
 from cenote.kv.directory import EtcdDirectory, etcd_url_in
 from cenote.kv.etcd_options import parse_etcd_url
-from cenote.rpc.address import UNIX_PATH_BYTES_MAX, is_loopback, refuse_open_ports
+from cenote.rpc.address import (
+    UNIX_PATH_BYTES_MAX,
+    host_and_port,
+    is_loopback,
+    joined,
+    refuse_open_ports,
+)
 from cenote.runtime.config import option
 from cenote.security.tls import ClientAuth
 from cenote.security.tls_options import (
@@ -34,30 +40,12 @@ __all__ = [
     "ENV_PREFIX",
     "StoreConfig",
     "advertised_address",
-    "host_and_port",
-    "joined",
     "pool_path",
     "socket_path",
 ]
 
 ENV_PREFIX: Final = "CENOTE_STORE_"
 ANY_HOST: Final = frozenset({"0.0.0.0", "::", "*"})
-
-
-def host_and_port(address: str, name: str) -> tuple[str, int]:
-    """("::1", 5120) for "[::1]:5120"; port 0 takes a free one. Raises ConfigError."""
-    host, colon, port = address.rpartition(":")
-    bare = host.removeprefix("[").removesuffix("]")
-    ambiguous = ":" in bare and host == bare
-    wrong_port = not port.isascii() or not port.isdigit() or int(port) > 65535
-    if not colon or not bare or ambiguous or wrong_port:
-        raise ConfigError(f"--{name} {address!r} is no address", remedy="write host:port")
-    return bare, int(port)
-
-
-def joined(host: str, port: int) -> str:
-    """The reverse of `host_and_port`."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _default_name() -> str:

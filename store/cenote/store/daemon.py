@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, final
 
 from cenote.api.errors import CenoteError, ResourceUnavailable
+from cenote.rpc.address import host_and_port, joined
 from cenote.rpc.grpc_util import GrpcServer
 from cenote.runtime.log import get_logger
 from cenote.runtime.metrics import Metrics
@@ -32,8 +33,6 @@ from .config import (
     ANY_HOST,
     StoreConfig,
     advertised_address,
-    host_and_port,
-    joined,
     pool_path,
     socket_path,
 )

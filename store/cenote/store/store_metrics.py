@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -24,6 +24,7 @@ from cenote.v1 import master_pb2 as pb
 from .agent_core import Stage
 from .copier import Copier
 from .copy_outcomes import CopierCounters
+from .disk_io import DiskIo
 from .dram import DramSegment
 from .endurance import Endurance
 from .puller import Puller, PullerCounters
@@ -37,6 +38,7 @@ from .verifying import Verifier
 
 __all__ = [
     "register_copies",
+    "register_disk",
     "register_endurance",
     "register_metrics",
     "register_nics",
@@ -97,6 +99,8 @@ def register_metrics(
     )
     for segment in segments.all():
         _register_segment(metrics, segment)
+    if segments.disk is not None:
+        register_disk(metrics, segments.disk, segments.ssd())
 
 
 def register_refusals(metrics: Metrics, refusals: Refusals) -> None:
@@ -237,6 +241,44 @@ def register_parts(
         register_rdma(metrics, rdma)
     if endurance is not None:
         register_endurance(metrics, endurance)
+
+
+def register_disk(metrics: Metrics, disk: DiskIo, segments: Sequence[SsdSegment]) -> None:
+    """The SSD as a device: what was asked of it. `segments`: those that lie on it."""
+    counters = disk.counters
+    metrics.table(
+        "cenote_store_ssd_requests_total",
+        "Requests to the SSD that succeeded, table and header included.",
+        "counter",
+        ("operation",),
+        lambda: [
+            (("read",), counters.reads),
+            (("write",), counters.writes),
+            (("flush",), counters.flushes),
+        ],
+    )
+    metrics.table(
+        "cenote_store_ssd_bytes_total",
+        "Of these requests.",
+        "counter",
+        ("operation",),
+        lambda: [(("read",), counters.read_bytes), (("write",), counters.written_bytes)],
+    )
+    metrics.counted(
+        "cenote_store_ssd_errors_total",
+        "Reads, writes and flushes of the SSD that failed.",
+        lambda: float(counters.errors),
+    )
+    metrics.gauge(
+        "cenote_store_ssd_waiting_requests",
+        "Requests that wait for one of the threads that use the SSD.",
+        lambda: float(disk.backlog),
+    )
+    metrics.gauge(
+        "cenote_store_ssd_given_up",
+        "1 where the SSD failed so often that it is not used until the daemon is started again.",
+        lambda: float(any(segment.failed for segment in segments)),
+    )
 
 
 def register_endurance(metrics: Metrics, endurance: Endurance) -> None:

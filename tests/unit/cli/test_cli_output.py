@@ -53,6 +53,15 @@ def test_tables_into_a_pipe_are_plain_and_unwrapped(capsys: pytest.CaptureFixtur
     assert not any(line != line.rstrip() for line in out.splitlines())
 
 
+def test_numbers_stand_right_also_where_one_is_missing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_table(["name", "ssd", "rest"], [["a", "31 MiB", "x"], ["b", "-", "x"]])
+    *_, first, second = capsys.readouterr().out.rstrip().splitlines()
+    assert first.split() == ["a", "31", "MiB", "x"]
+    assert second.index("-") == first.index("B")
+
+
 def test_an_empty_table_says_so_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(["name"], [], empty="nothing here")
     captured = capsys.readouterr()

@@ -136,6 +136,8 @@ def dram(**changes: object) -> DramFacts:
         (dram(total_bytes=64 * MIB, free_bytes=64 * MIB, available_bytes=64 * MIB), None, WARN,
          ["64 MiB", "default of --dram", "--shm-size"]),
         (dram(available_bytes=2 * GIB), 4 * GIB, FAIL, ["control group", "--dram"]),
+        (dram(available_bytes=2 * GIB, held_bytes=3 * GIB), 4 * GIB, OK, ["3 GiB are in files"]),
+        (dram(available_bytes=2 * GIB, held_bytes=GIB), 4 * GIB, FAIL, ["1 GiB are in files"]),
         (dram(in_memory=False), None, FAIL, ["on a disk"]),
         (dram(writable=False), None, FAIL, ["can't be written"]),
         (DramFacts("/none", exists=False), None, FAIL, ["no directory /none"]),
@@ -160,6 +162,9 @@ def test_shared_memory(
         (HugePageFacts(2 * MIB, 512, 512, ("/huge",)), "/huge/a", GIB, OK, ["512 of 512"]),
         (HugePageFacts(2 * MIB, 600, 500, ("/huge",)), "/huge", GIB, FAIL,
          ["512 are needed", "vm.nr_hugepages=612"]),
+        (HugePageFacts(2 * MIB, 600, 88, ("/huge",), GIB), "/huge", GIB, OK, ["88 of 600"]),
+        (HugePageFacts(2 * MIB, 600, 88, ("/huge",), GIB), "/huge", 2 * GIB, FAIL,
+         ["512 are needed", "vm.nr_hugepages=1024"]),
         (HugePageFacts(2 * MIB, 100, 100, ("/huge",)), "/hugeness", None, WARN, []),
     ],
 )  # fmt: skip

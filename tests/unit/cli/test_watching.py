@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cenote.api.errors import InvalidArgument, Unavailable
+from cenote.cli import cmd_top
 from cenote.cli.asking import agreed
 from cenote.cli.cmd_top import Sample, rates
 from cenote.cli.watching import watched
@@ -65,6 +66,20 @@ def test_rates_are_of_the_time_between_two_looks() -> None:
     assert rates(None, now)["acquired_keys"] is None
     assert rates(before, sample(12.0, epoch=2))["acquired_keys"] is None
     assert rates(now, now)["hit_rate"] is None
+
+
+def test_shares_of_namespaces_are_shares_whatever_changed_between_two_questions(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The pool's use was asked for when it was empty still."""
+    namespaces = [pb.NamespaceStatus(name="a", used_bytes=3 << 20, ssd_used_bytes=0)]
+    namespaces.append(pb.NamespaceStatus(name="b", used_bytes=3 << 20, ssd_used_bytes=2 << 20))
+    cmd_top._print_namespaces(
+        Sample(1.0, pb.GetStatusResponse(used_bytes=0, ssd_capacity_bytes=1), [], namespaces)
+    )
+    out = capsys.readouterr().out
+    assert "75.0 %" in out
+    assert "25.0 %" in out
 
 
 @pytest.mark.parametrize(("answer", "expected"), [("y\n", True), ("n\n", False), ("", False)])

@@ -109,7 +109,7 @@ def play(plan: Plan, one_by_one: range) -> tuple[list[Seen], int]:
     copies are planned one by one."""
     config: dict[str, Any] = {"session_granted_share_max": 1.0, "reserve_share": 0.0}
     size = plan.ssd_blocks // plan.disks * BLOCK
-    node = ssd_node(1, MEMORY_BYTES, size)
+    node = ssd_node(1, MEMORY_BYTES, size, ssd_slots=max(512, plan.ssd_blocks))
     if plan.disks > 1:
         node.segments.append(FakeSegment(b"inc-1-more", size, size, BLOCK, slots=512, tier=2))
     kit = Tenants(*NAMES, config=StateConfig(**config), node=node)
@@ -165,21 +165,26 @@ def check_alike(plan: Plan) -> None:
     assert batches or not any(one.ordered for one in single)
 
 
+EXAMPLES = settings().max_examples // 3
+"""Each is two pools over some twenty steps."""
 ONE_SIZE = st.just((BLOCK,))
 ANY_SIZES = st.sampled_from([(BLOCK,), (KIB,), (300, BLOCK, 9 * KIB), (KIB, 16 * KIB)])
 
 
+@settings(max_examples=EXAMPLES)
 @given(plans(st.just(4096), st.just(0), ANY_SIZES))
 def test_with_quotas_where_there_is_room(plan: Plan) -> None:
     check_alike(plan)
 
 
+@settings(max_examples=EXAMPLES)
 @given(plans(st.just(4096), st.sampled_from([40, 200, 480]), ANY_SIZES))
 def test_with_a_budget_of_writes(plan: Plan) -> None:
     check_alike(plan)
 
 
-@settings(phases=[Phase.explicit, Phase.reuse, Phase.generate])  # its examples are not small
+# Its examples are not made smaller: they aren't small.
+@settings(max_examples=EXAMPLES, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(plans(st.sampled_from([160, 240, 400]), st.sampled_from([0, 0, 480]), ONE_SIZE))
 def test_with_quotas_on_a_full_device(plan: Plan) -> None:
     """From one state on, since who goes for a copy depends on who went for those before. Of a batch

@@ -8,10 +8,11 @@ import pytest
 
 from cenote.api.errors import ConfigError
 from cenote.master.__main__ import PROGRAM
-from cenote.master.config import ENV_PREFIX, MasterConfig, host_and_port
+from cenote.master.config import ENV_PREFIX, MasterConfig
 from cenote.master.file_backend import FileBackend
 from cenote.master.memory_backend import MemoryBackend
 from cenote.master.metadata import open_backend
+from cenote.rpc.address import host_and_port
 from cenote.runtime.config import load_config
 from cenote.store.__main__ import PROGRAM as STORE_PROGRAM
 
@@ -28,7 +29,9 @@ def test_addresses(address: str, expected: tuple[str, int]) -> None:
     assert host_and_port(address, "listen") == expected
 
 
-@pytest.mark.parametrize("address", ["", "host", ":1", "host:", "host:x", "host:65536", "host:²"])
+@pytest.mark.parametrize(
+    "address", ["", "host", ":1", "host:", "host:x", "host:65536", "host:²", "::1:5110"]
+)
 def test_wrong_addresses_are_named(address: str) -> None:
     with pytest.raises(ConfigError, match="--grpc"):
         host_and_port(address, "grpc")

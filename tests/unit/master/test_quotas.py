@@ -11,6 +11,7 @@ import pytest
 from cenote.api.errors import NamespaceNotFound, QuotaExceeded
 from cenote.api.rows import UNIT_BYTES, PutStatus
 from cenote.master import commands as c
+from cenote.master import demotion
 from cenote.master.effects import QuotaSet
 from cenote.master.segments import DRAM
 from cenote.master.state import StateConfig
@@ -282,6 +283,32 @@ def test_who_gets_no_room_on_the_ssd_keeps_nobody_waiting_who_does() -> None:
         kit.fill("kept", range(number, number + 10))
         demote(kit, 2)
     assert pool_of(kit.state).counters.demoted >= demoted + 60
+    assert used_on_ssd(kit, "loose") == 0
+    check(kit.state)
+
+
+def test_who_gets_no_room_on_the_ssd_is_not_looked_for_all_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks, look_for_real = [], demotion._look_for_cold
+
+    def look(*arguments: Any) -> None:
+        looks.append(arguments)
+        look_for_real(*arguments)
+
+    monkeypatch.setattr(demotion, "_look_for_cold", look)
+    monkeypatch.setattr(demotion, "REFUSED_ROW_S", 0.01)  # as if there were 20,000 for each
+    kit = Tenants("kept", "loose", node=ssd_node(1, ssd_bytes=128 * KIB))
+    kit.quota("kept", ssd_bytes=128 * KIB)
+    for number in range(0, 120, 10):
+        kit.fill("kept", range(number, number + 10))
+        demote(kit)
+    for number in range(1000, 1100, 10):
+        kit.fill("loose", range(number, number + 10))
+        demote(kit, 2)
+    looks.clear()
+    demote(kit, 40)
+    assert 2 <= len(looks) <= 8  # of 80 turns
     assert used_on_ssd(kit, "loose") == 0
     check(kit.state)
 

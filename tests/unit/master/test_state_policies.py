@@ -13,6 +13,7 @@ from cenote.policy.base import FREQUENCY, MAIN
 from cenote.policy.names import POLICIES
 from unit.master.state_checks import check, pool_of
 from unit.master.state_kit import KIB, Kit, new_node
+from unit.master.tiers_kit import copy_all, ssd_node
 
 
 def kit_of(policy: str, keys: int = 64) -> Kit:
@@ -181,3 +182,39 @@ def test_without_sampling_nothing_is_followed() -> None:
     found = kit.state.miss_ratios()
     assert (found.capacity_objects, found.sampling_rate) == (0, 0.0)
     assert found.curves[0].hit_rates == []
+
+
+def share_found_in_memory(policy: str, *, has_ssd: bool) -> float:
+    """Under skewed use and scans, once memory is full."""
+    rng = np.random.default_rng(5)
+    kit = Kit(StateConfig(policy=policy, session_granted_share_max=1.0))
+    memory = 256 * KIB
+    node = ssd_node(1, memory, 8 * memory, ssd_slots=2048) if has_ssd else new_node(1, memory)
+    kit.with_nodes(node).with_session()
+    weights = 1 / np.arange(1, 1_501) ** 0.8
+    draws = rng.choice(1_500, (600, 12), p=weights / weights.sum())
+    found = asked = 0
+    for number, drawn in enumerate(draws):
+        keys = list(dict.fromkeys(drawn.tolist()))
+        if number % 3 == 0:
+            keys = list(range(10_000 + 12 * number, 10_012 + 12 * number))
+        hits = kit.get(*keys)
+        if number > 200 and number % 3:
+            asked += len(keys)
+            first = [hit.extents[0][0] for hit in hits if hit is not None]
+            found += first.count(node.segments[0].segment_id)
+        absent = [key for key, hit in zip(keys, hits, strict=True) if hit is None]
+        if absent:
+            kit.put(absent)
+        kit.tick(0.05)
+        for _ in range(2):
+            kit.heartbeat(node)
+            copy_all(kit, node)
+    check(kit.state)
+    return found / asked
+
+
+@pytest.mark.parametrize("policy", ["lru", "arc", "s3fifo"])
+def test_with_an_ssd_memory_keeps_what_the_policy_would_keep_without(policy: str) -> None:
+    without = share_found_in_memory(policy, has_ssd=False)
+    assert share_found_in_memory(policy, has_ssd=True) > 0.85 * without

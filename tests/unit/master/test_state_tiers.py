@@ -9,7 +9,10 @@ import pytest
 from cenote.api.errors import InvalidArgument
 from cenote.api.rows import CopyStatus, ObjectStatus, PutStatus
 from cenote.master import commands as c
+from cenote.master import eviction
+from cenote.master.decisions import Why
 from cenote.master.effects import Gone, ReplicasChanged, SegmentGone
+from cenote.master.pool import Pool, Rows
 from cenote.master.state import StateConfig
 from unit.master.state_checks import check, contents, pool_of
 from unit.master.state_kit import KIB, Kit, new_node, restarted
@@ -82,6 +85,25 @@ def test_what_has_a_copy_leaves_memory_and_is_read_from_the_ssd() -> None:
     assert where(kit, 0) == {SSD_ID}
     assert places(kit, 0) == [SSD_ID]
     assert kit.state.status(kit.now_s).counters.evicted_to_ssd > 0
+
+
+def test_room_in_memory_is_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects have less in memory than the mean says, which counts their copies, too: half as much
+    was evicted as was needed, and then the rest by itself."""
+    kit = kit_with_ssd(60)
+    settle(kit)
+    asked = []
+
+    def noted(pool: Pool, rows: Rows, tier: int = 0, why: Why = Why.NONE) -> int:
+        asked.append(len(rows))
+        return evict(pool, rows, tier, why)
+
+    evict = eviction.evict
+    monkeypatch.setattr(eviction, "evict", noted)
+    free = pool_of(kit.state).segments.by_id[DRAM_ID].free_units // 16
+    assert kit.put(list(range(100, 100 + free + 16))) == [GRANTED] * (free + 16)
+    assert len(asked) == 1
+    assert 16 <= asked[0] < 24
 
 
 def test_only_what_is_in_memory_is_leased() -> None:

@@ -34,6 +34,59 @@ def test_victims_are_evictable_distinct_and_enough(
 
 
 @pytest.mark.parametrize("name", POLICIES)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 90), st.integers(0, 7), st.booleans()), max_size=90),
+    count=st.integers(0, 100),
+)
+def test_what_is_coldest_is_told_and_nothing_changes(
+    name: str, rows: list[tuple[int, int, bool]], count: int
+) -> None:
+    policy = new_policy(name, 100 * STEP)
+    stamps = np.array([tick * STEP + flags for tick, flags, _ in rows], np.uint64)
+    before = stamps.copy()
+    positions = np.flatnonzero(np.array([is_there for *_, is_there in rows], np.bool_))
+    chosen = policy.coldest(stamps, positions, count)
+    assert (stamps == before).all()
+    assert policy.clock == 100 * STEP
+    assert len(set(chosen.tolist())) == len(chosen)
+    assert set(chosen.tolist()) <= set(positions.tolist())
+    assert len(chosen) >= min(count, len(positions))
+    if policy.by_age:
+        assert (np.diff(stamps[chosen].astype(np.int64)) >= 0).all()
+        assert not len(chosen) or stamps[chosen].max() <= np.delete(
+            stamps[positions], np.searchsorted(positions, chosen)
+        ).min(initial=2**63)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_what_is_coldest_is_what_goes(name: str) -> None:
+    """Of a quarter of a cache, under skewed use and scans, when as much has gone."""
+    rng, blocks = np.random.default_rng(3), np.arange(200_000)
+    weights = 1 / np.arange(1, 8_001) ** 0.8
+    draws = rng.choice(8_000, 60_000, p=weights / weights.sum())
+    policy = new_policy(name)
+    cache = CacheModel(policy, 2_000, spread(blocks))
+
+    def use(number: int) -> None:
+        fresh = 10_000 + number
+        one = fresh if number % 3 == 0 else draws[number]
+        cache.reference(np.array([one]), np.array([-1]))
+
+    for number in range(30_000):
+        use(number)
+    live = np.flatnonzero(cache._live)
+    told = cache._block_of[policy.coldest(cache._stamps, live, len(live) // 4)]
+    by_age = cache._block_of[live[np.argsort(cache._stamps[live])[: len(told)]]]
+    gone = cache.evicted_blocks
+    while cache.evicted_blocks < gone + len(told):
+        number += 1
+        use(number)
+    left, left_by_age = cache.is_kept(told).mean(), cache.is_kept(by_age).mean()
+    assert left < 0.4
+    assert policy.by_age or left < left_by_age - 0.5, "their age does not tell"
+
+
+@pytest.mark.parametrize("name", POLICIES)
 def test_policies_have_their_names_and_go_on_from_one_another(name: str) -> None:
     policy = new_policy(name)
     assert policy.name == name

@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from cenote.api.errors import ConfigError, ResourceUnavailable
+from cenote.rpc.address import host_and_port, joined
 from cenote.runtime.config import load_config
 from cenote.store.__main__ import PROGRAM, main
 from cenote.store.config import (
     ENV_PREFIX,
     StoreConfig,
     advertised_address,
-    host_and_port,
-    joined,
     socket_path,
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import resource
@@ -48,7 +49,7 @@ def host_checks(dram_dir: Path, dram_bytes: int | None, has_rdma: bool) -> list[
         Check("shared memory", lambda _: [judge_dram(_read_dram(dram_dir), dram_bytes)]),
         Check(
             "huge pages",
-            lambda _: [judge_huge_pages(_read_huge_pages(), str(dram_dir), dram_bytes)],
+            lambda _: [judge_huge_pages(_read_huge_pages(dram_dir), str(dram_dir), dram_bytes)],
         ),
         *huge_page_checks(dram_dir),
         Check("locked memory", lambda _: [judge_memlock(read_memlock(), has_rdma, dram_bytes)]),
@@ -101,6 +102,8 @@ class DramFacts:
     """Of the file system."""
     available_bytes: int = 0
     """What can be had now: of file system, machine and container the least."""
+    held_bytes: int = 0
+    """Memory of store daemons' files, which they find again."""
 
 
 def _read_dram(directory: Path) -> DramFacts:
@@ -117,9 +120,18 @@ def _read_dram(directory: Path) -> DramFacts:
             total_bytes=stats.f_blocks * stats.f_frsize,
             free_bytes=stats.f_bavail * stats.f_frsize,
             available_bytes=available_bytes(fd),
+            held_bytes=_held_bytes(directory),
         )
     finally:
         os.close(fd)
+
+
+def _held_bytes(directory: Path) -> int:
+    held = 0
+    for path in (*directory.glob("cenote-*.data"), *directory.glob("cenote-*.slots")):
+        with contextlib.suppress(OSError):  # gone meanwhile
+            held += path.stat().st_blocks * 512
+    return held
 
 
 def judge_dram(facts: DramFacts, wanted_bytes: int | None) -> Finding:
@@ -138,8 +150,10 @@ def judge_dram(facts: DramFacts, wanted_bytes: int | None) -> Finding:
         return Finding(check, Verdict.FAIL, f"{where} can't be written to", "check its owner")
     size = format_size(facts.total_bytes) if facts.total_bytes else "no limit of its own"
     found = f"{where}: {size}, {format_size(facts.available_bytes)} can be had now"
+    if facts.held_bytes:
+        found += f", {format_size(facts.held_bytes)} are in files of store daemons"
     need = wanted_bytes or DRAM_DEFAULT_BYTES
-    if facts.available_bytes >= need:
+    if facts.available_bytes + facts.held_bytes >= need:
         return Finding(check, Verdict.OK, found)
     text = f"{found}, less than {format_size(need)}"
     text += "" if wanted_bytes else " (the default of --dram)"
@@ -168,10 +182,12 @@ class HugePageFacts:
     total: int = 0
     free: int = 0
     mounts: tuple[str, ...] = ()
+    held_bytes: int = 0
+    """Of store daemons' files, which they find again."""
 
 
 def _read_huge_pages(
-    meminfo: Path = Path("/proc/meminfo"), mounts: Path = Path("/proc/self/mounts")
+    directory: Path, meminfo: Path = Path("/proc/meminfo"), mounts: Path = Path("/proc/self/mounts")
 ) -> HugePageFacts:
     rows = [line.split() for line in meminfo.read_text().splitlines()]
     numbers = {row[0].rstrip(":"): int(row[1]) for row in rows if len(row) >= 2}
@@ -181,6 +197,7 @@ def _read_huge_pages(
         total=numbers.get("HugePages_Total", 0),
         free=numbers.get("HugePages_Free", 0),
         mounts=tuple(row[1] for row in fields if len(row) > 2 and row[2] == _HUGETLBFS),
+        held_bytes=_held_bytes(directory),
     )
 
 
@@ -206,7 +223,8 @@ def judge_huge_pages(facts: HugePageFacts, dram_dir: str, wanted_bytes: int | No
             f"{found}; the free ones lie idle, since {dram_dir} does not use them",
             f"--dram-dir {where or 'of a hugetlbfs mount'}, or give them back",
         )
-    need = -(-(wanted_bytes or facts.page_bytes) // max(1, facts.page_bytes))
+    wanted_bytes = max(0, (wanted_bytes or facts.page_bytes) - facts.held_bytes)
+    need = -(-wanted_bytes // max(1, facts.page_bytes))
     if facts.free < need:
         return Finding(
             check,

@@ -406,6 +406,8 @@ def _beside(facts: SsdFacts) -> str:
 def judge_device(facts: SsdFacts, speed: SsdSpeed | None) -> Finding:
     """The disk below: whether it spins, and who orders its requests."""
     check, device = "ssd device", facts.device
+    if _is_in_memory(facts):
+        return Finding(check, Verdict.SKIPPED, "it is memory")
     if device is None:
         text = "the kernel tells of no disk below, as for network and container file systems"
         return Finding(check, Verdict.SKIPPED, text)

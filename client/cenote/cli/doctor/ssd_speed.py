@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import random
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, final
 
 from cenote.runtime.memory import address_of
 from cenote.runtime.units import format_duration, format_size
@@ -30,6 +31,8 @@ FLUSH_SLOW_S: Final = 0.02
 _PHASE_S: Final = 0.6
 _SHORT_PHASE_S: Final = 0.25
 _FLUSHES_MIN: Final = 3
+_HANGS_S: Final = 20.0
+"""As a daemon sees it. Who asked has given up by then; the threads end with the process."""
 _BLOCK_OF_TOKENS: Final = 2560 << 10
 """Of a large model, 16 tokens."""
 
@@ -58,33 +61,42 @@ def measure(
         flush_s: float | None = None
         if may_write:
             os.posix_fallocate(descriptor, 0, size_bytes)  # as a daemon does
-            length = min(REQUEST_BYTES, size_bytes)
-            memory = _random_memory(length)
-            start = address_of(memory)
+            buffers = _Buffers(min(REQUEST_BYTES, size_bytes))
             write = _stream(
-                lambda at: device.write([(start, length)], at), length, size_bytes, _PHASE_S * scale
+                lambda at: device.write([(buffers.mine(), buffers.length)], at),
+                buffers.length,
+                size_bytes,
+                _PHASE_S * scale,
             )
-            flush_s = _flush(device, start, _SHORT_PHASE_S * scale)
+            flush_s = _flush(device, buffers.mine(), _SHORT_PHASE_S * scale)
         page_read_s = _pages(device, _SHORT_PHASE_S * scale)
-        length = min(BUFFER_BYTES, size_bytes)
-        buffers = threading.local()
-
-        def read(at: int) -> None:
-            if not hasattr(buffers, "memory"):
-                buffers.memory = mmap.mmap(-1, length)
-            device.read(address_of(buffers.memory), length, at)
-
-        rate = _stream(read, length, size_bytes, _PHASE_S * scale)
+        into = _Buffers(min(BUFFER_BYTES, size_bytes))
+        rate = _stream(
+            lambda at: device.read(into.mine(), into.length, at),
+            into.length,
+            size_bytes,
+            _PHASE_S * scale,
+        )
         return SsdSpeed(rate, page_read_s, write, flush_s)
     finally:
         device.close()
 
 
-def _random_memory(length: int) -> mmap.mmap:
-    """What no device can compress."""
-    memory = mmap.mmap(-1, length)
-    memory[:] = os.urandom(length)
-    return memory
+@final
+class _Buffers:
+    """Memory for each thread, of what no device can compress: all of it cached would flatter."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self._content = os.urandom(length)
+        self._local = threading.local()
+
+    def mine(self) -> int:
+        """Its address."""
+        if not hasattr(self._local, "memory"):
+            self._local.memory = mmap.mmap(-1, self.length)
+            self._local.memory[:] = self._content
+        return address_of(self._local.memory)
 
 
 def _stream(move: Callable[[int], None], length: int, size_bytes: int, seconds: float) -> float:
@@ -112,7 +124,9 @@ def _stream(move: Callable[[int], None], length: int, size_bytes: int, seconds: 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(max(0.0, until_s + _HANGS_S - time.monotonic()))
+    if any(thread.is_alive() for thread in threads):
+        raise TimeoutError(errno.ETIMEDOUT, f"a request took more than {_HANGS_S:g} s")
     if failure is not None:
         raise failure
     return moved / (time.monotonic() - began_s)
