@@ -137,6 +137,8 @@ class StoreAgent:
         self._claiming: set[bytes] = set()
         """Sessions with claims that the master was told of."""
         self._instructions: list[pb.Instruction] = []
+        self._waiting_logged_s: dict[int, float] = {}
+        """When it was logged last that an instruction has to wait, by its number."""
         self._cut_to_report: deque[bytes] = deque()
         self._stopping = threading.Event()
         self._attacher = Attacher(identity, segments, self._stopping, slots_per_block)
@@ -379,6 +381,9 @@ class StoreAgent:
             unbroken = self._execute_one(instruction) and unbroken
             if unbroken:
                 done = instruction.number
+        numbers = {instruction.number for instruction in self._instructions}
+        for number in self._waiting_logged_s.keys() - numbers:
+            del self._waiting_logged_s[number]
         self._instructions = []
         return Executed(done, self._is_restless())
 
@@ -410,7 +415,11 @@ class StoreAgent:
                 "an instruction was refused", number=instruction.number, what=what, why=error
             )
         except ResourceUnavailable as error:
-            _log.warning("an instruction has to wait", number=instruction.number, why=error)
+            # The master sends it again five times a second for as long as it can't be done.
+            now_s, number = time.monotonic(), instruction.number
+            if now_s - self._waiting_logged_s.get(number, -math.inf) >= _LOG_INTERVAL_S:
+                self._waiting_logged_s[number] = now_s
+                _log.warning("an instruction has to wait", number=number, what=what, why=error)
             return False
         return True
 

@@ -300,9 +300,9 @@ class AgentCore:
         if event.done_instruction > self.done_instruction:
             self.done_instruction = event.done_instruction
             return self._beat(event.restless)
-        # The master would send the same again at once.
-        beat = self._beat(True)
-        return self._pause(RESTLESS_BEAT_S, "an instruction can't be carried out yet", beat)
+        # The master would send the same again at once. It is in touch: that something has to wait,
+        # and why, was logged as it was tried.
+        return self._pause(RESTLESS_BEAT_S, "", self._beat(True))
 
     def _beat(self, restless: bool) -> Beat:
         wait_s = min(RESTLESS_BEAT_S, self._heartbeat_s) if restless else self._heartbeat_s

@@ -123,5 +123,5 @@ def _write(path: Path, copy: pb.PoolCopy) -> None:
     except OSError as error:
         raise ResourceUnavailable(
             f"can't write {path}: {error.strerror}",
-            remedy="make room in the memory file system (--dram-dir)",
+            remedy=f"make room on the file system of {path.parent}",
         ) from error

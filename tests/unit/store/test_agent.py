@@ -260,8 +260,12 @@ def test_what_can_never_be_done_does_not_hold_up_the_rest(
     assert caplog.text.count("an instruction was refused") == 4
 
 
+def logged(caplog: pytest.LogCaptureFixture) -> int:
+    return caplog.text.count("an instruction has to wait")
+
+
 def test_what_cannot_be_done_yet_is_tried_again_while_the_rest_goes_on(
-    fixture: Fixture, monkeypatch: pytest.MonkeyPatch
+    fixture: Fixture, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     real, scarce = DramSegment.retire, threading.Event()
     scarce.set()
@@ -281,6 +285,11 @@ def test_what_cannot_be_done_yet_is_tried_again_while_the_rest_goes_on(
     )
     wait_until(lambda: len(fixture.sessions.cut_calls) >= 2, what="a second try")
     assert fixture.master.done() == 0
+    monkeypatch.setattr("cenote.store.agent._LOG_INTERVAL_S", 3600.0)
+    so_far, tries = logged(caplog), len(fixture.sessions.cut_calls)
+    wait_until(lambda: len(fixture.sessions.cut_calls) >= tries + 2, what="more tries")
+    assert logged(caplog) == so_far >= 1  # not five times a second
+    assert "not in touch with a master" not in caplog.text  # it is
     scarce.clear()
     wait_until(lambda: fixture.master.done() == last, what="the growth")
     assert fixture.segment.table.slots == slots

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cenote.api.errors import ResourceUnavailable
 from cenote.store.pool_copy import PoolCopyFile
 from cenote.v1 import common_pb2
 from cenote.v1 import master_pb2 as pb
@@ -69,3 +70,10 @@ def test_a_torn_or_damaged_copy_does_not_count(path: Path, kept_bytes: int) -> N
     assert PoolCopyFile(path).pool_id == b""
     path.write_bytes(data)
     assert PoolCopyFile(path).pool_id == OLD
+
+
+def test_where_it_cannot_be_written_the_place_that_wants_room_is_named(path: Path) -> None:
+    copy = PoolCopyFile(path)
+    path.with_suffix(".pool.tmp").mkdir()
+    with pytest.raises(ResourceUnavailable, match="room on the file system of " + str(path.parent)):
+        copy.keep(pb.PoolCopy(pool_id=OLD))
