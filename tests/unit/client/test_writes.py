@@ -262,6 +262,17 @@ def test_a_growing_slot_table_is_waited_for(client: Client, master: FakeMaster) 
         client.put("c", b"x", deadline_s=0.1)
 
 
+def test_a_put_that_no_node_seals_in_time_says_so_and_why(
+    client: Client, master: FakeMaster
+) -> None:
+    for node in master.nodes.values():
+        node.seal_refusals = 10_000
+    with pytest.raises(DeadlineExceeded, match="did not seal it before the deadline: ") as caught:
+        client.put("k", b"v" * 100, deadline_s=0.3)
+    assert "put_abort" not in str(caught.value)
+    assert "cenote nodes" in caught.value.remedy
+
+
 def die_at_the_seal(master: FakeMaster, node_id: int) -> None:
     def die() -> None:
         master.hooks.clear()

@@ -14,7 +14,14 @@ from .budgets import PROBE_WAIT_S, ask_again, backoff_s
 from .state import Call
 from .steps import Ask, Pause, Plan, RefreshView, Reopen
 
-__all__ = ["ask_master", "hidden_after_report", "reopening", "report_stalled", "too_late"]
+__all__ = [
+    "ask_master",
+    "hidden_after_report",
+    "reopening",
+    "report_stalled",
+    "sealed_too_late",
+    "too_late",
+]
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
@@ -85,6 +92,15 @@ def too_late(method: str, last: CenoteError | None) -> CenoteError:
     late.remedy = last.remedy
     late.__cause__ = last
     return late
+
+
+def sealed_too_late(last: CenoteError | None) -> DeadlineExceeded:
+    """The error of a put that was decided, and that no node sealed in its time."""
+    why = f": {last.message}" if last is not None else ""
+    return DeadlineExceeded(
+        f"the put was decided, but its nodes did not seal it before the deadline{why}",
+        remedy="put again; `cenote nodes` shows which daemons are in trouble, and their logs why",
+    )
 
 
 def reopening(call: Call, start: Callable[[], Plan[T]]) -> Plan[T]:

@@ -42,7 +42,7 @@ from cenote.v1 import master_pb2 as pb
 
 from .aliases import AliasStore, Contents, aliases_of
 from .alike_puts import AlikeStore, Likeness, Places
-from .asking import ask_master, hidden_after_report
+from .asking import ask_master, hidden_after_report, sealed_too_late
 from .budgets import DECIDED_ATTEMPTS_MAX, PUT_ATTEMPTS_MAX, backoff_s
 from .granted import ONE_GRANTED, Granted, give_spares_back
 from .options import PutOptions
@@ -205,6 +205,8 @@ class _Writer:
                 yield RefreshView(max(0.001, self.call.remaining_s()))
                 self.call.look_again()
             if self.versions:
+                if self.call.remaining_s() <= 0:
+                    raise sealed_too_late(self.last)
                 yield from self._take_back()
             self.not_yet = self.crowded = self.lacking = self.again = False
             try:
