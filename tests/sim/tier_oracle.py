@@ -163,10 +163,13 @@ class TierOracle:
         """Whether the journal does not tell that it is on an SSD, but its slot does, the journal
         has it in the memory of that host, and no other slot contradicts."""
         oracle = self._oracle
+        untold = self._untold.get(version)
+        if not untold:
+            return False
         placed, value = oracle._placed[version], oracle.put_of[version].value
         hosts = {file.name.partition("[")[0] for file, _, _ in placed}
         numbers = {replica for _, _, replica in placed}
-        for file, slot, replica in self._untold.get(version, ()):
+        for file, slot, replica in untold:
             good = not file.is_lost and version not in file.damaged and replica not in numbers
             good = good and file.disk.host in hosts and is_sealed(file, slot, version)
             if good and file.is_believable(slot, version, value):
