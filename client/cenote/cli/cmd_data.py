@@ -181,9 +181,9 @@ def _not_found(key: str, namespace: str) -> int:
 
     from .output import note
 
-    why = shlex.join(["cenote", "explain", "-n", namespace, "--", key])
-    why = why.replace(" -- ", " ") if not key.startswith("-") else why
-    note(f"cenote: there is no {key} in namespace {namespace} (why: {why})")
+    # What begins with a dash would be an option.
+    words = ["cenote", "explain", "-n", namespace, *(["--"] if key.startswith("-") else []), key]
+    note(f"cenote: there is no {key} in namespace {namespace} (why: {shlex.join(words)})")
     return EXIT_NOT_FOUND
 
 

@@ -30,7 +30,7 @@ __all__ = ["ArcPolicy"]
 
 _MAIN: Final = np.uint64(MAIN)
 _ZERO: Final = np.uint64(0)
-_MUCH: Final = 1 << 40
+_LITTLE: Final = 2.0**-40
 
 
 @final
@@ -200,7 +200,7 @@ class ArcPolicy:
         t1, t2 = positions[~is_main], positions[is_main]
         # As `_split` has it for so many: T1 down to its target, then of both, so that it stays.
         excess = max(0.0, len(t1) - self._target_share * len(positions))
-        alone = min(float(count), excess / max(self._returning, 1 / _MUCH))
+        alone = min(float(count), excess / max(self._returning, _LITTLE))
         in_t1 = min(len(t1), round(alone + (1.0 - self._returning) * (count - alone)))
         in_t1 = max(in_t1, count - len(t2))
         in_t2 = count - in_t1

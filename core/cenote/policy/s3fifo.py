@@ -36,7 +36,7 @@ _FREQUENCY: Final = np.uint64(FREQUENCY)
 _FLAGS: Final = _MAIN | _FREQUENCY
 _ZERO: Final = np.uint64(0)
 _ONE: Final = np.uint64(1)
-_MUCH: Final = 1 << 40
+_LITTLE: Final = 2.0**-40
 
 
 @final
@@ -189,9 +189,9 @@ class S3FifoPolicy:
         going, moving = small[~again], small[again]
         # As `_plan` has it for so many: S down to its share, then of both, so that it stays.
         kept = len(going) / max(1, len(small))
-        falls = self._returning + (1.0 - kept) / max(kept, 1 / _MUCH)
+        falls = self._returning + (1.0 - kept) / max(kept, _LITTLE)
         excess = max(0.0, len(small) - _SMALL_SHARE * len(positions))
-        alone = min(float(count), excess / max(falls, 1 / _MUCH))
+        alone = min(float(count), excess / max(falls, _LITTLE))
         share = (1.0 - self._returning) * kept
         in_small = min(len(going), round(alone + share * (count - alone)))
         in_main = min(len(main), count - in_small)

@@ -35,7 +35,6 @@ __all__ = [
     "allocate_file",
     "available_bytes",
     "create_memfd",
-    "is_in_memory",
     "populate",
 ]
 
@@ -47,7 +46,6 @@ _POPULATE_STEP_BYTES: Final = 64 << 20  # between steps a thread can see that it
 
 _TMPFS_MAGIC: Final = 0x01021994
 _HUGETLBFS_MAGIC: Final = 0x958458F6
-_RAMFS_MAGIC: Final = 0x858458F6
 _KEEP_FREE_SHARE: Final = 64  # 1/64 of the memory is left to the rest of the machine
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -174,21 +172,6 @@ def available_bytes(fd: int) -> int:
     elif magic == _HUGETLBFS_MAGIC:
         bounds.append(_huge_page_room_bytes(stats.f_bsize))
     return max(0, min(bounds))
-
-
-def is_in_memory(directory: Path) -> bool:
-    """Whether files in `directory` are memory (tmpfs, hugetlbfs, ramfs) rather than on a disk.
-
-    Raises ResourceUnavailable where it can't be examined.
-    """
-    try:
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise ResourceUnavailable(f"can't open {directory}: {error.strerror}") from error
-    try:
-        return _file_system_magic(fd) in (_TMPFS_MAGIC, _HUGETLBFS_MAGIC, _RAMFS_MAGIC)
-    finally:
-        os.close(fd)
 
 
 def _file_system_magic(fd: int) -> int:

@@ -75,9 +75,10 @@ def begin_copy(
     copy_id = pool.copies.new_ids(1)
     low, high = digest
     version, owner = (record[3], record[2]), record[5]
-    one = Copy(copy_id, target.node, low, high, *version, target, span, is_promotion, owner)
-    if not is_promotion and twin is None:
-        one.source = source[0][0] << 32 | source[0][3]
+    is_demotion = not is_promotion and twin is None
+    left_by = source[0][0] << 32 | source[0][3] if is_demotion else NO_SOURCE
+    what = copy_id, target.node, low, high, *version
+    one = Copy(*what, target, span, is_promotion, owner, source=left_by)
     pool.copies.add(one)
     note_ordered(pool, source, one, twin)
     pool.state[row] |= np.uint8(COPYING)

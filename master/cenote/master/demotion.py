@@ -277,9 +277,8 @@ class _Turn:
         for i, ((low, high), version) in enumerate(zip(words, versions, strict=True)):
             epoch, seq, owner, source = version
             span = spans[i : i + 1]
-            one = Copy(ids + i, node, low, high, epoch, seq, segment, span, False, owner)
-            one.source = source
-            add(one)
+            where = ids + i, node, low, high, epoch, seq, segment, span, False
+            add(Copy(*where, owner, source=source))
         self._note(ordered, count, int(run.units.sum()))
 
     def order_odd(self, rows: Rows) -> int:

@@ -39,7 +39,7 @@ FLUSH_WAIT_S: Final = 0.01
 """What is flushed together: a flush waits until there is so much, for so long at most."""
 PAUSE_S_MIN: Final = 0.02
 TAKEN_MAX: Final = 32
-"""Copies that are begun before it is looked which ones have ended."""
+"""Copies that are taken from the queue with one lock."""
 _JOIN_S: Final = 1.0
 
 _log = get_logger(__name__)
@@ -100,6 +100,8 @@ class Demoter:
             if writer is not None and not some:
                 self._await_one(writer)
             for one in some:
+                if self._stopping.is_set():
+                    return
                 try:
                     self._begin(one, writer, disk)
                 except Exception:  # a bug here must cost this copy alone
@@ -107,18 +109,20 @@ class Demoter:
                     if one.status == CopyStatus.DONE:
                         one.status = CopyStatus.FAILED
                         self._hand_over([one])
-            if writer is not None:
-                self._hand_over(writer.take_ended())
+                if writer is not None:
+                    self._hand_over(writer.take_ended())
 
     def _await_one(self, writer: PayloadWriter) -> None:
         try:
             writer.send()
             writer.await_first()
-        except Exception:  # as below
+        except Exception:  # a bug there must cost these copies alone
             _log.exception("copies failed")
+        self._hand_over(writer.take_ended())
 
     def _begin(self, one: Copy, writer: PayloadWriter | None, disk: DiskIo | None) -> None:
-        if writer is None or disk is None:
+        # Of an earlier leader, where that is known by now; `_place` makes sure, under its lock.
+        if writer is None or disk is None or one.epoch < self._outcomes.epoch:
             one.status = CopyStatus.FAILED
         elif isinstance(self._segments.by_id(one.segment_id), SsdSegment):
             find(self._segments, one, disk.device.memory_align)

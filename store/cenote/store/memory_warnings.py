@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from cenote.runtime.log import get_logger
-from cenote.runtime.memory import is_in_memory
+from cenote.runtime.storage import is_memory
 from cenote.runtime.units import format_size
 
 from .node_files import NodeFiles, stale_nodes
@@ -27,7 +27,7 @@ _log = get_logger(__name__)
 
 def warn_of_disk(directory: Path) -> None:
     """Where memory is to be taken from one."""
-    if not is_in_memory(directory):
+    if not is_memory(directory):
         _log.warning(
             "--dram-dir is on a disk, which every put will wait for: give a tmpfs or hugetlbfs",
             directory=directory,

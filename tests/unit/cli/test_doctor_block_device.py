@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,30 +11,9 @@ import pytest
 from cenote.cli.doctor.findings import Finding, Verdict
 from cenote.cli.doctor.ssd import ssd_checks
 from cenote.store.device import open_device
+from loop_device import MIB, device, run
 
-MIB = 1 << 20
-TOOLS = ("losetup", "mkfs.ext4", "mount", "umount")
-
-
-def run(*words: object) -> str:
-    return subprocess.run(
-        list(map(str, words)), check=True, capture_output=True, text=True, timeout=30
-    ).stdout.strip()
-
-
-@pytest.fixture
-def device(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0 or not all(map(shutil.which, TOOLS)):
-        pytest.skip(f"needs root and {', '.join(TOOLS)}")
-    image = tmp_path / "image"
-    with image.open("wb") as file:
-        file.truncate(64 * MIB)
-    try:
-        path = run("losetup", "-f", "--show", image)
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"no loop device can be made: {error.stderr}")
-    yield Path(path)
-    run("losetup", "-d", path)
+__all__ = ["device"]
 
 
 def look(path: Path, wanted_bytes: int = 0) -> dict[str, Finding]:

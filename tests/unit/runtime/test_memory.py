@@ -17,7 +17,6 @@ from cenote.runtime.memory import (
     allocate_file,
     available_bytes,
     create_memfd,
-    is_in_memory,
     populate,
 )
 
@@ -184,13 +183,6 @@ def test_the_limit_of_a_control_group_bounds_what_can_be_had(
         assert available_bytes(fd) == 12345
     finally:
         os.close(fd)
-
-
-def test_a_directory_in_memory_is_known(tmp_path: Path) -> None:
-    assert is_in_memory(Path("/dev/shm"))
-    assert not is_in_memory(Path("/proc"))
-    with pytest.raises(ResourceUnavailable, match="nowhere: No such file"):
-        is_in_memory(tmp_path / "nowhere")
 
 
 def test_a_bad_descriptor_is_an_error() -> None:

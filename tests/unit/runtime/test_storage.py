@@ -94,3 +94,4 @@ def test_this_host(tmp_path: Path) -> None:
         mount = mount_of(Path("/dev/shm"))
         assert mount is not None
         assert is_memory(Path("/dev/shm/none")) == (mount.kind == "tmpfs")
+    assert not is_memory(Path("/proc"))

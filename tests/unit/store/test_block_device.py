@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cenote.api.errors import InvalidArgument, ResourceUnavailable
 from cenote.store.device import open_device
+from loop_device import MIB, device, run
 
-MIB = 1 << 20
-TOOLS = ("losetup", "mkfs.ext4", "mount", "umount")
-
-
-def run(*words: object) -> str:
-    return subprocess.run(
-        list(map(str, words)), check=True, capture_output=True, text=True, timeout=30
-    ).stdout.strip()
-
-
-@pytest.fixture
-def device(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0 or not all(map(shutil.which, TOOLS)):
-        pytest.skip(f"needs root and {', '.join(TOOLS)}")
-    image = tmp_path / "image"
-    with image.open("wb") as file:
-        file.truncate(64 * MIB)
-    try:
-        path = run("losetup", "-f", "--show", image)
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"no loop device can be made: {error.stderr}")
-    yield Path(path)
-    run("losetup", "-d", path)
+__all__ = ["device"]
 
 
 def test_a_file_system_is_not_written_over(device: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from cenote.api.errors import InvalidArgument, ResourceUnavailable
 from cenote.api.rows import CopyStatus
+from cenote.store.copier import Copier
 from cenote.store.device import BLOCK_BYTES, open_device
 from cenote.store.ssd import DISK_ADDRESS, FAILURES_MAX, SsdFile, plan_ssd
 from faulty_device import FaultyDevice, io_error, no_fault
@@ -124,6 +125,35 @@ def test_a_write_of_an_earlier_leader_does_not_land_over_a_later_copy(tmp_path: 
         go_on.set()
         assert node.results(1) == {last: CopyStatus.DONE}
         assert read(node, [(size, size)], shm=False) == [payload_of(2, size)]
+
+
+def test_what_an_earlier_leader_ordered_and_was_not_begun_is_not_written(tmp_path: Path) -> None:
+    """Copies are taken from the queue many at a time: these are not in it any more."""
+    with SsdNode(tmp_path, start=False) as node:
+        for slot in range(4):
+            node.put(slot, payload_of(slot, MIB), [(slot * MIB, MIB)])
+        begin = node.ssd.plan.data_at
+        written: set[int] = set()
+
+        def on_write(offset: int, length: int) -> None:
+            if offset >= begin:
+                written.update(range((offset - begin) // MIB, (offset + length - begin) // MIB))
+
+        def others_lead(seconds: float) -> bool:
+            assert seconds > 0
+            node.copier.fence(4)
+            return False
+
+        node.copier.stop()
+        node.copier = Copier(node.segments, write_limit=1, wait=others_lead)
+        node.device.on_write = on_write
+        for slot in range(4):
+            node.copy([slot], slot, slot * MIB, MIB)
+        node.copier.start()  # the first has no need to wait, and the second is begun by then
+        last = node.copy([0], 5, 5 * MIB, MIB, epoch=4)
+        assert node.results(1) == {last: CopyStatus.DONE}
+        assert written == {0, 1, 5}
+        assert node.table_slots == [5]
 
 
 def test_what_can_not_be_read_comes_as_zeros_and_others_as_they_are(tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ def test_memory_on_a_disk_is_warned_of_once(
     caplog: pytest.LogCaptureFixture,
     in_memory: bool,
 ) -> None:
-    monkeypatch.setattr("cenote.store.memory_warnings.is_in_memory", lambda _: in_memory)
+    monkeypatch.setattr("cenote.store.memory_warnings.is_memory", lambda _: in_memory)
 
     async def test() -> None:
         with caplog.at_level(logging.WARNING):

@@ -15,7 +15,8 @@ from typing import Final
 from cenote.api.errors import CenoteError
 from cenote.runtime.memlock import REMEDY as MEMLOCK_REMEDY
 from cenote.runtime.memlock import MemlockFacts, read_memlock
-from cenote.runtime.memory import available_bytes, is_in_memory
+from cenote.runtime.memory import available_bytes
+from cenote.runtime.storage import is_memory
 from cenote.runtime.units import format_size
 from cenote.store.claims import membarrier
 
@@ -115,7 +116,7 @@ def _read_dram(directory: Path) -> DramFacts:
         return DramFacts(
             str(directory),
             exists=True,
-            in_memory=is_in_memory(directory),
+            in_memory=is_memory(directory),
             writable=os.access(directory, os.W_OK | os.X_OK),
             total_bytes=stats.f_blocks * stats.f_frsize,
             free_bytes=stats.f_bavail * stats.f_frsize,
