@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from cenote.api.errors import ConfigError, ResourceUnavailable
+from cenote.api.errors import ConfigError, InvalidArgument, ResourceUnavailable
 from cenote.kv.directory import EtcdDirectory, etcd_url_in
 from cenote.kv.etcd_options import parse_etcd_url
 from cenote.rpc.address import (
@@ -18,6 +18,7 @@ from cenote.rpc.address import (
     host_and_port,
     is_loopback,
     joined,
+    parse_address,
     refuse_open_ports,
 )
 from cenote.runtime.config import option
@@ -240,6 +241,11 @@ class StoreConfig(ServerTlsOptions):
     def __post_init__(self) -> None:
         if not self.master:
             raise ConfigError("--master names no address", remedy="write host:port")
+        for address in () if etcd_url_in(self.master) else self.master:
+            try:
+                parse_address(address)
+            except InvalidArgument as error:
+                raise ConfigError(f"--master: {error.message}", remedy=error.remedy) from error
         if not NODE_NAME.fullmatch(self.name):
             raise ConfigError(
                 f"--name {self.name!r} can't stand in a file name",

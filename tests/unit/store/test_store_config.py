@@ -56,6 +56,8 @@ def test_the_default_name_is_the_hosts_and_it_listens_on_loopback() -> None:
         ({"dram": "4G"}, r"--dram: '4G' is no size"),
         ({"name": "a/b"}, r"--name 'a/b' can't stand in a file name"),
         ({"master": ""}, "--master names no address"),
+        ({"master": "x"}, r"--master: address 'x' has no host or no port"),
+        ({"master": "a:1,::1:2"}, r"--master: address '::1:2' is ambiguous"),
         ({"listen": "nowhere"}, "--listen 'nowhere' is no address"),
         ({"listen": "::1:5"}, "--listen '::1:5' is no address"),
         ({"listen": "h:70000"}, "--listen 'h:70000' is no address"),
