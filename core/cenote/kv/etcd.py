@@ -64,6 +64,9 @@ _OPTIONS: Final = (
 _FRAGMENT: Final = b"\x40\x01"
 """`fragment=True` of a watch, which the stubs do not know: else a watch that catches up is answered
 with 1000 revisions at once, which may be 250 MB."""
+_OLD_USERS: Final = ("revision of auth store is old", "auth: revision in header is old")
+"""What etcd says to a login that is of before its users changed: 3.4, and 3.5 when it applies a
+write."""
 _TRY_ELSEWHERE: Final = frozenset(
     (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 )
@@ -404,8 +407,10 @@ class EtcdKv:
 
 def _is_login_over(error: grpc.RpcError) -> bool:
     """Tokens end after some minutes, and signed ones with each change of etcd's users."""
-    old = "revision of auth store is old"
-    return error.code() == grpc.StatusCode.UNAUTHENTICATED or old in (error.details() or "")
+    details = error.details() or ""
+    return error.code() == grpc.StatusCode.UNAUTHENTICATED or any(
+        text in details for text in _OLD_USERS
+    )
 
 
 def _row(kv: Any) -> KvRow:
