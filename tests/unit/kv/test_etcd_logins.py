@@ -8,7 +8,7 @@ import pytest
 from cenote.kv.etcd import _is_login_over
 
 
-class _Answer(grpc.RpcError):
+class _Answer(grpc.RpcError):  # type: ignore[misc]
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         self._code, self._details = code, details
 
